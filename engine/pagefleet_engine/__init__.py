@@ -1,0 +1,1 @@
+"""The paged-attention engine: scheduler, KV cache, models, OpenAI server, offline LLM."""

@@ -1,0 +1,1 @@
+"""Turns InferenceServices into running workloads, here and on Kubernetes."""

@@ -1,0 +1,1 @@
+"""The HTTP front door: picks an engine for each request and streams its answer."""
