@@ -1,0 +1,133 @@
+"""Frozen configuration of one engine, grouped by concern. Field docstrings become the help of `pagefleet serve`.
+
+Nothing here is written after construction: what depends on the model or the device is worked out once, by the worker
+and the engine core, into values of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pagefleet_engine.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+Policy = Literal["fcfs", "priority"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What to load, and how."""
+
+    model: str
+    """A folder in Hugging Face layout, or builtin://tiny."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer; default: the model's."""
+    served_model_name: str | None = None
+    """Name that clients use; default: the folder's name."""
+    dtype: DType = "auto"
+    """auto: the checkpoint's type, in bfloat16 where the device computes in it natively, else float32."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, in tokens; default: what the model was made for."""
+    load_format: LoadFormat = "auto"
+    """dummy: random weights, for measuring without a checkpoint."""
+    seed: int = 0
+    """Of dummy weights, and of sampling without a seed of its own."""
+    device: Device = "auto"
+    """auto: CUDA where there is a GPU, else the CPU."""
+    num_threads: int | None = None
+    """CPU threads of the model; default: one per core that this process may use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    """Tokens per block."""
+    num_kv_blocks: int | None = None
+    """Fixes the pool's size in blocks; default: from memory."""
+    kv_cache_memory: int | None = None
+    """Bytes for the KV cache (also 512M, 4G); default: from what is free."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the device's memory that weights, activations and KV cache may take together."""
+    enable_prefix_caching: bool = True
+    """Reuse the blocks of equal prompt prefixes."""
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        _at_least("num_kv_blocks", self.num_kv_blocks, 1)
+        _at_least("kv_cache_memory", self.kv_cache_memory, 1)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization is {self.gpu_memory_utilization}: give a share over 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How requests share the steps."""
+
+    max_num_seqs: int = 256
+    """Requests that run at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens computed per step, over all requests."""
+    long_prefill_token_threshold: int | None = None
+    """Most tokens of one prompt in one step while others wait or run; default: a quarter of max_num_batched_tokens,
+    at least 512 (and never over max_num_batched_tokens)."""
+    policy: Policy = "fcfs"
+    """priority: smaller `priority` first, then arrival."""
+    max_num_queued_reqs: int = 4096
+    """Waiting requests beyond which new ones are refused with 429."""
+    max_num_queued_tokens: int | None = None
+    """Waiting prompt tokens beyond which new requests are refused with 429."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
+        _at_least("max_num_queued_tokens", self.max_num_queued_tokens, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is under max_num_seqs ({self.max_num_seqs}): "
+                "each running request needs a token per step; raise the first or lower the second"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything one engine needs."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    api_key_file: str | None = None
+    """File of API keys, one a line; default: no key is asked for."""
+    drain_timeout: float = 30.0
+    """Seconds that running requests get after SIGTERM."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Largest request body."""
+    access_log: bool = False
+    """Log one line per request (never its text)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}: give 0 to 65535")
+        if self.drain_timeout < 0:
+            raise ConfigError(f"drain_timeout is {self.drain_timeout}: give seconds, at least 0")
+        _at_least("max_body_bytes", self.max_body_bytes, 1024)
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{name} is {value}: give at least {low}")

@@ -1,0 +1,1 @@
+"""Requests, blocks and the scheduler. Knows no torch, so its tests take milliseconds."""

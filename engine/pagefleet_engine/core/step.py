@@ -1,0 +1,76 @@
+"""What the scheduler tells the worker in one step, and what comes back: the only types both know.
+
+The plan is a difference: a request's tokens and parameters travel once, when it enters; later steps name it by id. The
+worker appends the tokens it samples to its own copy, so they need not come back to it.
+
+    known tokens      |<------------- num_tokens ------------->|
+    K/V in pages      |<- num_computed_tokens ->|
+    this step         |                         |<-- new -->|        samples only when new reaches num_tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagefleet_engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A request that the worker does not hold: first time, or again after a preemption."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    """Prompt and, after a preemption, the tokens sampled so far."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """One request's share of the step. `num_computed_tokens` tokens have their K/V in pages already."""
+
+    request_id: str
+    num_computed_tokens: int
+    num_new_tokens: int
+    new_block_ids: Sequence[int]
+    """Appended to the row's block table before the step; for a new row, its whole table (cached blocks first)."""
+    samples: bool
+    """True when the step computes the last known token, so that its logits give the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass. `removed` is applied first, then `new`, then `rows`, in batch order."""
+
+    step_id: int
+    removed: Sequence[str]
+    new: Sequence[NewRow]
+    rows: Sequence[ScheduledRow]
+    num_tokens: int
+    """Sum of num_new_tokens over rows; at least 1 for a plan that is executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the most likely, in falling order."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    rank: int
+    """Rank of the chosen token, 1 being the most likely."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Outcome of one plan."""
+
+    sampled: Sequence[Sequence[int]]
+    """Per row of the plan: the tokens sampled, empty where the row does not sample."""
+    logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    """Request id -> one entry per sampled token, for those who ask."""
+    prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    """Request id -> entries of the prompt positions computed in this step (position 0 has none), in order."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Request id -> why this request cannot go on (e.g. logits that are not numbers)."""

@@ -1,0 +1,111 @@
+"""What crosses the socket between the API process and the engine core: msgspec structs, msgpack, `ipc://`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pagefleet_engine.sampling_params import SamplingParams
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
+    """Admit a request. Limits are checked again by the core, which trusts no sender."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    priority: int = 0
+    """Smaller runs earlier, under the priority policy."""
+    cache_salt: str | None = None
+    adapter: str | None = None
+
+
+class AbortRequests(msgspec.Struct, tag="abort", frozen=True, array_like=True):
+    """End these requests; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Ping(msgspec.Struct, tag="ping", frozen=True, array_like=True):
+    """Ask for a Pong from inside the step loop."""
+
+    token: int
+
+
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True, array_like=True):
+    """Forget every cached block that no request holds."""
+
+
+ToCore = AddRequest | AbortRequests | Ping | ResetPrefixCache
+
+
+class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the chosen token first, then the most likely."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one step gave one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+    """`stop`, `length`, `abort` or `error`; None while it goes on."""
+    stop_token_id: int | None = None
+    """The stop token (not the end-of-text token) that ended it."""
+    error: str | None = None
+    """With finish_reason `error`: what to tell the client."""
+    error_kind: str | None = None
+    """`invalid` (400), `queue_full` (429) or `failed` (500)."""
+    logprobs: list[WireLogprobs] | None = None
+    prompt_logprobs: list[WireLogprobs] | None = None
+    num_cached_tokens: int | None = None
+    """With the first output: prompt tokens that came from the prefix cache."""
+
+
+class CoreStats(msgspec.Struct, frozen=True, array_like=True):
+    """The core's gauges and running totals, sent with each batch of outputs."""
+
+    requests_running: int
+    requests_waiting: int
+    kv_usage: float
+    """Share of blocks held by requests, 0 to 1."""
+    prefix_cache_queries_tokens: int
+    prefix_cache_hits_tokens: int
+    preemptions: int
+    steps: int
+
+
+class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):
+    """Everything one step (or an idle core's answer) has to say."""
+
+    outputs: list[RequestOutput]
+    stats: CoreStats
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True, array_like=True):
+    """Answer to Ping."""
+
+    token: int
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True, array_like=True):
+    """The core has loaded the model and takes requests."""
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+
+
+class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=True):
+    """The core could not start; `message` is one line for the user."""
+
+    message: str
+
+
+FromCore = StepOutputs | Pong | Ready | StartFailed

@@ -1,0 +1,63 @@
+"""Every error the engine raises for somebody else's mistake or misfortune.
+
+EngineError
+├── ConfigError            a setting is wrong: one line that says what to do; the process does not start
+│   └── ModelLoadError     the model folder is missing, damaged, unknown or too large
+├── InvalidRequest         a request's field is wrong: HTTP 400, with the field's name
+│   └── ContextTooLong     prompt (or prompt plus max_tokens) over the context: HTTP 400
+├── QueueFull              admission limit reached: HTTP 429
+├── RequestFailed          the engine accepted the request but could not finish it: HTTP 500
+└── EngineDead             the engine core is gone: HTTP 503, the server exits
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(EngineError):
+    """A setting cannot work; the message is one line with the remedy."""
+
+
+class ModelLoadError(ConfigError):
+    """The model cannot be loaded; the message names the file and the remedy."""
+
+
+class InvalidRequest(EngineError):
+    """A request's field is not acceptable.
+
+    Attributes:
+        param: the field's name, e.g. `temperature` or `messages[2].content`; None when the body as a whole is wrong.
+        code: a short machine-readable reason, e.g. `integer_below_min_value`.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or the prompt and the tokens asked for, does not fit the model's context."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message, param, "context_length_exceeded")
+
+
+class QueueFull(EngineError):
+    """The waiting queue is at its limit; try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailed(EngineError):
+    """An accepted request ended in an error that is not the client's."""
+
+
+class EngineDead(EngineError):
+    """The engine core does not run any more."""

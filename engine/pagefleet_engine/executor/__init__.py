@@ -1,0 +1,1 @@
+"""Runs a step plan on one or more workers."""

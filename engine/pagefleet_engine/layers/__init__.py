@@ -1,0 +1,1 @@
+"""Linear, norm, rotary and embedding layers shared by all models."""

@@ -1,0 +1,1 @@
+"""Fills a model from safetensors, tensor by tensor."""

@@ -1,0 +1,1 @@
+"""One short file per architecture, over shared blocks."""

@@ -1,0 +1,1 @@
+"""One device: persistent input buffers, the model's step, sampling."""

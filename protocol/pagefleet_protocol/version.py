@@ -1,0 +1,3 @@
+"""The version of the five distributions; they are released together."""
+
+VERSION = "0.1.0"
