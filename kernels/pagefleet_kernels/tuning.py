@@ -1,0 +1,127 @@
+"""Launch parameters of the kernels, one table per GPU architecture.
+
+Tiles are chosen by the bytes of one head (padded to a power of two), because shared memory is what limits them.
+Rows that no benchmark has filled yet say `measured=False`: they are sized to fit, not tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_kernels._triton import next_power_of_2
+from pagefleet_kernels.errors import UnsupportedShapeError
+
+MAX_HEAD_DIM = 256
+MIN_DOT_SIDE = 16  # tensor cores multiply tiles of at least 16 by 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """One launch shape of an attention kernel, for heads of up to `max_head_bytes` bytes."""
+
+    max_head_bytes: int
+    block_m: int  # rows: query tokens times the query heads that share a key head
+    block_n: int  # keys per step of the loop
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTable:
+    """Launch parameters on one architecture."""
+
+    architecture: str
+    measured: bool
+    prefill: tuple[AttentionTile, ...]
+    decode: tuple[AttentionTile, ...]
+    decode_programs: int  # split the context until a decode step has about this many programs
+    max_splits: int
+    tile_elements: int  # elements that a program of an elementwise kernel holds at once
+
+
+_TABLES = (
+    LaunchTable(
+        architecture="sm_90",
+        measured=False,
+        prefill=(
+            AttentionTile(256, block_m=128, block_n=64, num_warps=8, num_stages=2),
+            AttentionTile(512, block_m=64, block_n=64, num_warps=8, num_stages=2),
+            AttentionTile(1024, block_m=32, block_n=32, num_warps=4, num_stages=1),
+        ),
+        decode=(
+            AttentionTile(256, block_m=16, block_n=64, num_warps=4, num_stages=3),
+            AttentionTile(512, block_m=16, block_n=32, num_warps=4, num_stages=3),
+            AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=2),
+        ),
+        decode_programs=264,  # two for each of the 132 multiprocessors
+        max_splits=32,
+        tile_elements=2048,
+    ),
+    LaunchTable(
+        architecture="interpreter",  # tiles that several steps of the loop are needed for, at the sizes of tests
+        measured=False,
+        prefill=(AttentionTile(1024, block_m=16, block_n=32, num_warps=4, num_stages=1),),
+        decode=(AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=1),),
+        decode_programs=8,
+        max_splits=4,
+        tile_elements=512,
+    ),
+)
+
+_DEFAULT = LaunchTable(
+    architecture="default",  # fits the 99 KiB of shared memory of the smallest GPUs since Ampere
+    measured=False,
+    prefill=(
+        AttentionTile(256, block_m=64, block_n=32, num_warps=4, num_stages=2),
+        AttentionTile(512, block_m=32, block_n=32, num_warps=4, num_stages=2),
+        AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=1),
+    ),
+    decode=(
+        AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=3),
+        AttentionTile(512, block_m=16, block_n=32, num_warps=4, num_stages=2),
+        AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=1),
+    ),
+    decode_programs=216,
+    max_splits=32,
+    tile_elements=1024,
+)
+
+
+def launch_table(architecture: str) -> LaunchTable:
+    """The table of `architecture` ("sm_90"), or the default one, which fits everywhere."""
+    return next((table for table in _TABLES if table.architecture == architecture), _DEFAULT)
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Side of the tile that holds one head. Raises UnsupportedShapeError above 256."""
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise UnsupportedShapeError(f"attention heads of {head_dim} are not supported: 1 to {MAX_HEAD_DIM} are")
+    return max(MIN_DOT_SIDE, next_power_of_2(head_dim))
+
+
+def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch.dtype) -> AttentionTile:
+    """First tile of `tiles` that heads of `head_dim` elements fit."""
+    head_bytes = padded_head_dim(head_dim) * dtype.itemsize
+    for tile in tiles:
+        if head_bytes <= tile.max_head_bytes:
+            return tile
+    raise UnsupportedShapeError(
+        f"heads of {head_dim} x {dtype} are not supported: use float32, float16 or bfloat16 with heads of at most "
+        f"{MAX_HEAD_DIM}"
+    )
+
+
+def decode_splits(table: LaunchTable, programs: int, max_seq_len: int, block_n: int) -> int:
+    """Parts into which each context is cut, a power of two, known without asking the device for a length.
+
+    `programs` is the launch size without splitting (sequences times key heads); `max_seq_len` is what the block
+    tables could hold. More parts than tiles would only be empty ones.
+    """
+    splits = 1
+    while (
+        splits < table.max_splits and programs * splits * 2 <= table.decode_programs and splits * block_n < max_seq_len
+    ):
+        splits *= 2
+    return splits
