@@ -25,6 +25,8 @@ class NewRow:
     """Prompt and, after a preemption, the tokens sampled so far."""
     num_prompt_tokens: int
     sampling: SamplingParams
+    eos_token_ids: Sequence[int]
+    """Token ids that end the model's answer; masked until `min_tokens` are out."""
 
 
 @dataclass(frozen=True, slots=True)
