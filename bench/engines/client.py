@@ -1,0 +1,75 @@
+"""Starts a driver in an engine's own Python and speaks to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DRIVER = Path(__file__).with_name("driver.py")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How to start one engine."""
+
+    name: str
+    adapter: str
+    python: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class EngineFailedError(RuntimeError):
+    """The driver ended; the message holds the end of its log."""
+
+
+class EngineProcess:
+    """One running driver."""
+
+    def __init__(self, spec: EngineSpec, model: Path, log: Path) -> None:
+        self.spec = spec
+        self._log = log
+        command = [spec.python, str(DRIVER), spec.adapter, str(model), "--options", json.dumps(dict(spec.options))]
+        started = time.perf_counter()
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True,
+                env={**os.environ, **spec.env},
+            )
+        self.load_seconds = float(self._read()["load_seconds"])
+        """Import and construction of the engine."""
+        self.start_seconds = time.perf_counter() - started
+        """The same with the start of its Python."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], output_lens: Sequence[int]) -> tuple[float, list[list[int]]]:
+        """Return wall seconds and the output tokens."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "output_lens": output_lens}) + "\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        return float(answer["seconds"]), answer["outputs"]
+
+    def close(self) -> None:
+        """End the driver."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            tail = self._log.read_text(errors="replace")[-2000:]
+            raise EngineFailedError(f"{self.spec.name} ended:\n{tail}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -1,0 +1,126 @@
+"""Runs one engine for the benchmarks: reads commands as JSON lines on stdin, answers each with a line of figures.
+
+Every engine runs in a process, and if need be an environment, of its own; the caller interleaves them. Imports of the
+engine happen inside its adapter, and count as its start-up time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Tokens = list[int]
+
+
+class Engine(Protocol):
+    """What a benchmark asks of an engine: greedy, exactly as many tokens as asked for."""
+
+    def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        """Return the output tokens of each prompt."""
+        ...
+
+
+class Pagefleet:
+    """pagefleet, offline."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        from pagefleet_engine import LLM, SamplingParams
+
+        self._params = SamplingParams
+        self._llm = LLM(model=model, **options)
+
+    def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        params = [
+            self._params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens
+        ]
+        results = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [list(result.outputs[0].token_ids) for result in results]
+
+
+class Vllm:
+    """vLLM, offline; its CPU backend wants both cores bound and its own allocators preloaded."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+
+        self._params = SamplingParams
+        self._llm = LLM(model=model, skip_tokenizer_init=True, disable_log_stats=True, **options)
+
+    def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        params = [
+            self._params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens
+        ]
+        results = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [list(result.outputs[0].token_ids) for result in results]
+
+
+class Transformers:
+    """transformers' generate in static batches with left padding; `batch_size` 1 is one by one."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        self._batch_size = int(options.get("batch_size", 1))
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+
+    def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        outputs: list[Tokens] = []
+        for start in range(0, len(prompts), self._batch_size):
+            stop = start + self._batch_size
+            outputs += self._static_batch(prompts[start:stop], output_lens[start:stop])
+        return outputs
+
+    def _static_batch(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        import torch
+
+        width, longest = max(map(len, prompts)), max(output_lens)
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        out = self._model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=longest, min_new_tokens=longest, do_sample=False,
+            pad_token_id=0,
+        )
+        return [row[width : width + n].tolist() for row, n in zip(out, output_lens, strict=True)]
+
+
+ADAPTERS = {"pagefleet": Pagefleet, "vllm": Vllm, "transformers": Transformers}
+
+
+def timed(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
+    """Run one command `{"prompts", "output_lens"}`; report seconds and the tokens."""
+    started = time.perf_counter()
+    outputs = engine.generate(command["prompts"], command["output_lens"])
+    seconds = time.perf_counter() - started
+    lens = [len(tokens) for tokens in outputs]
+    if lens != list(command["output_lens"]):
+        raise RuntimeError(f"asked for {command['output_lens']} tokens, got {lens}")
+    return {"seconds": seconds, "outputs": outputs}
+
+
+def main() -> None:
+    """Serve commands until stdin closes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=sorted(ADAPTERS))
+    parser.add_argument("model")
+    parser.add_argument("--options", type=json.loads, default={})
+    arguments = parser.parse_args()
+    # The engine's own prints must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    started = time.perf_counter()
+    engine = ADAPTERS[arguments.engine](arguments.model, arguments.options)
+    answers.write(json.dumps({"load_seconds": time.perf_counter() - started}) + "\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(timed(engine, json.loads(line))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""pagefleet against vLLM and transformers on one machine: throughput, one stream, time to first token, start-up.
+
+Each engine runs in its own process; rounds interleave them (A B C, B C A, ...), and ratios are taken within a round, because
+the machine drifts more between rounds than inside one.
+
+    python bench/throughput.py --vllm-python PEER/bin/python --json bench/results/throughput.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from engines.client import EngineProcess, EngineSpec
+from models import LLAMA_125M, llama_checkpoint
+from report import write_report
+
+VOCAB = 32000
+Figures = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """A list of prompts and how many tokens each gets."""
+
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+
+def random_prompt(rng: random.Random, length: int) -> list[int]:
+    """Token ids without special ones."""
+    return [rng.randrange(10, VOCAB) for _ in range(length)]
+
+
+def batch_load(rng: random.Random, count: int) -> Load:
+    """Prompts of 32 to 256 and outputs of 16 to 128 tokens, uniform; new prompts each time, so nothing is cached."""
+    prompts = [random_prompt(rng, rng.randint(32, 256)) for _ in range(count)]
+    return Load(prompts, [rng.randint(16, 128) for _ in range(count)])
+
+
+def measure(engine: EngineProcess, rng: random.Random, num_requests: int) -> dict[str, float]:
+    """One round of one engine, in tokens per second and milliseconds."""
+    load = batch_load(rng, num_requests)
+    seconds, _ = engine.generate(load.prompts, load.output_lens)
+    figures = {f"{num_requests} requests, tokens/s": sum(load.output_lens) / seconds}
+    if engine.spec.adapter == "transformers":
+        return figures
+    return figures | _one_stream(engine, rng) | _first_token(engine, rng)
+
+
+def _one_stream(engine: EngineProcess, rng: random.Random) -> dict[str, float]:
+    first, _ = engine.generate([random_prompt(rng, 128)], [1])
+    whole, _ = engine.generate([random_prompt(rng, 128)], [129])
+    return {"one stream, decode tokens/s": 128 / (whole - first)}
+
+
+def _first_token(engine: EngineProcess, rng: random.Random) -> dict[str, float]:
+    shared = random_prompt(rng, 1024)
+    cold, _ = engine.generate([shared + random_prompt(rng, 64)], [1])
+    cached, _ = engine.generate([shared + random_prompt(rng, 64)], [1])
+    return {"first token of 1,088, ms": 1000 * cold, "first token, 1,024 cached, ms": 1000 * cached}
+
+
+def specs(arguments: argparse.Namespace) -> list[EngineSpec]:
+    """pagefleet first, then the peers that were named."""
+    found = [EngineSpec("pagefleet", "pagefleet", sys.executable, {"dtype": "bfloat16"})]
+    if arguments.vllm_python:
+        preload = ":".join(arguments.vllm_preload)
+        env = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "4"} | ({"LD_PRELOAD": preload} if preload else {})
+        options = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
+        found.append(EngineSpec("vllm", "vllm", arguments.vllm_python, options, env))
+    if arguments.transformers_python:
+        for size in (1, 16):
+            found.append(
+                EngineSpec(f"transformers, batch {size}", "transformers", arguments.transformers_python, {"batch_size": size})
+            )
+    return found
+
+
+def run(engines: Sequence[EngineProcess], rounds: int) -> dict[str, Figures]:
+    """Warm each engine up, then measure in turns."""
+    figures: dict[str, Figures] = {engine.spec.name: {} for engine in engines}
+    for number in range(-1, rounds):
+        shift = number % len(engines)
+        for engine in [*engines[shift:], *engines[:shift]]:
+            requests = 8 if engine.spec.options.get("batch_size") == 1 else 32
+            one = measure(engine, random.Random(f"{number}"), requests)
+            if number < 0:
+                continue  # the warm-up compiles and fills allocators
+            for name, value in one.items():
+                figures[engine.spec.name].setdefault(name, []).append(value)
+            print(f"round {number + 1} {engine.spec.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in one.items()), flush=True)
+    return figures
+
+
+def ratios(figures: dict[str, Figures]) -> dict[str, dict[str, float]]:
+    """Median over rounds of pagefleet against each peer, over 1 where pagefleet is better."""
+    ours, found = figures["pagefleet"], {}
+    for peer, theirs in figures.items():
+        if peer == "pagefleet":
+            continue
+        found[peer] = {
+            name: statistics.median(
+                (b / a if name.endswith("ms") else a / b) for a, b in zip(ours[name], values, strict=True)
+            )
+            for name, values in theirs.items()
+            if name in ours
+        }
+        if "8 requests, tokens/s" in theirs:
+            one_by_one = statistics.median(theirs["8 requests, tokens/s"])
+            found[peer]["32 requests against one by one"] = statistics.median(ours["32 requests, tokens/s"]) / one_by_one
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", help="Python of an environment with vllm-cpu")
+    parser.add_argument("--vllm-preload", nargs="*", default=[], help="libraries that vLLM advises to preload")
+    parser.add_argument("--transformers-python", help="Python of an environment with transformers")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "pagefleet-bench-llama-125m")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    model = llama_checkpoint(arguments.model, LLAMA_125M)
+    engines = [
+        EngineProcess(spec, model, Path(tempfile.gettempdir()) / f"bench-{spec.adapter}.log") for spec in specs(arguments)
+    ]
+    try:
+        figures = run(engines, arguments.rounds)
+    finally:
+        for engine in engines:
+            engine.close()
+    load = {engine.spec.name: {"load, s": engine.load_seconds, "start, s": engine.start_seconds} for engine in engines}
+    found = ratios(figures)
+    print("\nmedian over rounds")
+    for name, rows in figures.items():
+        print(f"  {name}: " + ", ".join(f"{k} {statistics.median(v):.1f}" for k, v in (rows | {k: [v] for k, v in load[name].items()}).items()))
+    for peer, rows in found.items():
+        if "load, s" in load[peer]:
+            rows["load"] = load[peer]["load, s"] / load["pagefleet"]["load, s"]
+        print(f"pagefleet / {peer}: " + ", ".join(f"{k} {v:.2f}x" for k, v in rows.items()))
+    if arguments.json:
+        write_report(arguments.json, "throughput", {"rounds": figures, "load": load, "pagefleet over peer": found})
+
+
+if __name__ == "__main__":
+    main()
