@@ -1,0 +1,162 @@
+"""Bodies of `/v1/completions`: the request as read and checked, and the whole answer.
+
+Source: OpenAI API reference, "Completions". A prompt is text or token ids, one or several; `suffix` is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from pagefleet_protocol.openai_common import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+    TEXT_FORMAT_ONLY,
+    SamplingFields,
+    StreamOptions,
+    Usage,
+    check_prompt_logprobs,
+    read_cache_salt,
+    read_model,
+    read_priority,
+    read_sampling,
+    read_stream,
+    refuse_unsupported,
+    unsupported,
+)
+from pagefleet_protocol.openai_json import BodyError, Fields, checked_integer, checked_string, wrong_type
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+MAX_CHOICES = 1024
+"""Prompts times `n`."""
+MAX_PROMPT_ITEMS = 2**31 - 1
+"""Of one prompt; what really bounds it are the body's size and the context."""
+
+Prompt = str | tuple[int, ...]
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingFields
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    logprobs: int | None = None
+    echo: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    priority: int = 0
+    cache_salt: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Names of fields that nobody reads."""
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """`choices[].logprobs`: parallel lists, one entry a token. An echoed prompt's first token has no probability."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer; `index` is the prompt's index times `n` plus the answer's."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: CompletionLogprobs | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    object: Literal["text_completion"] = "text_completion"
+
+
+def read_completion_request(body: Mapping[str, Any]) -> CompletionRequest:
+    """Check a decoded body.
+
+    Raises:
+        BodyError: the first thing wrong with it, by the order of the fields here.
+    """
+    fields = Fields(body)
+    model = read_model(fields)
+    refuse_unsupported(fields)
+    if fields.raw("suffix") is not None:
+        raise unsupported("suffix", "Put all of the text into 'prompt'.")
+    if fields.object("response_format") not in (None, {"type": "text"}):
+        raise unsupported("response_format", TEXT_FORMAT_ONLY)
+    prompts = _read_prompts(fields)
+    stream, options = read_stream(fields)
+    sampling = read_sampling(fields)
+    check_prompt_logprobs(sampling.prompt_logprobs, stream)
+    _check_choices(fields, len(prompts), sampling.n)
+    return CompletionRequest(
+        model=model,
+        prompts=prompts,
+        sampling=sampling,
+        max_tokens=fields.integer("max_tokens", 1, MAX_TOKENS) or DEFAULT_MAX_TOKENS,
+        logprobs=fields.integer("logprobs", 0, MAX_LOGPROBS),
+        echo=bool(fields.boolean("echo")),
+        stream=stream,
+        stream_options=options,
+        priority=read_priority(fields),
+        cache_salt=read_cache_salt(fields),
+        ignored=tuple(fields.ignored()),
+    )
+
+
+def _check_choices(fields: Fields, num_prompts: int, n: int) -> None:
+    best_of = fields.integer("best_of", 1, MAX_N)
+    if best_of is not None and best_of < n:
+        message = f"Invalid 'best_of': expected a value >= 'n' ({n}), but got {best_of}."
+        raise BodyError(message, "best_of", "invalid_value")
+    if best_of is not None and best_of > n:
+        raise unsupported("best_of", "Use 'n' and choose among the answers by their log-probabilities.")
+    if num_prompts * n > MAX_CHOICES:
+        message = f"{num_prompts} prompts with 'n' {n} make {num_prompts * n} choices"
+        raise BodyError(f"{message}; at most {MAX_CHOICES} are allowed.", "n", "integer_above_max_value")
+
+
+def _read_prompts(fields: Fields) -> tuple[Prompt, ...]:
+    prompt = fields.raw("prompt")
+    if prompt is None:
+        raise fields.missing("prompt")
+    if isinstance(prompt, str):
+        return (checked_string(prompt, "prompt", MAX_PROMPT_ITEMS, 1),)
+    if not isinstance(prompt, list):
+        raise wrong_type("prompt", "a string, an array of strings, or token ids", prompt)
+    items = fields.array("prompt", MAX_PROMPT_ITEMS, min_items=1) or []
+    if isinstance(items[0], int) and not isinstance(items[0], bool):
+        return (_token_ids(items, "prompt"),)
+    fields.array("prompt", MAX_PROMPTS)
+    if isinstance(items[0], str):
+        return tuple(checked_string(item, f"prompt[{i}]", MAX_PROMPT_ITEMS, 1) for i, item in enumerate(items))
+    if isinstance(items[0], list):
+        return tuple(_token_ids(item, f"prompt[{i}]") for i, item in enumerate(items))
+    raise wrong_type("prompt[0]", "a string, an integer or an array of integers", items[0])
+
+
+def _token_ids(items: object, path: str) -> tuple[int, ...]:
+    if not isinstance(items, list):
+        raise wrong_type(path, "an array of token ids", items)
+    if not items:
+        raise BodyError(f"Invalid '{path}': empty array. Expected at least 1 token id.", path, "empty_array")
+    if all(type(item) is int for item in items) and min(items) >= 0 and max(items) <= MAX_TOKEN_ID:
+        return tuple(items)
+    return tuple(checked_integer(item, f"{path}[{i}]", 0, MAX_TOKEN_ID) for i, item in enumerate(items))
