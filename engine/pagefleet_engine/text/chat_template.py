@@ -1,0 +1,145 @@
+"""Renders a conversation with the model's own chat template, as Hugging Face transformers would.
+
+The template comes with the model, so it is trusted to be sensible but not to be safe: it runs in jinja2's immutable
+sandbox, and its output is capped. A template from a request is never rendered.
+Source of the environment: Hugging Face "Chat templates" (trim and lstrip blocks, loop controls, `raise_exception`,
+`strftime_now`, a `tojson` that keeps the text readable, `{% generation %}`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from pagefleet_engine.errors import InvalidRequest, ModelLoadError
+from pagefleet_engine.text.tokenizer import read_json
+
+MAX_RENDERED_CHARS = 16 * 1024 * 1024
+MAX_RENDER_S = 10.0
+
+
+class ChatTemplate:
+    """One model's template, compiled.
+
+    Args:
+        source: the jinja text.
+        special_tokens: `bos_token`, `eos_token`, ... -> spelling, visible to the template.
+
+    Raises:
+        ModelLoadError: the source is not a valid template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelLoadError(f"the model's chat template is damaged (line {error.lineno}: {error.message})") from None
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt's text.
+
+        Args:
+            messages: `role`, `content` and what else the template reads.
+            add_generation_prompt: end with the opening of the assistant's answer.
+            variables: more names for the template, e.g. `tools` or `enable_thinking`.
+
+        Raises:
+            InvalidRequest: the template refuses these messages, or its output is too long.
+        """
+        names = {"tools": None, "documents": None, **self._special_tokens, **(variables or {})}
+        pieces: list[str] = []
+        size, deadline = 0, time.monotonic() + MAX_RENDER_S
+        try:
+            for piece in self._template.generate(names, messages=messages, add_generation_prompt=add_generation_prompt):
+                size += len(piece)
+                if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
+                    raise InvalidRequest("The conversation is too long for the chat template.", "messages", "invalid_value")
+                pieces.append(piece)
+        except jinja2.TemplateError as error:
+            raise _refusal(str(error.message or "")) from None
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
+            # Templates index and concatenate freely: messages of a shape they do not expect end in any of these.
+            raise _refusal("they have a shape that it does not expect") from None
+        return "".join(pieces)
+
+
+def load_chat_template(folder: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """Find and compile a model folder's template; None when the model has none.
+
+    Looked for in this order: chat_template.jinja, chat_template.json, `chat_template` in tokenizer_config.json (of a list
+    the one named `default`).
+
+    Raises:
+        ModelLoadError: the template cannot be read.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return ChatTemplate(file.read_text(encoding="utf-8"), special_tokens)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"{file} cannot be read ({type(error).__name__}): copy the model again") from None
+    source = read_json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
+        source = named.get("default") or next(iter(named.values()), None)
+    return ChatTemplate(source, special_tokens) if isinstance(source, str) and source else None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 jinja2 reads a plain set
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation], autoescape=False
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(  # noqa: PLR0913, PLR0917 the filter's signature in transformers
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 the template wants the local date
+
+
+def _refusal(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The model's chat template does not accept these messages: {' '.join(reason.split())[:300]}", "messages", "invalid_value"
+    )

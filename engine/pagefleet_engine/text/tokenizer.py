@@ -1,0 +1,214 @@
+"""The model's tokenizer: text to token ids, and token ids to bytes.
+
+Reads `tokenizer.json` with the tokenizers library directly, because importing transformers costs seconds at start-up;
+transformers converts a SentencePiece `tokenizer.model` where there is nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.text.token_bytes import token_bytes
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """One model's tokenizer. Its methods may be called from several threads at once.
+
+    Attributes:
+        settings: tokenizer_config.json as read.
+        special_tokens: `bos_token`, `eos_token`, ... -> spelling, as chat templates use them.
+        eos_token_ids: every token that ends a text, from the tokenizer, config.json and generation_config.json.
+        special_ids: tokens that `skip_special_tokens` leaves out.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], eos_token_ids: Iterable[int] = ()
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.settings = settings
+        self.special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _spelling(settings.get(name)))}
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._special_spellings = tuple(token.content for token in added.values() if token.special and token.content)
+        self._vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        own_eos = self._id_of("eos_token")
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own_eos is None else [own_eos])]))
+        decoder = backend.decoder
+        self.bytes_rule = token_bytes(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._bytes: dict[int, bytes] = {}
+        self._longest: int | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens the tokenizer knows; the model's embedding may have more rows."""
+        return self._vocab_size
+
+    @property
+    def special_spellings(self) -> tuple[str, ...]:
+        """How the special tokens are written."""
+        return self._special_spellings
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's object, for what this class does not offer."""
+        return self._backend
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`. Special tokens spelled in it are special; lone surrogates become U+FFFD.
+
+        For text from somebody who must not write special tokens, see `chat_prompt`.
+        """
+        ids: list[int] = self._backend.encode(without_surrogates(text), add_special_tokens=add_special_tokens).ids
+        return self._settle_bos(ids) if add_special_tokens else ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of a whole sequence. Bytes that are no UTF-8 become U+FFFD."""
+        data = bytearray()
+        bare, leading = self.bytes_rule.bare_first, self.bytes_rule.leading_spaces
+        for token_id in token_ids:
+            if skip_special_tokens and token_id in self.special_ids:
+                continue
+            piece = self.token_bytes(token_id)
+            data += piece.replace(b" ", b"") if bare else piece
+            bare = False
+        while leading and data.startswith(b" "):
+            del data[0]
+            leading -= 1
+        return data.decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for inside a text; none for an id outside the vocabulary."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._backend.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None
+            known = b"" if token is None else self.bytes_rule.of(token)
+            self._bytes[token_id] = known
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        r"""Return one token as text for log-probabilities; part of a character as `bytes:\xe2\x98`, losing nothing."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def surely_longer_than(self, text: str, num_tokens: int) -> bool:
+        """Return True when `text` cannot fit `num_tokens` tokens, without tokenizing it.
+
+        Tells a hopeless megabyte apart at once. A normalizer may shorten text, hence the margin of four.
+        """
+        return len(text) > 4 * num_tokens * self._longest_token()
+
+    def _longest_token(self) -> int:
+        if self._longest is None:
+            self._longest = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._longest
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _settle_bos(self, ids: list[int]) -> list[int]:
+        """Follow `add_bos_token` where tokenizer_config.json states it, whatever the post-processor did."""
+        wanted, bos = self.settings.get("add_bos_token"), self.bos_token_id
+        if bos is None or not isinstance(wanted, bool):
+            return ids
+        present = bool(ids) and ids[0] == bos
+        if wanted and not present:
+            return [bos, *ids]
+        if not wanted and present and self._backend.encode("", add_special_tokens=True).ids[:1] == [bos]:
+            return ids[1:]
+        return ids
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        ModelLoadError: there is none, or it cannot be read.
+    """
+    settings = read_json(folder / "tokenizer_config.json")
+    if "bos_token" not in settings:
+        settings = {**read_json(folder / "special_tokens_map.json"), **settings}
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 the library raises bare Exception for any damage
+            raise ModelLoadError(f"{file} cannot be read ({_one_line(error)}): copy the model again") from None
+    elif (folder / "tokenizer.model").is_file():
+        backend = _convert_sentencepiece(folder)
+    else:
+        raise ModelLoadError(f"{folder} has no tokenizer.json: copy the model's tokenizer files there, or name a folder that has them with --tokenizer")
+    return Tokenizer(backend, settings, read_eos_token_ids(folder))
+
+
+def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the ids that generation_config.json and config.json say end a text, without repeats."""
+    found: dict[int, None] = {}
+    config = read_json(folder / "config.json")
+    nested = config.get("text_config")
+    for source in (read_json(folder / "generation_config.json"), config, nested if isinstance(nested, dict) else {}):
+        value = source.get("eos_token_id")
+        for token_id in value if isinstance(value, list) else [value]:
+            if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0:
+                found[token_id] = None
+    return tuple(found)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty where there is no file.
+
+    Raises:
+        ModelLoadError: the file holds something else.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file} cannot be read ({_one_line(error)}): copy the model again") from None
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{file} is not a JSON object: copy the model again")
+    return value
+
+
+def without_surrogates(text: str) -> str:
+    """Return `text` with U+FFFD for each lone surrogate, which no UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _convert_sentencepiece(folder: Path) -> tokenizers.Tokenizer:
+    from transformers import AutoTokenizer  # noqa: PLC0415 slow to import, rarely needed
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False).backend_tokenizer
+    except Exception as error:  # noqa: BLE001 the conversion has no error type of its own
+        raise ModelLoadError(f"{folder / 'tokenizer.model'} cannot be converted ({_one_line(error)}): add a tokenizer.json") from None
+
+
+def _spelling(value: object) -> str | None:
+    """Special tokens are written as a string or as {"content": ...}."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]
