@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pagefleet_engine.sampling_params import SamplingParams
 
 
@@ -29,9 +31,12 @@ class NewRow:
     """Token ids that end the model's answer; masked until `min_tokens` are out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
-    """One request's share of the step. `num_computed_tokens` tokens have their K/V in pages already."""
+class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
+    """One request's share of the step. `num_computed_tokens` tokens have their K/V in pages already.
+
+    A msgspec struct, not a dataclass: one is made per running request and step, and a frozen dataclass costs ten times
+    as much to make.
+    """
 
     request_id: str
     num_computed_tokens: int

@@ -1,0 +1,200 @@
+"""The blocks of the KV pool: who holds them, which are free, and which free ones still hold a known prefix.
+
+A block is its number. It is held (reference count over zero) or free; a free block keeps its hash and can be taken
+again by content, until it is handed out for something else. Nothing here knows requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pagefleet_protocol.block_hash import BlockHash
+
+
+class IntegrityError(AssertionError):
+    """The accounts of blocks or requests do not add up: a bug of the engine, never a user's mistake."""
+
+
+class FreeList:
+    """The free blocks in the order in which they will be reused, as a doubly linked list inside two integer arrays.
+
+    Order: the front is reused first. Blocks with nothing worth keeping enter at the front; blocks that hold a cached
+    prefix enter at the back, so that the least recently used prefix is lost first. The links are intrusive because a
+    prefix hit takes a block out of the middle: that is O(1) here, without allocating anything.
+
+    Link `num_blocks` is a sentinel before the front and after the back, so no operation has an empty case.
+    """
+
+    __slots__ = ("_end", "_next", "_prev", "_size")
+
+    def __init__(self, num_blocks: int) -> None:
+        """All blocks are free, in ascending order."""
+        self._end = num_blocks
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._prev: list[int] = [num_blocks, *range(num_blocks)]
+        self._size = num_blocks
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        block = self._next[self._end]
+        while block != self._end:
+            yield block
+            block = self._next[block]
+
+    def pop_front(self) -> int:
+        """Take the block to be reused first; the list must not be empty."""
+        block = self._next[self._end]
+        self.remove(block)
+        return block
+
+    def push_front(self, block: int) -> None:
+        """Add a block that is reused before all others."""
+        self._insert(block, self._end, self._next[self._end])
+
+    def push_back(self, block: int) -> None:
+        """Add a block that is reused after all others."""
+        self._insert(block, self._prev[self._end], self._end)
+
+    def remove(self, block: int) -> None:
+        """Take a block out, wherever it stands; it must be in the list."""
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self._size -= 1
+
+    def check_integrity(self) -> None:
+        """Walk the list both ways in bounded time.
+
+        Raises:
+            IntegrityError: the links or the count are wrong.
+        """
+        block = self._end
+        for _ in range(self._size + 1):
+            if self._prev[self._next[block]] != block:
+                raise IntegrityError(f"free list: the links around block {block} disagree")
+            block = self._next[block]
+        if block != self._end:
+            raise IntegrityError(f"free list: {self._size} blocks are counted but more are linked")
+
+    def _insert(self, block: int, before: int, after: int) -> None:
+        self._prev[block] = before
+        self._next[block] = after
+        self._next[before] = block
+        self._prev[after] = block
+        self._size += 1
+
+
+class BlockPool:
+    """Reference counts, the free list and the prefix index over `num_blocks` blocks.
+
+    Two requests that compute the same prefix at once fill two blocks with the same content. The index names only the
+    first that was published; the other stays a private block without a hash. So each hash has one block and each
+    published block one hash, and losing one can never leave the index pointing at another block's old content.
+    """
+
+    __slots__ = ("_block_of_hash", "_free", "_hash_of_block", "_refs", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = FreeList(num_blocks)
+        self._refs = [0] * num_blocks
+        self._hash_of_block: list[BlockHash | None] = [None] * num_blocks
+        self._block_of_hash: dict[BlockHash, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, cached or not."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that the prefix index names, held or free."""
+        return len(self._block_of_hash)
+
+    def find_prefix(self, hashes: Sequence[BlockHash], limit: int) -> list[int]:
+        """Return the blocks of the longest cached run from the start of `hashes`, at most `limit`; holds nothing."""
+        found: list[int] = []
+        for index in range(limit):
+            block = self._block_of_hash.get(hashes[index])
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def count_free(self, blocks: Sequence[int]) -> int:
+        """Return how many of `blocks` are free now."""
+        refs = self._refs
+        return sum(1 for block in blocks if refs[block] == 0)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Add one reference to each, taking free ones out of the free list."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                self._free.remove(block)
+            self._refs[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks with one reference each; what they cached is forgotten. `num_free` must suffice."""
+        if count > len(self._free):
+            raise IntegrityError(f"{count} blocks were asked for and {len(self._free)} are free")
+        blocks = [self._free.pop_front() for _ in range(count)]
+        for block in blocks:
+            self._refs[block] = 1
+            self._forget(block)
+        return blocks
+
+    def publish(self, block: int, content: BlockHash) -> None:
+        """Make a held block findable; its K/V must be complete. A hash that has a block already keeps that one."""
+        if content in self._block_of_hash or self._hash_of_block[block] is not None:
+            return
+        self._block_of_hash[content] = block
+        self._hash_of_block[block] = content
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference from each block of a request's table.
+
+        The last block goes first: a prefix is found from its start, so its tail must be evicted before its head.
+        """
+        for block in reversed(blocks):
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if self._hash_of_block[block] is None:
+                    self._free.push_front(block)
+                else:
+                    self._free.push_back(block)
+
+    def unpublish(self, blocks: Sequence[int]) -> None:
+        """Forget the content of blocks that may be damaged, so that no later request finds it."""
+        for block in blocks:
+            self._forget(block)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget the content of every free block; returns how many were cached."""
+        cached = [block for block in self._free if self._hash_of_block[block] is not None]
+        self.unpublish(cached)
+        return len(cached)
+
+    def check_integrity(self, held: Sequence[int]) -> None:
+        """Compare the accounts with `held`: how many tables name each block.
+
+        Raises:
+            IntegrityError: a block is lost, counted wrongly, or indexed wrongly.
+        """
+        self._free.check_integrity()
+        free = set(self._free)
+        for block in range(self.num_blocks):
+            if self._refs[block] != held[block]:
+                raise IntegrityError(f"block {block} has {self._refs[block]} references and {held[block]} holders")
+            if (self._refs[block] == 0) != (block in free):
+                raise IntegrityError(f"block {block} with {self._refs[block]} references is on the wrong list")
+        published = {content: block for block, content in enumerate(self._hash_of_block) if content is not None}
+        if published != self._block_of_hash:
+            raise IntegrityError("the prefix index and the blocks' hashes disagree")
+
+    def _forget(self, block: int) -> None:
+        content = self._hash_of_block[block]
+        if content is not None:
+            del self._block_of_hash[content]
+            self._hash_of_block[block] = None

@@ -1,0 +1,333 @@
+"""Decides what each step computes. One rule: every request catches up from `num_computed_tokens` to `num_tokens`.
+
+Chunked prefill, decoding, prefix caching and recovery from preemption are all that rule. Synchronous for now: `update`
+of a step comes before `schedule` of the next; plans and results are paired by step, so that this can change.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pagefleet_engine.config import SchedulerConfig
+from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
+from pagefleet_engine.core.block_pool import IntegrityError
+from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
+from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
+from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.stop import check_stop
+from pagefleet_engine.core.waiting_queue import make_waiting_queue
+from pagefleet_engine.errors import InvalidRequest
+
+MIN_LONG_PREFILL_TOKENS = 512
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan while it is made."""
+
+    budget: int
+    """Tokens that may still be scheduled."""
+    chunk: int
+    """Most tokens for one request."""
+    requests: list[Request] = field(default_factory=list)
+    rows: list[ScheduledRow] = field(default_factory=list)
+    new: list[NewRow] = field(default_factory=list)
+    preempted: bool = False
+
+
+class Scheduler:
+    """Owns all requests from `add` until they end.
+
+    `running` is kept in order of importance: under `fcfs` that is arrival, under `priority` smaller priority and then
+    arrival. The most important is served first and the last is the one to preempt, so a victim has never been given
+    a share of the same step. A request alone in the pool always fits (`add` refuses others), so the first of the list
+    always gets on, whatever happens to the rest: there is no livelock.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv_cache: KVCache,
+        limits: ModelLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_model_len = min(limits.max_model_len, kv_cache.capacity_tokens)
+        """Tokens at which a request ends with `length`: the model's context, or the KV pool where that is smaller."""
+        self._config = config
+        self._limits = limits
+        self._long_prefill_tokens = _long_prefill_tokens(config)
+        self._kv_cache = kv_cache
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._waiting = make_waiting_queue(config.policy)
+        self._gate = QueueGate(config, clock)
+        self._in_flight: dict[int, list[Request]] = {}
+        self._removed: list[str] = []
+        """Requests that the worker holds and should not; told with the next plan that is executed."""
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request has not ended."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ContextTooLong: the prompt does not fit the context or the KV pool.
+            InvalidRequest: the request cannot run as it is.
+            QueueFull: too much is waiting.
+        """
+        if request.request_id in self._requests:
+            raise InvalidRequest(
+                f"a request with id {request.request_id!r} is not finished yet: use another id.",
+                "request_id",
+                "invalid_value",
+            )
+        check_request(request, self._limits, self._kv_cache.capacity_tokens)
+        self._gate.check(request)
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self._requests[request.request_id] = request
+        self._gate.arrive(request)
+        self._waiting.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End these requests now, also amid a step (whose tokens for them are dropped); returns those that were open.
+
+        Their blocks are free at once. The next plan may hand them out: it runs after the step that still writes them.
+        """
+        aborted = []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            if request.status is RequestStatus.RUNNING:
+                self._running.remove(request)
+                self._kv_cache.free(request_id)
+                self._removed.append(request_id)
+            else:
+                self._waiting.remove(request)
+                self._gate.leave(request)
+            self._forget(request)
+            aborted.append(request_id)
+        return aborted
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step; `num_tokens` is 0 when there is nothing to do, and such a plan needs no `update`."""
+        draft = self._begin_step()
+        self._continue_running(draft)
+        if not draft.preempted:
+            self._admit_waiting(draft)
+        return self._close_step(draft)
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
+        """Take in what the step computed; returns what there is to tell, and ends the requests that are done."""
+        updates = []
+        running = RequestStatus.RUNNING
+        any_ended = False
+        requests = self._in_flight.pop(plan.step_id)
+        for request, row, sampled in zip(requests, plan.rows, result.sampled, strict=True):
+            if request.status is not running:  # ended while the step was on its way
+                continue
+            if request.request_id in result.failed:
+                update: RequestUpdate | None = self._fail(request, result.failed[request.request_id])
+            else:
+                update = self._advance(request, row, sampled, result)
+            if update is not None:
+                updates.append(update)
+                any_ended |= update.finish_reason is not None
+        if any_ended:
+            self._running = [request for request in self._running if request.status is running]
+        return updates
+
+    def stats(self) -> SchedulerStats:
+        """Return the gauges and totals of now."""
+        return SchedulerStats(
+            requests_running=len(self._running),
+            requests_waiting=len(self._waiting),
+            kv_usage=self._kv_cache.usage,
+            prefix_cache_queries_tokens=self._num_queried_tokens,
+            prefix_cache_hits_tokens=self._num_hit_tokens,
+            preemptions=self._num_preemptions,
+            steps=self._num_steps,
+        )
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no request holds; returns their number."""
+        return self._kv_cache.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Check that no request is lost and that all blocks are accounted for; meant for whenever the engine is idle.
+
+        Raises:
+            IntegrityError: the accounts do not add up.
+        """
+        waiting = list(self._waiting)
+        if len(self._running) + len(waiting) != len(self._requests):
+            raise IntegrityError(f"{len(self._requests)} requests, {len(self._running)} run, {len(waiting)} wait")
+        for request in [*self._running, *waiting]:
+            if self._requests.get(request.request_id) is not request:
+                raise IntegrityError(f"{request.request_id} is queued but not known")
+        if any(request.status is not RequestStatus.RUNNING for request in self._running):
+            raise IntegrityError("a request in the running list does not run")
+        if any(request.status in (RequestStatus.RUNNING, RequestStatus.FINISHED) for request in waiting):
+            raise IntegrityError("a request in the queue does not wait")
+        if (self._gate.num_requests, self._gate.num_tokens) != (len(waiting), sum(r.num_tokens for r in waiting)):
+            raise IntegrityError("the queue's totals are wrong")
+        if self._running != sorted(self._running, key=self._importance):
+            raise IntegrityError("the running list is out of order")
+        self._kv_cache.check_integrity(self._running)
+
+    # --- the steps of schedule()
+
+    def _begin_step(self) -> _Draft:
+        budget = self._config.max_num_batched_tokens
+        return _Draft(budget, self._long_prefill_tokens if len(self._requests) > 1 else budget)
+
+    def _continue_running(self, draft: _Draft) -> None:
+        """Give each running request its next tokens, leaving one for every request after it."""
+        running = self._running
+        index = 0
+        while index < len(running):
+            request = running[index]
+            num_tokens = len(request.token_ids)
+            block_ids = self._kv_cache.grow(request.request_id, num_tokens)
+            if block_ids is None:
+                # The victim is the last of the list: one that comes later, or this request itself.
+                self._preempt(running.pop(), draft)
+                continue
+            num_later = len(running) - index - 1
+            num_new = min(num_tokens - request.num_computed_tokens, draft.chunk, draft.budget - num_later)
+            self._put(draft, request, num_new, block_ids)
+            index += 1
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        """Let the head of the queue in, as long as there are seats, tokens and blocks; nobody overtakes it.
+
+        A newcomer must leave a free block for each running request, so that all can grow before anyone is preempted.
+        """
+        while self._waiting and draft.budget > 0 and len(self._running) < self._config.max_num_seqs:
+            request = self._waiting.peek()
+            grant = self._kv_cache.admit(request, spare_blocks=len(self._running))
+            if grant is None:
+                break
+            self._waiting.pop()
+            self._gate.leave(request)
+            if request.status is RequestStatus.WAITING:
+                self._note_first_admission(request, grant.num_cached_tokens)
+            request.start()
+            request.num_computed_tokens = grant.num_cached_tokens
+            bisect.insort(self._running, request, key=self._importance)
+            draft.new.append(_describe(request))
+            num_new = min(request.num_tokens - request.num_computed_tokens, draft.chunk, draft.budget)
+            self._put(draft, request, num_new, grant.block_ids)
+
+    def _close_step(self, draft: _Draft) -> StepPlan:
+        num_tokens = self._config.max_num_batched_tokens - draft.budget
+        removed: Sequence[str] = ()
+        if num_tokens > 0:
+            self._num_steps += 1
+            self._in_flight[self._num_steps] = draft.requests
+            removed, self._removed = self._removed, []
+        return StepPlan(self._num_steps, removed, draft.new, draft.rows, num_tokens)
+
+    def _put(self, draft: _Draft, request: Request, num_new: int, block_ids: Sequence[int]) -> None:
+        num_computed = request.num_computed_tokens
+        samples = num_computed + num_new == len(request.token_ids)
+        draft.requests.append(request)
+        draft.rows.append(ScheduledRow(request.request_id, num_computed, num_new, block_ids, samples))
+        draft.budget -= num_new
+
+    def _preempt(self, request: Request, draft: _Draft) -> None:
+        """Take the blocks of a request that is off the running list; it computes its tokens again later."""
+        self._kv_cache.free(request.request_id)
+        self._removed.append(request.request_id)
+        request.preempt()
+        self._waiting.put_back(request)
+        self._gate.enter(request)
+        self._num_preemptions += 1
+        draft.preempted = True
+
+    def _note_first_admission(self, request: Request, num_cached_tokens: int) -> None:
+        self._gate.observe_wait(request)
+        request.num_cached_tokens = num_cached_tokens
+        if self._kv_cache.enable_prefix_caching and request.reads_prefix_cache:
+            self._num_queried_tokens += request.num_prompt_tokens
+            self._num_hit_tokens += num_cached_tokens
+
+    def _importance(self, request: Request) -> tuple[int, int]:
+        return (request.priority if self._config.policy == "priority" else 0, request.arrival)
+
+    # --- the parts of update()
+
+    def _advance(
+        self, request: Request, row: ScheduledRow, sampled: Sequence[int], result: StepResult
+    ) -> RequestUpdate | None:
+        """Move one request on by its row and its sampled tokens; what comes after a stop is dropped."""
+        request.num_computed_tokens += row.num_new_tokens
+        self._kv_cache.publish_computed(request)
+        prompt_logprobs = self._new_prompt_logprobs(request, result) if result.prompt_logprobs else None
+        if not row.samples:
+            return RequestUpdate(request.request_id, (), prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+        num_cached = request.num_cached_tokens if request.num_output_tokens == 0 else None
+        stop = None
+        num_kept = 0
+        while stop is None and num_kept < len(sampled):
+            request.token_ids.append(sampled[num_kept])
+            num_kept += 1
+            stop = check_stop(request, self.max_model_len)
+        logprobs = result.logprobs.get(request.request_id)
+        if stop is not None:
+            self._end(request)
+            sampled = sampled[:num_kept]
+            logprobs = logprobs[:num_kept] if logprobs is not None else None
+        reason, stop_token_id = stop or (None, None)
+        return RequestUpdate(request.request_id, sampled, reason, stop_token_id, logprobs, prompt_logprobs, num_cached)
+
+    def _new_prompt_logprobs(self, request: Request, result: StepResult) -> Sequence[TokenLogprobs] | None:
+        """Return the entries that were not reported before a preemption."""
+        entries = result.prompt_logprobs.get(request.request_id)
+        if entries is None:
+            return None
+        num_repeated = min(request.num_repeated_prompt_logprobs, len(entries))
+        request.num_repeated_prompt_logprobs -= num_repeated
+        request.num_prompt_logprobs += len(entries) - num_repeated
+        return entries[num_repeated:] or None
+
+    def _fail(self, request: Request, why: str) -> RequestUpdate:
+        """End one request with an error. Its K/V may be wrong, so nothing of it stays in the prefix cache."""
+        self._kv_cache.discard(request.request_id)
+        self._removed.append(request.request_id)
+        self._forget(request)
+        return RequestUpdate(request.request_id, (), FinishReason.ERROR, error=why)
+
+    def _end(self, request: Request) -> None:
+        self._kv_cache.free(request.request_id)
+        self._removed.append(request.request_id)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        request.finish()
+        del self._requests[request.request_id]
+
+
+def _describe(request: Request) -> NewRow:
+    # A copy of the tokens: the worker appends to its own, the scheduler to the request's.
+    tokens = tuple(request.token_ids)
+    return NewRow(request.request_id, tokens, request.num_prompt_tokens, request.sampling, request.eos_token_ids)
+
+
+def _long_prefill_tokens(config: SchedulerConfig) -> int:
+    budget = config.max_num_batched_tokens
+    wanted = config.long_prefill_token_threshold or max(budget // 4, MIN_LONG_PREFILL_TOKENS)
+    return min(wanted, budget)
