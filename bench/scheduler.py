@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
@@ -20,7 +20,6 @@ from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
-from report import write_report
 
 from bench.report import write_report
 

@@ -1,8 +1,8 @@
 """The chained hash of a block of tokens: what prefix caching and prefix routing agree on.
 
 A block's hash covers every token before it, the model, the adapter and the tenant's salt. It is SHA-256 over an
-unambiguous encoding with a fixed seed, so that any process computes the same value, and wide enough (256 bit) that equal
-hashes are taken as equal tokens without comparing them.
+unambiguous encoding with a fixed seed, so that any process computes the same value, and wide enough (256 bit) that
+equal hashes are taken as equal tokens without comparing them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
     Raises:
         OverflowError: a token id does not fit 32 bits.
     """
-    ids = array("I", tokens)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return BlockHash(hashlib.sha256(parent + ids.tobytes()).digest())
+    return BlockHash(hashlib.sha256(parent + _encode(tokens)).digest())
 
 
 def extend_hashes(hashes: list[BlockHash], root: BlockHash, tokens: Sequence[int], block_size: int) -> None:
@@ -56,7 +53,20 @@ def extend_hashes(hashes: list[BlockHash], root: BlockHash, tokens: Sequence[int
 
     `hashes` must hold a prefix of the same sequence's hashes; a trailing partial block has no hash.
     """
+    start = len(hashes) * block_size
+    stop = len(tokens) - len(tokens) % block_size
+    if start >= stop:
+        return
     parent = hashes[-1] if hashes else root
-    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = block_hash(parent, tokens[start : start + block_size])
+    encoded = _encode(tokens[start:stop])
+    step = 4 * block_size
+    for offset in range(0, len(encoded), step):
+        parent = BlockHash(hashlib.sha256(parent + encoded[offset : offset + step]).digest())
         hashes.append(parent)
+
+
+def _encode(tokens: Sequence[int]) -> bytes:
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()

@@ -43,11 +43,17 @@ class FreeList:
             yield block
             block = self._next[block]
 
-    def pop_front(self) -> int:
-        """Take the block to be reused first; the list must not be empty."""
+    def take(self, count: int) -> list[int]:
+        """Remove and return the `count` blocks to be reused first; the list must hold as many."""
+        blocks: list[int] = []
         block = self._next[self._end]
-        self.remove(block)
-        return block
+        for _ in range(count):
+            blocks.append(block)
+            block = self._next[block]
+        self._next[self._end] = block
+        self._prev[block] = self._end
+        self._size -= count
+        return blocks
 
     def push_front(self, block: int) -> None:
         """Add a block that is reused before all others."""
@@ -139,10 +145,10 @@ class BlockPool:
         """Hand out `count` blocks with one reference each; what they cached is forgotten. `num_free` must suffice."""
         if count > len(self._free):
             raise IntegrityError(f"{count} blocks were asked for and {len(self._free)} are free")
-        blocks = [self._free.pop_front() for _ in range(count)]
+        blocks = self._free.take(count)
         for block in blocks:
             self._refs[block] = 1
-            self._forget(block)
+        self.unpublish(blocks)
         return blocks
 
     def publish(self, block: int, content: BlockHash) -> None:
@@ -166,9 +172,12 @@ class BlockPool:
                     self._free.push_back(block)
 
     def unpublish(self, blocks: Sequence[int]) -> None:
-        """Forget the content of blocks that may be damaged, so that no later request finds it."""
+        """Forget what blocks hold, so that no later request finds it."""
         for block in blocks:
-            self._forget(block)
+            content = self._hash_of_block[block]
+            if content is not None:
+                del self._block_of_hash[content]
+                self._hash_of_block[block] = None
 
     def reset_prefix_cache(self) -> int:
         """Forget the content of every free block; returns how many were cached."""
@@ -192,9 +201,3 @@ class BlockPool:
         published = {content: block for block, content in enumerate(self._hash_of_block) if content is not None}
         if published != self._block_of_hash:
             raise IntegrityError("the prefix index and the blocks' hashes disagree")
-
-    def _forget(self, block: int) -> None:
-        content = self._hash_of_block[block]
-        if content is not None:
-            del self._block_of_hash[content]
-            self._hash_of_block[block] = None
