@@ -1,0 +1,73 @@
+# What a user and a maintainer repeat. `make help` lists it.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DISTRIBUTIONS := protocol kernels engine router operator
+EDITABLE := $(addprefix -e ,$(DISTRIBUTIONS))
+# One line per package instead of pip's many.
+PIP_PROGRESS := sed -un -e 's/^Collecting \([^ ]*\).*/  found \1/p' -e 's/^Installing collected.*/  installing, half a minute .../p' \
+	-e '/^ERROR/p' -e '/^  ERROR/p'
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "pagefleet needs Python 3.11 to 3.13, $(PYTHON) is $$($(PYTHON) -V 2>&1); say make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV) && ln -sf bin/python $@
+
+$(VENV)/installed: $(VENV)/python constraints.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+	@echo "Installing pagefleet and its libraries (once, one to three minutes)"
+	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt $(EDITABLE) 2>&1 | $(PIP_PROGRESS)
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed requirements-dev.txt
+	@echo "Installing what the tests need (once)"
+	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt -r requirements-dev.txt 2>&1 | $(PIP_PROGRESS)
+	@touch $@
+
+install: $(VENV)/installed-dev  ## Set everything up in .venv
+
+up: $(VENV)/installed  ## Serve examples/01-quickstart on http://127.0.0.1:8000 until Ctrl-C
+	@exec $(BIN)/pagefleet up examples/01-quickstart/inferenceservice.yaml
+
+chat: $(VENV)/installed  ## Talk to what `make up` serves
+	@exec $(BIN)/pagefleet chat
+
+test: $(VENV)/installed-dev  ## Run the whole test suite
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev  ## Format, lint, types and import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+format: $(VENV)/installed-dev  ## Put the code into shape
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+crds: $(VENV)/installed  ## Write crds/ from the types in protocol
+	@$(BIN)/python -m pagefleet_operator.crdgen crds
+
+tiny: $(VENV)/installed-dev  ## Train the embedded model again (under half an hour on two cores)
+	@$(BIN)/python tiny/train.py
+
+bench: $(VENV)/installed-dev  ## Measure the scheduler and the router on this machine
+	@$(BIN)/python bench/scheduler.py
+	@$(BIN)/python bench/router.py
+
+bench-throughput: $(VENV)/installed-dev  ## Measure the engine against transformers (and vLLM: VLLM_PYTHON=...)
+	@$(BIN)/python bench/throughput.py --transformers-python $(BIN)/python $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+clean:  ## Remove caches and the environment
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help install up chat test lint format crds tiny bench bench-throughput clean
