@@ -57,7 +57,7 @@ class Scheduler:
     ) -> None:
         self.max_model_len = min(limits.max_model_len, kv_cache.capacity_tokens)
         """Tokens at which a request ends with `length`: the model's context, or the KV pool where that is smaller."""
-        self._config = config
+        self.config = config
         self._limits = limits
         self._long_prefill_tokens = _long_prefill_tokens(config)
         self._kv_cache = kv_cache
@@ -191,7 +191,7 @@ class Scheduler:
     # --- the steps of schedule()
 
     def _begin_step(self) -> _Draft:
-        budget = self._config.max_num_batched_tokens
+        budget = self.config.max_num_batched_tokens
         return _Draft(budget, self._long_prefill_tokens if len(self._requests) > 1 else budget)
 
     def _continue_running(self, draft: _Draft) -> None:
@@ -216,7 +216,7 @@ class Scheduler:
 
         A newcomer must leave a free block for each running request, so that all can grow before anyone is preempted.
         """
-        while self._waiting and draft.budget > 0 and len(self._running) < self._config.max_num_seqs:
+        while self._waiting and draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             grant = self._kv_cache.admit(request, spare_blocks=len(self._running))
             if grant is None:
@@ -233,7 +233,7 @@ class Scheduler:
             self._put(draft, request, num_new, grant.block_ids)
 
     def _close_step(self, draft: _Draft) -> StepPlan:
-        num_tokens = self._config.max_num_batched_tokens - draft.budget
+        num_tokens = self.config.max_num_batched_tokens - draft.budget
         removed: Sequence[str] = ()
         if num_tokens > 0:
             self._num_steps += 1
@@ -266,7 +266,7 @@ class Scheduler:
             self._num_hit_tokens += num_cached_tokens
 
     def _importance(self, request: Request) -> tuple[int, int]:
-        return (request.priority if self._config.policy == "priority" else 0, request.arrival)
+        return (request.priority if self.config.policy == "priority" else 0, request.arrival)
 
     # --- the parts of update()
 
@@ -279,6 +279,8 @@ class Scheduler:
         prompt_logprobs = self._new_prompt_logprobs(request, result) if result.prompt_logprobs else None
         if not row.samples:
             return RequestUpdate(request.request_id, (), prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+        if not sampled:
+            return self._fail(request, "the model gave no token.")
         num_cached = request.num_cached_tokens if request.num_output_tokens == 0 else None
         stop = None
         num_kept = 0

@@ -1,0 +1,214 @@
+"""Random traces: whatever arrives, leaves, fails or is preempted, every request ends as if it had been alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagefleet_engine.config import SchedulerConfig
+from pagefleet_engine.core.request import FinishReason, Request
+from pagefleet_engine.errors import ContextTooLong, QueueFull
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.block_hash import PrefixScope
+
+from tests.fakes.paged_worker import FakeEngine, complete
+
+SCOPES = (PrefixScope("fake"), PrefixScope("fake", adapter="a"), PrefixScope("fake", salt="a"))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    prompt: list[int]
+    sampling: SamplingParams
+    priority: int
+    scope: PrefixScope
+
+
+@dataclass(frozen=True)
+class Abort:
+    index: int
+    amid_step: bool
+
+
+@dataclass(frozen=True)
+class Failure:
+    index: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    count: int
+
+
+# Prompts are cut from few long texts over few tokens, so that they share prefixes of every length.
+TEXTS = ([1, 2, 3, 4] * 12, [1, 2, 3, 4] * 3 + [5, 6] * 18, [2] * 48)
+prompts = st.builds(
+    lambda text, length, tail: TEXTS[text][:length] + tail,
+    st.integers(0, len(TEXTS) - 1),
+    st.integers(1, 48),
+    st.lists(st.integers(0, 60), max_size=3),
+)
+samplings = st.builds(
+    lambda max_tokens, min_tokens, ignore_eos, stops, prompt_logprobs: SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        min_tokens=min(min_tokens, max_tokens or min_tokens),
+        ignore_eos=ignore_eos,
+        stop_token_ids=stops,
+        prompt_logprobs=prompt_logprobs,
+    ),
+    st.one_of(st.integers(1, 24), st.none()),
+    st.integers(0, 6),
+    st.booleans(),
+    st.lists(st.integers(0, 60), max_size=4).map(tuple),
+    st.sampled_from([None, None, None, 0]),
+)
+events = st.lists(
+    st.one_of(
+        st.builds(Arrival, prompts, samplings, st.integers(-1, 1), st.sampled_from(SCOPES)),
+        st.builds(Arrival, prompts, samplings, st.integers(-1, 1), st.just(SCOPES[0])),
+        st.builds(Steps, st.integers(1, 6)),
+        st.builds(Abort, st.integers(0, 12), st.booleans()),
+        st.builds(Failure, st.integers(0, 12)),
+    ),
+    max_size=24,
+)
+engines = st.builds(
+    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching: FakeEngine(
+        num_blocks,
+        block_size,
+        SchedulerConfig(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=seqs + extra,
+            long_prefill_token_threshold=threshold,
+            policy=policy,
+            max_num_queued_reqs=8,
+        ),
+        max_model_len=64,
+        enable_prefix_caching=caching,
+    ),
+    st.integers(2, 24),
+    st.integers(1, 8),
+    st.integers(1, 6),
+    st.integers(0, 40),
+    st.one_of(st.none(), st.integers(1, 12)),
+    st.sampled_from(["fcfs", "priority"]),
+    st.sampled_from([True, True, True, False]),
+)
+
+
+class Trace:
+    """Plays events against one engine and remembers what was accepted."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.accepted: dict[str, tuple[Arrival, Request]] = {}
+        self.failed: set[str] = set()
+
+    def play(self, event: Arrival | Abort | Failure | Steps) -> None:
+        match event:
+            case Arrival():
+                self._arrive(event)
+            case Steps(count):
+                for _ in range(count):
+                    self.engine.step()
+            case Abort(index, amid_step):
+                self._abort(f"r{index}", amid_step)
+            case Failure(index):
+                self._fail(f"r{index}")
+
+    def _arrive(self, arrival: Arrival) -> None:
+        request_id = f"r{len(self.accepted)}"
+        try:
+            request = self.engine.add(
+                request_id, arrival.prompt, arrival.sampling, priority=arrival.priority, scope=arrival.scope
+            )
+        except ContextTooLong:
+            assert len(arrival.prompt) >= self.engine.scheduler.max_model_len
+        except QueueFull as full:
+            assert full.retry_after_s >= 1
+            assert self.engine.scheduler.stats().requests_waiting >= 8
+        else:
+            self.accepted[request_id] = (arrival, request)
+
+    def _abort(self, request_id: str, amid_step: bool) -> None:
+        engine = self.engine
+        if not amid_step:
+            engine.abort(request_id)
+            return
+        plan = engine.scheduler.schedule()
+        if plan.num_tokens == 0:
+            return
+        result = engine.worker.execute(plan)
+        engine.abort(request_id)
+        engine.take(engine.scheduler.update(plan, result))
+
+    def _fail(self, request_id: str) -> None:
+        if request_id in self.accepted:
+            self.engine.worker.failing[request_id] = "not a number"
+            self.failed.add(request_id)
+
+
+@settings(max_examples=200, deadline=None)
+@given(engines, events)
+def test_every_request_ends_as_if_undisturbed(
+    engine: FakeEngine, trace: list[Arrival | Abort | Failure | Steps]
+) -> None:
+    played = Trace(engine)
+    for event in trace:
+        played.play(event)
+    engine.run()
+
+    for request_id, (arrival, request) in played.accepted.items():
+        outcome = engine.outcomes[request_id]
+        expected = complete(arrival.prompt, arrival.sampling, arrival.scope, engine.scheduler.max_model_len)
+        if outcome.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            assert outcome.token_ids == expected[: len(outcome.token_ids)]
+            assert outcome.finish_reason is FinishReason.ABORT or request_id in played.failed
+        else:
+            assert outcome.token_ids == expected
+            assert outcome.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            positions = range(1, len(arrival.prompt)) if arrival.sampling.prompt_logprobs is not None else ()
+            assert [-entry.logprobs[0] for entry in outcome.prompt_logprobs] == list(positions)
+        if outcome.token_ids:
+            assert outcome.num_cached_tokens == request.num_cached_tokens < len(arrival.prompt)
+    assert engine.kv_cache.num_free_blocks == engine.kv_cache.num_blocks
+    assert engine.scheduler.stats().kv_usage == 0.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(engines, events)
+def test_limits_of_a_step_hold(engine: FakeEngine, trace: list[Arrival | Abort | Failure | Steps]) -> None:
+    played = Trace(engine)
+    for event in trace:
+        played.play(event)
+    engine.run()
+
+    config = engine.scheduler.config
+    for plan in engine.plans:
+        assert len(plan.rows) <= config.max_num_seqs
+        assert plan.num_tokens <= config.max_num_batched_tokens
+        if len(plan.rows) > 1 and config.long_prefill_token_threshold is not None:
+            assert max(row.num_new_tokens for row in plan.rows) <= config.long_prefill_token_threshold
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(3, 10), st.lists(prompts, min_size=3, max_size=8), st.sampled_from(["fcfs", "priority"]))
+def test_under_memory_pressure_the_most_important_request_is_never_preempted(
+    num_blocks: int, texts: list[list[int]], policy: str
+) -> None:
+    config = SchedulerConfig(
+        max_num_seqs=8, max_num_batched_tokens=16, policy="fcfs" if policy == "fcfs" else "priority"
+    )
+    engine = FakeEngine(num_blocks, 4, config)
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    accepted = []
+    for index, prompt in enumerate(texts):
+        try:
+            accepted.append(engine.add(f"r{index}", prompt, sampling))
+        except ContextTooLong:
+            assert len(prompt) >= num_blocks * 4
+    engine.run()
+    if accepted:
+        assert accepted[0].num_preemptions == 0

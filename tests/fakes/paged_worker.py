@@ -1,0 +1,251 @@
+"""An engine without tensors: pages that remember whose prefix they hold, and a model that is a hash.
+
+`PagedWorker` stores for every slot of every block the digest of the whole prefix that was computed there, and checks on
+every row that its context, read through its block table, is the request's own. Any wrong reuse of a block shows. The
+next token follows from the digest of all tokens before it, so a disturbed run must give what `complete` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from pagefleet_engine.config import SchedulerConfig
+from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.outputs import RequestUpdate
+from pagefleet_engine.core.request import FinishReason, Request
+from pagefleet_engine.core.scheduler import Scheduler
+from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.block_hash import PrefixScope
+
+VOCAB_SIZE = 61
+EOS = 7
+SCOPE = PrefixScope("fake")
+
+
+def _extend(digest: int, token: int) -> int:
+    return (digest * 6364136223846793005 + token + 1442695040888963407) % 2**64
+
+
+def _next_token(digest: int) -> int:
+    return (digest >> 33) % VOCAB_SIZE
+
+
+def _root(scope: PrefixScope) -> int:
+    return crc32(repr(scope).encode())
+
+
+def complete(prompt: Sequence[int], sampling: SamplingParams, scope: PrefixScope, max_model_len: int) -> list[int]:
+    """Return the output of a request that nothing disturbs, by rules written apart from the scheduler's."""
+    digest = _root(scope)
+    for token in prompt:
+        digest = _extend(digest, token)
+    output: list[int] = []
+    while True:
+        output.append(_next_token(digest))
+        digest = _extend(digest, output[-1])
+        may_stop = len(output) >= sampling.min_tokens
+        if may_stop and (output[-1] in sampling.stop_token_ids or (output[-1] == EOS and not sampling.ignore_eos)):
+            return output
+        if len(output) == sampling.max_tokens or len(prompt) + len(output) == max_model_len:
+            return output
+
+
+@dataclass(slots=True)
+class _Row:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    digests: list[int]
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int | None = None
+    """None before the first step, when the plan says what is cached."""
+
+
+class PagedWorker:
+    """Executes plans, and fails the test when a plan breaks the contract of `core/step.py`."""
+
+    def __init__(self, block_size: int) -> None:
+        self.scopes: dict[str, PrefixScope] = {}
+        """Request id -> scope, which a worker is not told."""
+        self.failing: dict[str, str] = {}
+        """Requests that fail when next in a step."""
+        self.num_computed_tokens = 0
+        self._block_size = block_size
+        self._slots: dict[tuple[int, int], int] = {}
+        self._rows: dict[str, _Row] = {}
+
+    @property
+    def request_ids(self) -> set[str]:
+        """Requests that the worker holds."""
+        return set(self._rows)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Write the step's slots and sample."""
+        assert plan.num_tokens == sum(row.num_new_tokens for row in plan.rows) > 0
+        assert len({row.request_id for row in plan.rows}) == len(plan.rows)
+        for request_id in plan.removed:
+            del self._rows[request_id]
+        for new in plan.new:
+            self._enter(new)
+        for scheduled in plan.rows:
+            self._check_row(scheduled)
+        for scheduled in plan.rows:
+            self._write(scheduled)
+        for scheduled in plan.rows:  # again, as a write of this step may have gone to a shared block
+            self._check_context(scheduled.request_id, scheduled.num_computed_tokens + scheduled.num_new_tokens)
+        self.num_computed_tokens += plan.num_tokens
+        failed = {
+            row.request_id: self.failing.pop(row.request_id) for row in plan.rows if row.request_id in self.failing
+        }
+        prompt_logprobs = {row.request_id: entries for row in plan.rows if (entries := self._prompt_logprobs(row))}
+        sampled = [self._sample(row) if row.request_id not in failed else [] for row in plan.rows]
+        return StepResult(sampled, prompt_logprobs=prompt_logprobs, failed=failed)
+
+    def _enter(self, new: NewRow) -> None:
+        assert new.request_id not in self._rows
+        row = _Row(list(new.token_ids), new.num_prompt_tokens, new.sampling, [])
+        digest = _root(self.scopes[new.request_id])
+        for token in new.token_ids:
+            digest = _extend(digest, token)
+            row.digests.append(digest)
+        self._rows[new.request_id] = row
+
+    def _check_row(self, scheduled: ScheduledRow) -> None:
+        row = self._rows[scheduled.request_id]
+        row.blocks += scheduled.new_block_ids
+        end = scheduled.num_computed_tokens + scheduled.num_new_tokens
+        assert scheduled.num_new_tokens > 0
+        assert row.num_computed in (None, scheduled.num_computed_tokens)
+        assert end <= len(row.token_ids)
+        assert end <= len(row.blocks) * self._block_size
+        assert scheduled.samples == (end == len(row.token_ids))
+        assert len(set(row.blocks)) == len(row.blocks)
+        self._check_context(scheduled.request_id, scheduled.num_computed_tokens)
+        row.num_computed = end
+
+    def _check_context(self, request_id: str, num_tokens: int) -> None:
+        row = self._rows[request_id]
+        for position in range(num_tokens):
+            assert self._slots.get(self._slot(row, position)) == row.digests[position], f"{request_id} at {position}"
+
+    def _write(self, scheduled: ScheduledRow) -> None:
+        row = self._rows[scheduled.request_id]
+        start = scheduled.num_computed_tokens
+        for position in range(start, start + scheduled.num_new_tokens):
+            self._slots[self._slot(row, position)] = row.digests[position]
+
+    def _sample(self, scheduled: ScheduledRow) -> list[int]:
+        if not scheduled.samples:
+            return []
+        row = self._rows[scheduled.request_id]
+        token = _next_token(row.digests[-1])
+        row.token_ids.append(token)
+        row.digests.append(_extend(row.digests[-1], token))
+        return [token]
+
+    def _prompt_logprobs(self, scheduled: ScheduledRow) -> list[TokenLogprobs]:
+        row = self._rows[scheduled.request_id]
+        if row.sampling.prompt_logprobs is None:
+            return []
+        start = max(1, scheduled.num_computed_tokens)
+        end = min(row.num_prompt_tokens, scheduled.num_computed_tokens + scheduled.num_new_tokens)
+        return [TokenLogprobs((row.token_ids[position],), (-float(position),), 1) for position in range(start, end)]
+
+    def _slot(self, row: _Row, position: int) -> tuple[int, int]:
+        return row.blocks[position // self._block_size], position % self._block_size
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a client saw of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    error: str | None = None
+
+    def take(self, update: RequestUpdate) -> None:
+        """Add one update; nothing may follow the last."""
+        assert self.finish_reason is None
+        if update.num_cached_tokens is not None:
+            assert not self.token_ids
+            self.num_cached_tokens = update.num_cached_tokens
+        self.token_ids += update.new_token_ids
+        self.prompt_logprobs += update.prompt_logprobs or ()
+        self.finish_reason = update.finish_reason
+        self.stop_token_id = update.stop_token_id
+        self.error = update.error
+
+
+class FakeEngine:
+    """Scheduler and worker in a loop, checked after every step."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        config: SchedulerConfig | None = None,
+        max_model_len: int = 1_000,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching)
+        self.now = 0.0
+        limits = ModelLimits(max_model_len, VOCAB_SIZE)
+        self.scheduler = Scheduler(config or SchedulerConfig(), self.kv_cache, limits, clock=lambda: self.now)
+        self.worker = PagedWorker(block_size)
+        self.outcomes: dict[str, Outcome] = {}
+        self.plans: list[StepPlan] = []
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        scope: PrefixScope = SCOPE,
+    ) -> Request:
+        """Queue a request; by default it asks for four tokens and ignores the end-of-text token."""
+        sampling = sampling or SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        request = Request(request_id, prompt, sampling, (EOS,), scope, priority)
+        self.scheduler.add(request)
+        self.worker.scopes[request_id] = scope
+        self.outcomes[request_id] = Outcome()
+        return request
+
+    def abort(self, *request_ids: str) -> list[str]:
+        """Abort, and note it in the outcomes."""
+        aborted = self.scheduler.abort(request_ids)
+        for request_id in aborted:
+            self.outcomes[request_id].finish_reason = FinishReason.ABORT
+        self.scheduler.check_integrity()
+        return aborted
+
+    def step(self) -> StepPlan:
+        """Run one step."""
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if plan.num_tokens > 0:
+            self.plans.append(plan)
+            self.take(self.scheduler.update(plan, self.worker.execute(plan)))
+        return plan
+
+    def take(self, updates: Sequence[RequestUpdate]) -> None:
+        """Note the updates of one step."""
+        for update in updates:
+            self.outcomes[update.request_id].take(update)
+        self.scheduler.check_integrity()
+
+    def run(self, max_steps: int = 2_000) -> None:
+        """Step until all requests have ended; every step must compute something."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            assert self.step().num_tokens > 0
+        raise AssertionError(f"not done after {max_steps} steps: {self.scheduler.stats()}")
