@@ -1,0 +1,74 @@
+"""Token embedding and language-model head, which may share one matrix.
+
+Shapes: T tokens, S sampled rows, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
+from pagefleet_engine.layers.weight import Placement, Weight
+
+
+class Embedding:
+    """Rows of a table by token id."""
+
+    __slots__ = ("_followers", "_slot", "_table_VD")
+
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        self._table_VD: Tensor
+        self._followers: list[Callable[[Tensor], None]] = []
+        self._slot = Weight((vocab_size,), hidden_size, placement, self._install)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield "weight", self._slot
+
+    def share(self, follower: Callable[[Tensor], None]) -> None:
+        """Also give the table to `follower` when it has arrived."""
+        self._followers.append(follower)
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """Integer [T] to [T, D]."""
+        return F.embedding(token_ids_T, self._table_VD)
+
+    def _install(self, table_VD: Tensor) -> None:
+        self._table_VD = table_VD
+        for follower in self._followers:
+            follower(table_VD)
+
+
+class LMHead:
+    """Logits over the vocabulary. Given `tied_to`, it has no slot of its own and uses that embedding's table.
+
+    Where matrices are packed, a tied head is a second copy of the table: it is read whole for every step, the
+    embedding only row by row.
+    """
+
+    __slots__ = ("_kernel", "_slot")
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, placement: Placement, tied_to: Embedding | None = None
+    ) -> None:
+        self._kernel: LinearKernel
+        self._slot: Weight | None = None
+        if tied_to is None:
+            self._slot = Weight((vocab_size,), hidden_size, placement, self._install)
+        else:
+            tied_to.share(self._install)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        if self._slot is not None:
+            yield "weight", self._slot
+
+    def __call__(self, hidden_SD: Tensor) -> Tensor:
+        """[S, D] to [S, V], in the model's dtype."""
+        return self._kernel.linear(hidden_SD, None)
+
+    def _install(self, weight_VD: Tensor) -> None:
+        self._kernel = linear_kernel(weight_VD)

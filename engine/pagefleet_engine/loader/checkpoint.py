@@ -1,0 +1,106 @@
+"""Which safetensors files make up a checkpoint, and which tensor is in which. Reads headers only.
+
+A damaged, incomplete or foreign checkpoint becomes one line that names the file and the remedy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.models.arch import read_json
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
+    """The files to read, each with the tensors it must hold (None: whatever it holds)."""
+    if (folder / _INDEX).is_file():
+        return _indexed_files(folder)
+    if (folder / _SINGLE).is_file():
+        return {folder / _SINGLE: None}
+    if loose := sorted(folder.glob("*.safetensors")):
+        if any("-of-" in path.name for path in loose):
+            raise ModelLoadError(f"{folder / _INDEX} is missing beside sharded weights: download it too")
+        return dict.fromkeys(loose)
+    raise ModelLoadError(_no_weights(folder))
+
+
+class TensorFile:
+    """One safetensors file, mapped into memory."""
+
+    def __init__(self, path: Path, wanted: frozenset[str] | None) -> None:
+        """Raises ModelLoadError when the file is damaged or lacks a tensor that the index puts there."""
+        self.path = path
+        self._file: Any
+        try:
+            self._file = safe_open(path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            size = path.stat().st_size if path.exists() else 0
+            raise ModelLoadError(
+                f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): download it again"
+            ) from error
+        self.names: list[str] = list(self._file.offset_keys())
+        """Tensors in the order in which they lie on disk."""
+        absent = sorted((wanted or frozenset()) - set(self.names))
+        if absent:
+            raise ModelLoadError(f"{path} lacks {name_some(absent)}, which {_INDEX} puts there: download both again")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the header; the data is not touched."""
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """As safetensors spells it, e.g. BF16."""
+        return str(self._file.get_slice(name).get_dtype())
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, as a view of the mapped file where the library can give one."""
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{self.path}: {name} cannot be read ({error}): download the file again") from error
+        return tensor
+
+
+def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:
+    index = folder / _INDEX
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise ModelLoadError(f"{index} has no weight_map of tensor names to file names: download it again")
+    names_by_file: dict[str, set[str]] = {}
+    for tensor, file in places.items():
+        names_by_file.setdefault(file, set()).add(tensor)
+    # A file name with a path in it could lead out of the folder.
+    strange = sorted(file for file in names_by_file if file != Path(file).name)
+    if strange:
+        raise ModelLoadError(f"{index} names {name_some(strange)}: shards must lie beside it")
+    missing = sorted(file for file in names_by_file if not (folder / file).is_file())
+    if missing:
+        raise ModelLoadError(f"{folder} lacks {name_some(missing)}, named in {_INDEX}: download the missing shards")
+    return {folder / file: frozenset(names_by_file[file]) for file in sorted(names_by_file)}
+
+
+def _no_weights(folder: Path) -> str:
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+    if pickled:
+        return (
+            f"{folder} has weights only as {name_some(pickled)}, and loading pickled files can run code: convert them "
+            "to safetensors (transformers: model.save_pretrained)"
+        )
+    gguf = sorted(path.name for path in folder.glob("*.gguf"))
+    if gguf:
+        return f"{folder} has weights only as {name_some(gguf)}: give the model's safetensors, GGUF is not supported"
+    return f"{folder} has no *.safetensors file: download the weights"
+
+
+def name_some(names: list[str]) -> str:
+    """Up to three names, and how many more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,37 @@
+"""From a model folder to a model that can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pagefleet_engine.config import LoadFormat
+from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.dummy import fill_at_random
+from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
+from pagefleet_engine.loader.safetensors import fill_from_safetensors
+from pagefleet_engine.loader.weight_map import weight_map
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.model import Model
+from pagefleet_engine.models.registry import build_model
+
+
+@torch.inference_mode()
+def load_model(
+    folder: Path, arch: ModelArch, dtype: torch.dtype, device: torch.device, load_format: LoadFormat, seed: int
+) -> Model:
+    """Build the model and fill it: from the folder's safetensors files, or for `dummy` with random weights of `seed`.
+
+    Raises:
+        ModelLoadError: the weights are missing, damaged, of another model, or do not fit in memory.
+    """
+    placement = Placement(dtype, device)
+    model = build_model(arch, placement)
+    check_memory(weight_bytes(arch, model.weights(), placement), free_bytes(device), placement)
+    destinations = weight_map(model.weights())
+    if load_format == "dummy":
+        fill_at_random(destinations, seed)
+    else:
+        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings)
+    return model

@@ -1,0 +1,68 @@
+"""Does a model fit? Asked before its weights are loaded, and answered with the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+import torch
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.linear_kernel import can_pack
+from pagefleet_engine.layers.weight import Placement, Weight
+from pagefleet_engine.models.arch import ModelArch
+
+_GIB = 1024**3
+
+
+def weight_bytes(arch: ModelArch, weights: Iterable[tuple[str, Weight]], placement: Placement) -> int:
+    """What the weights will take: every slot, and the packed copy that a tied head makes of the embedding."""
+    total = sum(weight.nbytes for _, weight in weights)
+    if arch.tie_word_embeddings and can_pack(placement.dtype, placement.device):
+        total += arch.vocab_size * arch.hidden_size * placement.dtype.itemsize
+    return total
+
+
+def check_memory(needed: int, free: int, placement: Placement) -> None:
+    """Raises ModelLoadError when `needed` bytes of weights are more than `free` bytes."""
+    if needed > free:
+        name = str(placement.dtype).removeprefix("torch.")
+        remedy = (
+            "choose --dtype bfloat16, a smaller model" if placement.dtype.itemsize > 2 else "choose a smaller model"
+        )
+        raise ModelLoadError(
+            f"the weights take {needed / _GIB:.2f} GiB in {name}, {free / _GIB:.2f} GiB are free on "
+            f"{placement.device}: {remedy}, or a machine with more memory"
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken: of the GPU, or of this machine within the limit of this process's container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = int(psutil.virtual_memory().available)
+    limited = container_free_bytes(Path("/sys/fs/cgroup"))
+    return available if limited is None else min(available, limited)
+
+
+def container_free_bytes(cgroup: Path) -> int | None:
+    """What a container's memory limit leaves, from its control group (version 2 or 1); None: no limit.
+
+    Cached file pages that are not in use count as free: the kernel drops them first.
+    """
+    for directory, limit_name, used_name, cached_name in (
+        (cgroup, "memory.max", "memory.current", "inactive_file"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = (directory / limit_name).read_text().strip()
+            used = int((directory / used_name).read_text())
+            stat = (directory / "memory.stat").read_text()
+        except OSError:
+            continue
+        if limit == "max":
+            return None
+        cached = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith(cached_name + " ")), 0)
+        return max(0, int(limit) - used + cached)
+    return None

@@ -1,0 +1,62 @@
+"""Fill a model's slots from safetensors files, one mapped tensor at a time: the checkpoint is never in memory twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
+from pagefleet_engine.loader.weight_map import Destination, is_ignorable
+
+# safetensors' names of the types that a slot can be filled from
+_FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination], tied_head: bool) -> None:
+    """Check names, shapes and types of all files first, then copy.
+
+    Raises:
+        ModelLoadError: the files do not hold exactly what the model needs.
+    """
+    files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
+    _check_names(folder, files, destinations, tied_head)
+    for file in files:
+        for name in file.names:
+            if name in destinations:
+                _check_form(file, name, destinations[name])
+    for file in files:
+        for name in file.names:
+            if name in destinations:
+                destinations[name].weight.fill(destinations[name].part, file.read(name))
+
+
+def _check_names(
+    folder: Path, files: list[TensorFile], destinations: Mapping[str, Destination], tied_head: bool
+) -> None:
+    seen: dict[str, Path] = {}
+    for file in files:
+        for name in file.names:
+            if name in seen:
+                raise ModelLoadError(f"{file.path} and {seen[name]} both hold {name}: keep one set of files")
+            seen[name] = file.path
+    missing = sorted(destinations.keys() - seen.keys())
+    if missing:
+        raise ModelLoadError(f"{folder}: the weights lack {name_some(missing)}: download the checkpoint again")
+    extra = sorted(name for name in seen if name not in destinations and not is_ignorable(name, tied_head))
+    if extra:
+        raise ModelLoadError(
+            f"{seen[extra[0]]}: no place in the model for {name_some(extra)}: the config.json beside it is of another "
+            "model"
+        )
+
+
+def _check_form(file: TensorFile, name: str, destination: Destination) -> None:
+    shape, dtype = file.shape(name), file.dtype(name)
+    if shape != destination.shape:
+        raise ModelLoadError(
+            f"{file.path}: {name} is {list(shape)}, config.json makes it {list(destination.shape)}: the two files are "
+            "not of the same model"
+        )
+    if dtype not in _FLOATING:
+        raise ModelLoadError(f"{file.path}: {name} is of type {dtype}; give a checkpoint in {', '.join(_FLOATING)}")

@@ -1,0 +1,48 @@
+"""From a checkpoint's tensor names to the model's slots.
+
+Slots are named as Hugging Face names tensors, except where several are merged into one:
+
+    self_attn.{q,k,v}_proj.*   parts 0, 1, 2 of   self_attn.qkv_proj.*
+    mlp.{gate,up}_proj.*       parts 0, 1 of      mlp.gate_up_proj.*
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pagefleet_engine.layers.weight import Weight
+
+_MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where one checkpoint tensor goes."""
+
+    weight: Weight
+    part: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the tensor must have."""
+        return self.weight.part_shapes[self.part]
+
+
+def weight_map(weights: Iterable[tuple[str, Weight]]) -> dict[str, Destination]:
+    """Every tensor that a checkpoint of the model must hold, by name."""
+    destinations = {}
+    for name, weight in weights:
+        *path, layer, kind = name.split(".")
+        sources = _MERGED.get(layer, (layer,))
+        assert len(sources) == len(weight.part_shapes), "a merged slot has a part for each of its sources"
+        for part, source in enumerate(sources):
+            destinations[".".join((*path, source, kind))] = Destination(weight, part)
+    return destinations
+
+
+def is_ignorable(name: str, tied_head: bool) -> bool:
+    """Tensors that some checkpoints carry and no model needs: rotary tables, and the head when it is the embedding."""
+    return name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")) or (
+        tied_head and name == "lm_head.weight"
+    )

@@ -1,0 +1,87 @@
+"""Typed access to a Hugging Face configuration: a wrong value becomes one line that names file, field and remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pagefleet_engine.errors import ModelLoadError
+
+
+class ConfigFields:
+    """One JSON object. A field that is null counts as absent, as it does for Hugging Face."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        """`source` names the object in errors, e.g. its file."""
+        self._values = values
+        self.source = source
+
+    def present(self, name: str) -> bool:
+        """Whether the field has a value."""
+        return self._values.get(name) is not None
+
+    def count(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """An integer of at least `minimum`; an error when absent without a default."""
+        value = self._get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self._wrong(name, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self._wrong(name, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """A string."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them; none when absent."""
+        value = self._get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+            raise self._wrong(name, "a token id or a list of token ids")
+        return tuple(ids)
+
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """The kind of attention of each layer; None when not said."""
+        kinds = self._values.get("layer_types")
+        if kinds is None:
+            return None
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+            raise self._wrong("layer_types", f"a list of {num_layers} of {', '.join(known)}")
+        return kinds
+
+    def section(self, name: str) -> ConfigFields:
+        """An object inside; empty when absent."""
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object")
+        return ConfigFields(value, f"{self.source}: {name}")
+
+    def section_names(self) -> list[str]:
+        """Fields whose values are objects."""
+        return [name for name, value in self._values.items() if isinstance(value, dict)]
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def _wrong(self, name: str, expected: str) -> ModelLoadError:
+        said = f"is {self._values[name]!r}" if name in self._values else "is missing"
+        return ModelLoadError(f"{self.source}: {name} {said}; it must be {expected}: repair the file")

@@ -1,0 +1,51 @@
+"""The frame of a decoder-only model: embedding, layers, final norm, head.
+
+Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from pagefleet_engine.attention.backend import AttentionStep
+from pagefleet_engine.layers.embedding import Embedding, LMHead
+from pagefleet_engine.layers.norm import RMSNorm
+from pagefleet_engine.layers.rotary import RotaryEmbedding
+from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.blocks import BlockTraits, DecoderLayer
+
+
+class DecoderModel:
+    """Implements `Model` for every family whose layers differ in `BlockTraits` only."""
+
+    def __init__(self, arch: ModelArch, traits: BlockTraits, placement: Placement) -> None:
+        self.arch = arch
+        self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement)
+        self._layers = [DecoderLayer(arch, layer, traits, placement) for layer in range(arch.num_layers)]
+        self._norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
+        self._rotary = RotaryEmbedding(arch.rope, arch.head_dim, arch.context_length, placement)
+        tied_to = self._embed_tokens if arch.tie_word_embeddings else None
+        self._lm_head = LMHead(arch.vocab_size, arch.hidden_size, placement, tied_to)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See Model."""
+        yield from prefixed("model.embed_tokens", self._embed_tokens)
+        for index, layer in enumerate(self._layers):
+            yield from prefixed(f"model.layers.{index}", layer)
+        yield from prefixed("model.norm", self._norm)
+        yield from prefixed("lm_head", self._lm_head)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+        """See Model."""
+        hidden_TD = self._embed_tokens(token_ids_T)
+        rotation = self._rotary.at(positions_T)
+        for layer in self._layers:
+            hidden_TD = layer(hidden_TD, rotation, step)
+        return self._norm(hidden_TD)
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        """See Model."""
+        return self._lm_head(hidden_SD)
