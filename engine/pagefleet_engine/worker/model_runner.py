@@ -5,7 +5,7 @@ Shapes: T tokens of the step, S rows, R rows that sample, D hidden size, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,11 +88,15 @@ class ModelRunner:
             self._append(slots_R, result.token_ids)
         return StepResult(sampled, logprobs, prompt_logprobs, failed)
 
-    def _apply(self, plan: StepPlan) -> Int64Array:
-        """Take the plan's difference in; returns the slots of its rows."""
-        for request_id in plan.removed:
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Let requests go."""
+        for request_id in request_ids:
             self._sampler.remove(self._batch.remove(request_id))
             self._prompts.remove(request_id)
+
+    def _apply(self, plan: StepPlan) -> Int64Array:
+        """Take the plan's difference in; returns the slots of its rows."""
+        self.release(plan.removed)
         for new in plan.new:
             self._sampler.add(self._batch.add(new), new)
             self._prompts.add(new)

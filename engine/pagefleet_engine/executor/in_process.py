@@ -1,0 +1,42 @@
+"""The executor for one device: the worker lives in the engine core's own process and thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.step import StepPlan, StepResult
+from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.worker.worker import Worker
+
+
+class InProcessExecutor:
+    """Implements `Executor` over one `Worker`."""
+
+    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch) -> None:
+        """Load the model; takes as long as that takes.
+
+        Raises:
+            ModelLoadError: the weights cannot be loaded.
+            ConfigError: the settings do not fit the model or the device.
+        """
+        self._worker: Worker | None = Worker(config, folder, arch)
+        size = self._worker.cache
+        self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block)
+        self.max_model_len = size.max_model_len
+        """Longest prompt plus output that fits the model and the KV pool."""
+
+    @property
+    def cache(self) -> CacheFacts:
+        """The KV pool that was allocated."""
+        return self._cache
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward pass and sample."""
+        assert self._worker is not None, "execute after shutdown"
+        return self._worker.execute(plan)
+
+    def shutdown(self) -> None:
+        """Drop weights and KV pool; may be called twice."""
+        self._worker = None

@@ -1,0 +1,57 @@
+"""Which device, and how much of it: names to torch devices, CPU threads, memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_engine.config import Device
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.loader.memory import free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of the device; on a CPU `total` is what this process may still take, as others share the machine."""
+
+    total: int
+    free: int
+
+
+def resolve_device(requested: Device) -> torch.device:
+    """The device of a name; `auto` takes CUDA where there is a GPU.
+
+    Raises:
+        ConfigError: CUDA is asked for and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if requested == "cuda" and not has_cuda:
+        raise ConfigError(
+            "device is cuda, and torch finds no CUDA GPU: give --device cpu, or check driver and torch build"
+        )
+    return torch.device("cuda" if has_cuda and requested != "cpu" else "cpu")
+
+
+def set_num_threads(requested: int | None) -> int:
+    """Let torch compute with `requested` threads, or one per core that this process may use; returns the number.
+
+    Raises:
+        ConfigError: the number is under 1.
+    """
+    if requested is not None and requested < 1:
+        raise ConfigError(f"num_threads is {requested}: give at least 1, or leave it out")
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = requested or allowed
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def probe_memory(device: torch.device) -> DeviceMemory:
+    """What the device has and what is left of it, now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total, free)
+    free = free_bytes(device)
+    return DeviceMemory(free, free)

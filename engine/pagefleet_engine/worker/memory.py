@@ -1,0 +1,125 @@
+"""How many KV blocks fit: arithmetic only, the device is asked in `device`.
+
+The pool is what the settings say, or else the share of memory that weights and activations leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagefleet_engine.config import CacheConfig
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.worker.device import DeviceMemory
+
+GIB = 1024**3
+
+CPU_DEFAULT_BYTES = 4 * GIB
+"""On a CPU the pool is no larger unless asked for, or unless one request of the full context needs more: the machine
+has other uses for its memory, and other replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSize:
+    """The pool's size, and the longest request it must hold."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.num_blocks * self.block_size
+
+    def describe(self) -> str:
+        """One line for the log."""
+        at_once = self.num_blocks // num_blocks_for(self.max_model_len, self.block_size)
+        return (
+            f"KV cache: {self.num_blocks * self.bytes_per_block / GIB:.2f} GiB, {self.num_blocks} blocks of "
+            f"{self.block_size} tokens = {self.num_tokens} tokens, "
+            f"{at_once} request{'' if at_once == 1 else 's'} of {self.max_model_len} tokens at once"
+        )
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+def activation_bytes(arch: ModelArch, max_num_batched_tokens: int, max_num_seqs: int, itemsize: int) -> int:
+    """Rough upper bound of what one CPU step holds besides weights and KV cache.
+
+    Per token the residual, its norm, attention's inputs and outputs and the MLP's three intermediates; per row the
+    logits in float32, with the copies that sampling makes.
+    """
+    attention = 2 * arch.num_heads * arch.head_dim + 4 * arch.num_kv_heads * arch.head_dim
+    per_token = 4 * arch.hidden_size + attention + 3 * arch.intermediate_size
+    return max_num_batched_tokens * per_token * itemsize + 4 * max_num_seqs * arch.vocab_size * 4
+
+
+def size_kv_cache(
+    config: CacheConfig, bytes_per_block: int, max_model_len: int, budget: int, *, exact_len: bool
+) -> KVCacheSize:
+    """Decide the number of blocks.
+
+    Args:
+        config: `num_kv_blocks` and `kv_cache_memory` decide if they are given, in this order.
+        bytes_per_block: over all layers.
+        max_model_len: longest request.
+        budget: bytes to use otherwise.
+        exact_len: `max_model_len` was asked for and must fit; otherwise it shrinks to what fits.
+
+    Raises:
+        ConfigError: not even one block fits, or not one request of `max_model_len`; says what to give instead.
+    """
+    if config.num_kv_blocks is not None:
+        num_blocks, found = config.num_kv_blocks, f"num_kv_blocks is {config.num_kv_blocks}"
+    elif config.kv_cache_memory is not None:
+        num_blocks = config.kv_cache_memory // bytes_per_block
+        found = f"kv_cache_memory is {_size(config.kv_cache_memory)}"
+    else:
+        num_blocks, found = (
+            max(0, budget) // bytes_per_block,
+            f"{_size(max(0, budget))} of memory are left for KV cache",
+        )
+    needed = num_blocks_for(max_model_len, config.block_size)
+    fits = num_blocks * config.block_size
+    if num_blocks < 1 or (num_blocks < needed and exact_len):
+        remedies = [f"give --max-model-len {fits} at most"] if fits > 0 else []
+        remedies.append(_larger_pool(config, needed, needed * bytes_per_block))
+        raise ConfigError(
+            f"{found}, and one request of max_model_len {max_model_len} takes {needed} blocks "
+            f"({_size(needed * bytes_per_block)}): {', or '.join(remedies)}"
+        )
+    return KVCacheSize(num_blocks, config.block_size, bytes_per_block, min(max_model_len, fits))
+
+
+def memory_budget(memory: DeviceMemory, utilization: float, activations: int) -> int:
+    """Bytes left for KV cache when this process may bring the device to `utilization` of its memory.
+
+    `memory` is taken with the weights loaded. May be negative.
+    """
+    return int(memory.total * utilization) - (memory.total - memory.free) - activations
+
+
+def cpu_budget(memory: DeviceMemory, utilization: float, activations: int, bytes_of_one_request: int) -> int:
+    """As `memory_budget`, within what a CPU engine takes unasked."""
+    return min(memory_budget(memory, utilization, activations), max(CPU_DEFAULT_BYTES, bytes_of_one_request))
+
+
+def _larger_pool(config: CacheConfig, needed: int, needed_bytes: int) -> str:
+    if config.num_kv_blocks is not None:
+        return f"--num-kv-blocks {needed} at least"
+    if config.kv_cache_memory is not None:
+        return f"--kv-cache-memory {_round_up_mib(needed_bytes)}M at least"
+    return "a machine with more memory (or a smaller --max-num-batched-tokens, or a higher --gpu-memory-utilization)"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 1024**2:.1f} MiB"
+
+
+def _round_up_mib(num_bytes: int) -> int:
+    return -(-num_bytes // 1024**2)

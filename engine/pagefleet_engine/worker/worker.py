@@ -1,0 +1,154 @@
+"""One device with a model on it: loads, sizes the KV cache, warms up, then executes plans."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+from pagefleet_kernels.layout import KVLayout
+
+from pagefleet_engine.attention.backend import AttentionBackend
+from pagefleet_engine.attention.torch_backend import TorchBackend
+from pagefleet_engine.attention.triton_backend import TritonBackend
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.step import StepPlan, StepResult
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.loader.dtype import resolve_dtype
+from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.kv_pool import allocate_kv_pool
+from pagefleet_engine.worker.memory import (
+    KVCacheSize,
+    activation_bytes,
+    cpu_budget,
+    memory_budget,
+    num_blocks_for,
+    size_kv_cache,
+)
+from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
+from pagefleet_engine.worker.rehearsal import fullest_step, rehearse, short_step
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Owns weights, KV pool and runner. Constructed in the thread that executes."""
+
+    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch) -> None:
+        """Load the model in `folder`, whose shape is `arch`.
+
+        Raises:
+            ModelLoadError: the weights cannot be loaded.
+            ConfigError: the settings do not fit the model or the device.
+        """
+        started = time.monotonic()
+        self._config = config
+        self._arch = arch
+        self._device = resolve_device(config.model.device)
+        num_threads = set_num_threads(config.model.num_threads)
+        max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length)
+        self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
+        self._model = load_model(folder, arch, self._dtype, self._device, config.model.load_format, config.model.seed)
+        where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
+        _log.info(
+            "loaded %s in %.1f s: %s on %s", arch.model_type, time.monotonic() - started, _name(self._dtype), where
+        )
+        self.cache = self._size_cache(max_model_len)
+        """The KV pool; its `max_model_len` is the longest request that this worker takes."""
+        _log.info("%s", self.cache.describe())
+        if self.cache.max_model_len < max_model_len:
+            _log.warning(
+                "the KV cache holds %d tokens, the model's context is %d: requests end at the first number",
+                self.cache.max_model_len,
+                max_model_len,
+            )
+        layout = self._layout(self.cache.num_blocks)
+        backend = self._backend(layout)
+        limits = self._limits(self.cache.max_model_len)
+        self._runner = ModelRunner(self._model, backend, limits, self._device, config.model.seed)
+        self._warm_up(limits)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward pass and sample."""
+        return self._runner.execute(plan)
+
+    def _size_cache(self, max_model_len: int) -> KVCacheSize:
+        cache = self._config.cache
+        bytes_per_block = self._layout(1).bytes_per_block(self._dtype)
+        asked_for = self._config.model.max_model_len is not None
+        budget = 0
+        if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
+            budget = self._budget(num_blocks_for(max_model_len, cache.block_size) * bytes_per_block, max_model_len)
+        return size_kv_cache(cache, bytes_per_block, max_model_len, budget, exact_len=asked_for)
+
+    def _budget(self, bytes_of_one_request: int, max_model_len: int) -> int:
+        utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler
+        if self._device.type == "cpu":
+            activations = activation_bytes(
+                self._arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
+            )
+            return cpu_budget(probe_memory(self._device), utilization, activations, bytes_of_one_request)
+        activations = self._profile(max_model_len)
+        return memory_budget(probe_memory(self._device), utilization, activations)
+
+    def _profile(self, max_model_len: int) -> int:
+        """Bytes that the largest step takes beyond weights and pages, measured on a CUDA device with a small pool."""
+        limits = self._limits(max_model_len)
+        row_lens = fullest_step(limits)
+        num_blocks = sum(num_blocks_for(length + 1, limits.block_size) for length in row_lens)
+        backend = self._backend(self._layout(num_blocks))
+        runner = ModelRunner(self._model, backend, limits, self._device, seed=0)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        rehearse(runner, row_lens, limits.block_size)
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device)
+        del runner, backend
+        torch.cuda.empty_cache()
+        return peak - before
+
+    def _warm_up(self, limits: RunnerLimits) -> None:
+        row_lens = short_step(limits, self.cache.num_blocks)
+        if row_lens:
+            started = time.monotonic()
+            rehearse(self._runner, row_lens, limits.block_size)
+            _log.debug("warmed up in %.2f s", time.monotonic() - started)
+
+    def _backend(self, layout: KVLayout) -> AttentionBackend:
+        pool = allocate_kv_pool(layout, self._dtype, self._device)
+        return TorchBackend(pool, layout) if self._device.type == "cpu" else TritonBackend(pool, layout)
+
+    def _layout(self, num_blocks: int) -> KVLayout:
+        arch = self._arch
+        return KVLayout(num_blocks, arch.num_layers, arch.num_kv_heads, self._config.cache.block_size, arch.head_dim)
+
+    def _limits(self, max_model_len: int) -> RunnerLimits:
+        return RunnerLimits(
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_num_batched_tokens=self._config.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=self._config.cache.block_size,
+            vocab_size=self._arch.vocab_size,
+        )
+
+
+def resolve_max_model_len(requested: int | None, context_length: int) -> int:
+    """Longest prompt plus output: as asked for, by default all that the model was made for.
+
+    Raises:
+        ConfigError: under 2 tokens, or more than the model was made for.
+    """
+    if requested is None:
+        return context_length
+    if requested < 2:
+        raise ConfigError(f"max_model_len is {requested}: give at least 2, a token of prompt and one of output")
+    if requested > context_length:
+        raise ConfigError(f"max_model_len is {requested}, the model was made for {context_length}: give at most that")
+    return requested
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
