@@ -49,6 +49,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = DEFAULT_MAX_TOKENS
     logprobs: int | None = None
     echo: bool = False
+    add_special_tokens: bool = True
+    """Begin a text prompt as the tokenizer does, e.g. with a beginning-of-text token."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     priority: int = 0
@@ -106,13 +108,17 @@ def read_completion_request(body: Mapping[str, Any]) -> CompletionRequest:
     sampling = read_sampling(fields)
     check_prompt_logprobs(sampling.prompt_logprobs, stream)
     _check_choices(fields, len(prompts), sampling.n)
+    logprobs, echo = fields.integer("logprobs", 0, MAX_LOGPROBS), bool(fields.boolean("echo"))
+    if stream and echo and logprobs is not None:
+        raise BodyError("'echo' with 'logprobs' is not available with 'stream': true.", "echo", "invalid_value")
     return CompletionRequest(
         model=model,
         prompts=prompts,
         sampling=sampling,
         max_tokens=fields.integer("max_tokens", 1, MAX_TOKENS) or DEFAULT_MAX_TOKENS,
-        logprobs=fields.integer("logprobs", 0, MAX_LOGPROBS),
-        echo=bool(fields.boolean("echo")),
+        logprobs=logprobs,
+        echo=echo,
+        add_special_tokens=fields.boolean("add_special_tokens") is not False,
         stream=stream,
         stream_options=options,
         priority=read_priority(fields),

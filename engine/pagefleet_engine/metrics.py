@@ -1,0 +1,130 @@
+"""What one engine tells Prometheus, in a registry of its own. The only importer of prometheus_client in the engine.
+
+The core's gauges and totals are read when somebody scrapes; everything else is counted where it happens. Every series
+has the label `model_name`; no label takes a value that a client can invent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from pagefleet_protocol import metric_names as names
+from pagefleet_protocol.version import VERSION
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagefleet_engine.engine_core.messages import CoreStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+KNOWN_IGNORED_FIELDS = frozenset(
+    {"metadata", "prediction", "prompt_cache_key", "reasoning_effort", "safety_identifier", "service_tier", "store"}
+)
+
+_PREFIX = "pagefleet_engine_"
+_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+_WHOLE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
+_TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+
+
+class EngineMetrics:
+    """All series of one engine.
+
+    Args:
+        model_name: value of the label on every series.
+        core_stats: returns the core's latest gauges and totals; None, before there are any, counts as zeros.
+    """
+
+    def __init__(self, model_name: str, core_stats: Callable[[], CoreStats | None]) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model_name
+        self._registry.register(_CoreCollector(model_name, core_stats))
+        self._info()
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_S
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two outputs of one request.", _BETWEEN_TOKENS_S
+        )
+        self.request_duration = self._histogram(
+            "request_duration_seconds", "From a request's arrival to its last token.", _WHOLE_S
+        )
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length.", _TOKENS)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._finished = self._labelled_counter("requests_finished", "Requests ended, by reason.", "finish_reason")
+        self._ignored = self._labelled_counter("ignored_fields", "Body fields that were ignored.", "field")
+        self._http = Counter(
+            _PREFIX + "http_requests",
+            "HTTP requests, by route and status.",
+            ("model_name", "route", "status"),
+            registry=self._registry,
+        )
+
+    def finished(self, reason: str) -> None:
+        """Count the end of one choice: `stop`, `length`, `abort` or `error`."""
+        self._finished.labels(self._model, reason).inc()
+
+    def ignored_fields(self, fields: Iterable[str]) -> None:
+        """Count fields that nobody read; names that OpenAI does not know count as `other`."""
+        for name in fields:
+            self._ignored.labels(self._model, name if name in KNOWN_IGNORED_FIELDS else "other").inc()
+
+    def http_request(self, route: str, status: int) -> None:
+        """Count one answered HTTP request; `route` is a pattern of the route table, never a client's path."""
+        self._http.labels(self._model, route, str(status)).inc()
+
+    def render(self) -> bytes:
+        """Return the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def _info(self) -> None:
+        info = Gauge(_PREFIX + "info", "Always 1.", ("model_name", "version"), registry=self._registry)
+        info.labels(self._model, VERSION).set(1)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(_PREFIX + name, text, ("model_name",), registry=self._registry).labels(self._model)
+
+    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(_PREFIX + name, text, ("model_name", label), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(_PREFIX + name, text, ("model_name",), registry=self._registry, buckets=buckets)
+        return family.labels(self._model)
+
+
+class _CoreCollector(Collector):
+    """Turns the core's latest figures into series at scrape time."""
+
+    def __init__(self, model_name: str, stats: Callable[[], CoreStats | None]) -> None:
+        self._model = model_name
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats() or CoreStats(0, 0, 0.0, 0, 0, 0, 0)
+        yield self._gauge(names.ENGINE_REQUESTS_RUNNING, "Requests in the running batch.", stats.requests_running)
+        yield self._gauge(names.ENGINE_REQUESTS_WAITING, "Requests in the queue.", stats.requests_waiting)
+        yield self._gauge(names.ENGINE_KV_USAGE_RATIO, "Share of KV blocks held by requests.", stats.kv_usage)
+        yield self._total(
+            names.ENGINE_PREFIX_CACHE_QUERIES_TOKENS,
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_cache_queries_tokens,
+        )
+        yield self._total(
+            names.ENGINE_PREFIX_CACHE_HITS_TOKENS,
+            "Prompt tokens found in the prefix cache.",
+            stats.prefix_cache_hits_tokens,
+        )
+        yield self._total(_PREFIX + "preemptions_total", "Requests put back for want of blocks.", stats.preemptions)
+        yield self._total(_PREFIX + "steps_total", "Forward passes.", stats.steps)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _total(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name.removesuffix("_total"), text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family

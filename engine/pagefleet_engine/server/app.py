@@ -1,0 +1,170 @@
+"""The server: `create_app` puts the parts together, `serve` is the whole life of the process.
+
+SIGTERM  -> /readyz 503, new requests 503 -> open ones get `drain_timeout` -> the rest end with an error -> exit 0
+again    -> the rest end with an error at once -> exit 0
+engine dead -> open ones end with an error -> exit 1, so that somebody starts the process anew
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.config import EngineConfig, ServerConfig
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
+from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server.access import AccessGate, ApiKeys
+from pagefleet_engine.server.body import BodyReader
+from pagefleet_engine.server.chat import ChatRoute
+from pagefleet_engine.server.completions import CompletionRoute
+from pagefleet_engine.server.drain import Drain, DrainGate
+from pagefleet_engine.server.generation import Generator
+from pagefleet_engine.server.interruption import OpenRequests
+from pagefleet_engine.server.lifecycle import Listener, Running, StopSignals, bind, run_until_stopped
+from pagefleet_engine.server.middleware import ErrorSeam, HeadCheck, RequestRecord
+from pagefleet_engine.server.operations import InformationRoutes, ProbeRoutes
+from pagefleet_engine.server.ports import ChatPrompt, Engine, ServedModel, Tokenizer
+from pagefleet_engine.server.prompts import Prompts
+from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.tokenization import TokenizationRoutes
+from pagefleet_engine.text.chat_prompt import ChatPrompt as TemplatedPrompt
+from pagefleet_engine.text.chat_template import load_chat_template
+from pagefleet_engine.text.tokenizer import Tokenizer as ModelTokenizer
+from pagefleet_engine.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+TEXT_THREADS = 2
+"""Threads that tokenize, template and decode large bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an app is made of."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat: ChatPrompt
+    model: ServedModel
+    metrics: EngineMetrics
+    pool: Executor
+    drain: Drain
+    open_requests: OpenRequests
+
+
+def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
+    """Build the ASGI application.
+
+    Raises:
+        ConfigError: the key file cannot be read or is empty.
+    """
+    keys = ApiKeys(Path(config.api_key_file)) if config.api_key_file is not None else None
+    service = Service(
+        model=parts.model,
+        tokenizer=parts.tokenizer,
+        prompts=Prompts(parts.tokenizer, parts.chat, parts.model, parts.pool),
+        generator=Generator(parts.engine, parts.metrics),
+        bodies=BodyReader(config.max_body_bytes, parts.pool),
+        open_requests=parts.open_requests,
+        metrics=parts.metrics,
+    )
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_routes(app, service, parts)
+    app.add_exception_handler(HTTPException, _reraise)
+    # The last added is the first to see a request.
+    app.add_middleware(DrainGate, drain=parts.drain)
+    app.add_middleware(AccessGate, keys=keys)
+    app.add_middleware(HeadCheck)
+    app.add_middleware(ErrorSeam)
+    app.add_middleware(RequestRecord, metrics=parts.metrics, access_log=config.access_log)
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service, parts: Parts) -> None:
+    probes = ProbeRoutes(parts.engine, parts.drain)
+    information = InformationRoutes(service, parts.metrics)
+    tokenization = TokenizationRoutes(service)
+    for path, endpoint in {
+        "/livez": probes.livez,
+        "/readyz": probes.readyz,
+        "/health": probes.readyz,
+        "/metrics": information.metrics,
+        "/version": information.version,
+        "/v1/models": information.models,
+        "/v1/models/{model:path}": information.model,
+    }.items():
+        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    for path, endpoint in {
+        "/v1/chat/completions": ChatRoute(service).create,
+        "/v1/completions": CompletionRoute(service).create,
+        "/tokenize": tokenization.tokenize,
+        "/detokenize": tokenization.detokenize,
+    }.items():
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+
+
+async def _reraise(request: Request, error: Exception) -> Response:
+    """Let what the routing raises reach the error seam too."""
+    raise error
+
+
+def serve(config: EngineConfig, server: ServerConfig) -> int:
+    """Run the server until it is told to stop or its engine dies.
+
+    Returns:
+        Exit status: 0 after a signal, 1 when the engine died.
+
+    Raises:
+        ConfigError: a setting cannot work, or the model cannot be loaded.
+    """
+    folder = resolve_model_folder(config.model.model)
+    tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
+    template = load_chat_template(folder, tokenizer.settings, tokenizer.special_tokens)
+    listener = bind(server.host, server.port)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, server, _Text(tokenizer, TemplatedPrompt(tokenizer, template)), listener))
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    tokenizer: ModelTokenizer
+    chat: TemplatedPrompt
+
+
+async def _serve(config: EngineConfig, server: ServerConfig, text: _Text, listener: Listener) -> int:
+    engine_died = asyncio.Event()
+    with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, listener:
+        starting = AsyncEngineClient.start(config, text.tokenizer, on_death=engine_died.set)
+        engine = await signals.unless_stopped(starting)
+        if engine is None:
+            return 0
+        try:
+            ready = engine.ready
+            name = served_name(config.model.model, config.model.served_model_name)
+            parts = Parts(
+                engine=engine,
+                tokenizer=text.tokenizer,
+                chat=text.chat,
+                model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size),
+                metrics=EngineMetrics(name, lambda: engine.stats),
+                pool=pool,
+                drain=Drain(),
+                open_requests=OpenRequests(),
+            )
+            app = create_app(parts, server)
+            logger.info("serving %s on %s", name, listener.url)
+            running = Running(parts.drain, parts.open_requests, engine_died, server.drain_timeout)
+            return await run_until_stopped(app, listener, signals, running)
+        finally:
+            await engine.close()

@@ -1,0 +1,58 @@
+"""Reads a request's JSON body, counting while it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Any
+
+from pagefleet_protocol.openai_json import decode_object
+from starlette.requests import ClientDisconnect, Request
+
+from pagefleet_engine.server.errors import HttpRefusal
+
+_READ_TIMEOUT_S = 60.0
+_DECODE_HERE_BYTES = 32 * 1024
+_CLOSE = {"connection": "close"}
+
+
+class BodyReader:
+    """Reads bodies of up to `max_bytes`; large ones are decoded in `pool`, off the event loop."""
+
+    def __init__(self, max_bytes: int, pool: Executor) -> None:
+        self._max_bytes = max_bytes
+        self._pool = pool
+
+    async def read_object(self, request: Request) -> dict[str, Any]:
+        """Return the body's JSON object.
+
+        Raises:
+            HttpRefusal: too large, or it takes longer than a minute to arrive.
+            BodyError: not a JSON object.
+        """
+        body = await self._read(request)
+        if len(body) <= _DECODE_HERE_BYTES:
+            return decode_object(body)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, decode_object, body)
+
+    async def _read(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared[:20]) > self._max_bytes:
+            raise self._too_large()
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self._max_bytes:
+                        raise self._too_large()
+                    parts.append(part)
+        except TimeoutError:
+            raise HttpRefusal(408, "The body did not arrive in time.", code="timeout", headers=_CLOSE) from None
+        except ClientDisconnect:
+            raise HttpRefusal(400, "The connection closed before the body was complete.") from None
+        return b"".join(parts)
+
+    def _too_large(self) -> HttpRefusal:
+        message = f"The request body is over {self._max_bytes} bytes."
+        return HttpRefusal(413, message, code="request_too_large", headers=_CLOSE)

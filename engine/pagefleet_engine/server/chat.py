@@ -1,0 +1,116 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+from pagefleet_protocol.openai_chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatRequest,
+    read_chat_request,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagefleet_engine.server.choices import Collected, TokenCounts, collect
+from pagefleet_engine.server.generation import Job, PreparedPrompt, jobs_of
+from pagefleet_engine.server.logprobs import chat_logprobs, prompt_logprobs
+from pagefleet_engine.server.ports import Chunk, Tokenizer
+from pagefleet_engine.server.request_ids import new_id
+from pagefleet_engine.server.responses import EventStream, WholeResponse
+from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
+from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.sse import AnswerHead, EventWriter, event_stream, prefixes
+
+
+class ChatRoute:
+    """Answers conversations."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Check, render and tokenize; the response generates.
+
+        Raises:
+            BodyError, InvalidRequest, HttpRefusal: the client's mistake.
+        """
+        service = self._service
+        chat = read_chat_request(await service.read_body(request))
+        service.check_model(chat.model)
+        service.count_ignored(chat.ignored)
+        prompt = await self._prepare(chat)
+        head = AnswerHead(new_id("chatcmpl"), int(time.time()), service.model.name)
+        jobs = jobs_of(head.id, [prompt], chat.priority, chat.cache_salt)
+        if not chat.stream:
+            return WholeResponse(self._whole(chat, head, prompt, jobs), service.open_requests)
+        choice = ChatChoiceFormat([prompt], chat, service.tokenizer)
+        writer = EventWriter("chat.completion.chunk", head, choice, TokenCounts([prompt]), chat.stream_options)
+        return EventStream(event_stream(service.generator.run(jobs), writer), service.open_requests)
+
+    async def _prepare(self, chat: ChatRequest) -> PreparedPrompt:
+        ids = await self._service.prompts.of_chat(chat.messages, chat.add_generation_prompt)
+        max_tokens = fitting_max_tokens(chat.max_tokens, len(ids), self._service.model, "max_tokens")
+        logprobs = chat.top_logprobs if chat.logprobs else None
+        sampling = to_sampling_params(
+            chat.sampling, self._service.model, max_tokens, logprobs, chat.sampling.prompt_logprobs
+        )
+        return PreparedPrompt(ids, sampling)
+
+    async def _whole(
+        self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, jobs: Sequence[Job]
+    ) -> AsyncGenerator[bytes, None]:
+        choices, usage = await collect(self._service.generator.run(jobs), [prompt])
+        asked = choices[0].prompt_logprobs
+        if chat.sampling.prompt_logprobs is not None and asked is None:
+            asked = []  # a prompt of one token has none
+        answer = ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._choice(i, choice, chat) for i, choice in enumerate(choices)],
+            usage=usage,
+            prompt_logprobs=None if asked is None else prompt_logprobs(asked, self._service.tokenizer),
+        )
+        yield msgspec.json.encode(answer)
+
+    def _choice(self, index: int, choice: Collected, chat: ChatRequest) -> ChatChoice:
+        tokenizer = self._service.tokenizer
+        logprobs = chat_logprobs(choice.logprobs, chat.top_logprobs, tokenizer) if chat.logprobs else None
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage("".join(choice.text)),
+            finish_reason=choice.finish_reason,
+            logprobs=logprobs,
+            stop_reason=choice.stop_reason,
+        )
+
+
+class ChatChoiceFormat:
+    """Choices of `chat.completion.chunk`: a role first, then text, then the finish reason alone."""
+
+    def __init__(self, prompts: Sequence[PreparedPrompt], chat: ChatRequest, tokenizer: Tokenizer) -> None:
+        self._before = prefixes(b'{"index":', b',"delta":{"content":', prompts)
+        self._top = chat.top_logprobs if chat.logprobs else None
+        self._tokenizer = tokenizer
+
+    def opening(self, index: int) -> bytes:
+        """Return the role."""
+        return b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
+
+    def content(self, index: int, chunk: Chunk) -> bytes:
+        """Return new text with its log-probabilities."""
+        text = msgspec.json.encode(chunk.text)
+        if self._top is None:
+            return self._before[index] + text + b'},"logprobs":null,"finish_reason":null}'
+        logprobs = msgspec.json.encode(chat_logprobs(chunk.logprobs or (), self._top, self._tokenizer))
+        return self._before[index] + text + b'},"logprobs":' + logprobs + b',"finish_reason":null}'
+
+    def ending(self, index: int, chunk: Chunk) -> bytes:
+        """Return the finish reason."""
+        end = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+        return b'{"index":%d,"delta":{},"logprobs":null,' % index + msgspec.json.encode(end)[1:]

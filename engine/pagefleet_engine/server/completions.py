@@ -1,0 +1,166 @@
+"""`POST /v1/completions`. Choice index = prompt index times `n` plus the answer's number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from pagefleet_protocol.openai_completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    read_completion_request,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagefleet_engine.server.choices import Collected, TokenCounts, collect
+from pagefleet_engine.server.generation import Job, PreparedPrompt, jobs_of
+from pagefleet_engine.server.logprobs import CompletionLogprobList, prompt_logprobs
+from pagefleet_engine.server.ports import Chunk, Tokenizer
+from pagefleet_engine.server.request_ids import new_id
+from pagefleet_engine.server.responses import EventStream, WholeResponse
+from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
+from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.sse import AnswerHead, EventWriter, event_stream, prefixes
+
+
+class CompletionRoute:
+    """Continues texts."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Check and tokenize; the response generates.
+
+        Raises:
+            BodyError, InvalidRequest, HttpRefusal: the client's mistake.
+        """
+        service = self._service
+        asked = read_completion_request(await service.read_body(request))
+        service.check_model(asked.model)
+        service.count_ignored(asked.ignored)
+        prompts = await self._prepare(asked)
+        echoes = await self._echoes(asked, prompts)
+        head = AnswerHead(new_id("cmpl"), int(time.time()), service.model.name)
+        jobs = jobs_of(head.id, prompts, asked.priority, asked.cache_salt)
+        if not asked.stream:
+            return WholeResponse(self._whole(head, asked, prompts, echoes, jobs), service.open_requests)
+        choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)
+        writer = EventWriter("text_completion", head, choice, TokenCounts(prompts), asked.stream_options)
+        return EventStream(event_stream(service.generator.run(jobs), writer), service.open_requests)
+
+    async def _prepare(self, asked: CompletionRequest) -> list[PreparedPrompt]:
+        model, prepared = self._service.model, []
+        scored = asked.sampling.prompt_logprobs
+        if asked.echo and asked.logprobs is not None:
+            scored = max(asked.logprobs, scored or 0)
+        for ids in await self._service.prompts.of_completion(asked.prompts, asked.add_special_tokens):
+            max_tokens = fitting_max_tokens(asked.max_tokens, len(ids), model, "max_tokens")
+            sampling = to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored)
+            prepared.append(PreparedPrompt(ids, sampling))
+        return prepared
+
+    async def _echoes(self, asked: CompletionRequest, prompts: Sequence[PreparedPrompt]) -> list[str]:
+        """Return what stands before each prompt's answers: the prompt as given, or nothing."""
+        if not asked.echo:
+            return [""] * len(prompts)
+        return [
+            given if isinstance(given, str) else await self._service.prompts.text_of(prompt.token_ids)
+            for given, prompt in zip(asked.prompts, prompts, strict=True)
+        ]
+
+    async def _whole(
+        self,
+        head: AnswerHead,
+        asked: CompletionRequest,
+        prompts: Sequence[PreparedPrompt],
+        echoes: Sequence[str],
+        jobs: Sequence[Job],
+    ) -> AsyncGenerator[bytes, None]:
+        choices, usage = await collect(self._service.generator.run(jobs), prompts)
+        n = asked.sampling.n
+        shaped = []
+        for i, choice in enumerate(choices):
+            prompt = _ScoredPrompt(prompts[i // n].token_ids, choices[i - i % n].prompt_logprobs or [], echoes[i // n])
+            shaped.append(self._choice(i, choice, asked, prompt))
+        answer = Completion(id=head.id, created=head.created, model=head.model, choices=shaped, usage=usage)
+        yield msgspec.json.encode(answer)
+
+    def _choice(
+        self, index: int, choice: Collected, asked: CompletionRequest, prompt: _ScoredPrompt
+    ) -> CompletionChoice:
+        tokenizer = self._service.tokenizer
+        scored: list[dict[str, Any] | None] | None = None
+        if asked.sampling.prompt_logprobs is not None:
+            scored = prompt_logprobs(prompt.logprobs, tokenizer)
+        return CompletionChoice(
+            index=index,
+            text=prompt.echo + "".join(choice.text),
+            finish_reason=choice.finish_reason,
+            logprobs=_logprobs(choice, asked, prompt, tokenizer),
+            stop_reason=choice.stop_reason,
+            prompt_logprobs=scored,
+        )
+
+
+class CompletionChoiceFormat:
+    """Choices of a streamed `text_completion`: the echo first, if asked for, then text; the last has the reason."""
+
+    def __init__(
+        self, prompts: Sequence[PreparedPrompt], logprobs: int | None, echoes: Sequence[str], tokenizer: Tokenizer
+    ) -> None:
+        self._before = prefixes(b'{"index":', b',"text":', prompts)
+        self._echoes = [echo for echo, prompt in zip(echoes, prompts, strict=True) for _ in range(prompt.sampling.n)]
+        self._lists: list[CompletionLogprobList] | None = None
+        if logprobs is not None:
+            self._lists = [CompletionLogprobList(logprobs, tokenizer) for _ in self._before]
+
+    def opening(self, index: int) -> bytes | None:
+        """Return the echo, if there is one."""
+        echo = self._echoes[index]
+        if not echo:
+            return None
+        return self._before[index] + msgspec.json.encode(echo) + b',"logprobs":null,"finish_reason":null}'
+
+    def content(self, index: int, chunk: Chunk) -> bytes:
+        """Return new text, its log-probabilities, and the finish reason of the last chunk."""
+        logprobs = b"null"
+        if self._lists is not None:
+            growing = self._lists[index]
+            growing.add(chunk.logprobs or ())
+            logprobs = msgspec.json.encode(growing.take())
+        end = b',"finish_reason":null}'
+        if chunk.finish_reason is not None:
+            reasons = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+            end = b"," + msgspec.json.encode(reasons)[1:]
+        return self._before[index] + msgspec.json.encode(chunk.text) + b',"logprobs":' + logprobs + end
+
+    def ending(self, index: int, chunk: Chunk) -> bytes | None:
+        """Return None: the last text carries the reason."""
+        return None
+
+
+class _ScoredPrompt(msgspec.Struct, frozen=True):
+    """A prompt as its choices echo it."""
+
+    token_ids: list[int]
+    logprobs: list[Any]
+    echo: str
+
+
+def _logprobs(
+    choice: Collected, asked: CompletionRequest, prompt: _ScoredPrompt, tokenizer: Tokenizer
+) -> CompletionLogprobs | None:
+    if asked.logprobs is None:
+        return None
+    growing = CompletionLogprobList(asked.logprobs, tokenizer)
+    if asked.echo:
+        growing.add_unscored(prompt.token_ids[0])
+        growing.add(prompt.logprobs)
+    growing.add(choice.logprobs)
+    return growing.take()

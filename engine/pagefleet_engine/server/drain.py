@@ -1,0 +1,64 @@
+"""The end of the server: refuse what is new, wait for what runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pagefleet_engine.server.access import ROUTES, Access
+from pagefleet_engine.server.errors import ServerStoppingError
+
+
+class Drain:
+    """Whether the server takes new requests, and how many it works on."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin(self) -> None:
+        """Take no new requests from now on."""
+        self.draining = True
+
+    async def wait_until_idle(self) -> None:
+        """Return when no request is being worked on."""
+        await self._idle.wait()
+
+    def enter(self) -> None:
+        """Count a request.
+
+        Raises:
+            ServerStoppingError: none is taken any more.
+        """
+        if self.draining:
+            raise ServerStoppingError
+        self._in_flight += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """Count a request's end."""
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
+
+class DrainGate:
+    """ASGI middleware that counts requests; probes and metrics are answered until the very end."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] != "http" or ROUTES.get(scope["path"]) is Access.PUBLIC:
+            await self._app(scope, receive, send)
+            return
+        self._drain.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._drain.leave()

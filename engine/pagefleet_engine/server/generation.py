@@ -1,0 +1,134 @@
+"""Runs the choices of one HTTP request on the engine, merges their chunks, and measures them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pagefleet_engine.engine_core.output_text import fan_out
+from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
+from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.server.ports import Chunk, Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One choice: one request to the engine core."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """One prompt with its parameters; `sampling.n` choices are made of it."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+
+
+def jobs_of(
+    request_id: str, prompts: Sequence[PreparedPrompt], priority: int = 0, cache_salt: str | None = None
+) -> list[Job]:
+    """Spread prompts times `n` into jobs; a job's place in the list is its choice's index."""
+    pairs = [(prompt.token_ids, sampling) for prompt in prompts for sampling in fan_out(prompt.sampling)]
+    return [Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt) for i, (ids, sampling) in enumerate(pairs)]
+
+
+class Generator:
+    """Runs jobs. `clock` is monotonic, in seconds."""
+
+    def __init__(self, engine: Engine, metrics: EngineMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._clock = clock
+
+    def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Yield (choice index, chunk) as they come; closing it aborts what still runs.
+
+        Raises:
+            EngineError: the first failure of any choice; the others are aborted.
+        """
+        arrived = self._clock()
+        return self._alone(jobs[0], arrived) if len(jobs) == 1 else self._merged(jobs, arrived)
+
+    async def _alone(self, job: Job, arrived: float) -> AsyncGenerator[tuple[int, Chunk], None]:
+        async with aclosing(self._measured(job, arrived)) as chunks:
+            async for chunk in chunks:
+                yield 0, chunk
+
+    async def _merged(self, jobs: Sequence[Job], arrived: float) -> AsyncGenerator[tuple[int, Chunk], None]:
+        # Unbounded, yet it holds no more than the answers themselves.
+        queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
+
+        async def pump(index: int, job: Job) -> None:
+            try:
+                async with aclosing(self._measured(job, arrived)) as chunks:
+                    async for chunk in chunks:
+                        queue.put_nowait((index, chunk))
+                queue.put_nowait(None)
+            except Exception as error:  # carried to the request's own task, which raises it
+                queue.put_nowait(error)
+
+        pumps = [asyncio.create_task(pump(index, job)) for index, job in enumerate(jobs)]
+        running = len(pumps)
+        try:
+            while running:
+                item = await queue.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _measured(self, job: Job, arrived: float) -> AsyncGenerator[Chunk, None]:
+        chunks = self._engine.generate(
+            job.prompt_token_ids,
+            job.sampling,
+            request_id=job.request_id,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        clock, metrics = self._clock, self._metrics
+        reason: str | None = "abort"
+        last = None
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if chunk.token_ids:
+                        now = clock()
+                        if last is None:
+                            metrics.time_to_first_token.observe(now - arrived)
+                            metrics.prompt_tokens.inc(len(job.prompt_token_ids))
+                            metrics.request_prompt_tokens.observe(len(job.prompt_token_ids))
+                        else:
+                            metrics.inter_token_latency.observe(now - last)
+                        last = now
+                        metrics.generation_tokens.inc(len(chunk.token_ids))
+                    if chunk.finish_reason is not None:
+                        reason = chunk.finish_reason
+                        metrics.request_duration.observe(clock() - arrived)
+                    yield chunk
+            if reason == "abort":
+                raise RequestFailed("its outputs ended without a finish reason")
+        except (InvalidRequest, QueueFull):
+            reason = None  # never accepted
+            raise
+        except (RequestFailed, EngineDead):
+            reason = "error"
+            raise
+        finally:
+            if reason is not None:
+                metrics.finished(reason)

@@ -1,0 +1,85 @@
+"""uvicorn's httptools protocol with limits on a request's head, which the parser itself does not have."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pagefleet_protocol.errors import error_json
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_TIMEOUT_S = 10.0
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. A head that is larger than 64 KiB, or takes longer than 10 s, ends it."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock: a connection that says nothing is closed too."""
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count bytes while they belong to a head; data that ends a head belongs to the body from there on."""
+        super().data_received(data)
+        if not self._in_head:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse("431 Request Header Fields Too Large", 431, f"The head is over {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """Start counting a head."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if self._head_timer is None:
+            self._arm()
+
+    def on_headers_complete(self) -> None:
+        """Stop counting."""
+        self._in_head = False
+        self._disarm()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, in the shape of every other error."""
+        self._refuse("400 Bad Request", 400, msg)
+
+    def _refuse(self, status_line: str, status: int, message: str) -> None:
+        body = error_json(status, message, code="invalid_http_request")
+        head = f"HTTP/1.1 {status_line}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+    def _arm(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self._in_head and not self.transport.is_closing():
+            self.transport.close()

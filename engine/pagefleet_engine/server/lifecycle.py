@@ -1,0 +1,162 @@
+"""The process around the app: the listening socket, signals, the drain, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.server.drain import Drain
+from pagefleet_engine.server.errors import ServerStoppingError
+from pagefleet_engine.server.http_protocol import BoundedHttpProtocol
+from pagefleet_engine.server.interruption import OpenRequests
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 2.0
+"""Time for error events to leave once everything is to end."""
+KEEP_ALIVE_S = 75
+
+T = TypeVar("T")
+
+
+class Listener:
+    """A bound socket, closed with the `with` block. It listens from the moment the app runs."""
+
+    def __init__(self, sock: socket.socket, host: str) -> None:
+        self.sock = sock
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{sock.getsockname()[1]}"
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+def bind(host: str, port: int) -> Listener:
+    """Bind before the model loads, so that a port in use is told at once; connections are refused until it is ready.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        reason = error.strerror or "unknown host"
+        raise ConfigError(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
+    return Listener(sock, host)
+
+
+class StopSignals:
+    """SIGTERM and SIGINT, counted while the `with` block runs."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.received)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def received(self) -> None:
+        """Count one signal."""
+        (self.second if self.first.is_set() else self.first).set()
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` returns; None when the first signal comes before, and then `work` is cancelled."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self.first.wait())
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return None
+        return await task
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the end has to deal with."""
+
+    drain: Drain
+    open_requests: OpenRequests
+    engine_died: asyncio.Event
+    drain_timeout_s: float
+
+
+async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSignals, running: Running) -> int:
+    """Serve until a signal or the engine's death; end every open request; return the exit status."""
+    server = _Server(_uvicorn_config(app))
+    serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
+    await _first_of(signals.first, running.engine_died, serving)
+    running.drain.begin()
+    if not running.engine_died.is_set() and not serving.done():
+        logger.info("stopping: waiting up to %.0f s for open requests", running.drain_timeout_s)
+        idle = asyncio.create_task(running.drain.wait_until_idle())
+        await _first_of(idle, signals.second, running.engine_died, timeout_s=running.drain_timeout_s)
+        idle.cancel()
+    if not running.engine_died.is_set():
+        running.open_requests.end_all(ServerStoppingError())
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(running.drain.wait_until_idle(), LAST_WORDS_S)
+    server.should_exit = True
+    await serving
+    return 1 if running.engine_died.is_set() else 0
+
+
+async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: float | None = None) -> None:
+    """Wait until any event is set or any task done. Tasks go on."""
+    own = [asyncio.create_task(event.wait()) for event in waited if isinstance(event, asyncio.Event)]
+    others = [task for task in waited if isinstance(task, asyncio.Task)]
+    await asyncio.wait([*own, *others], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in own:
+        task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: signals are the drain's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedHttpProtocol,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
+    )

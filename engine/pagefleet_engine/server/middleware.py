@@ -1,0 +1,122 @@
+"""What every request passes, as plain ASGI: record, error seam, sanity of the head. Nothing here buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+
+from pagefleet_protocol import headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server.access import route_of
+from pagefleet_engine.server.errors import ErrorAnswer, HttpRefusal, answer_of
+from pagefleet_engine.server.request_ids import assign_request_id, request_id_of
+
+access_logger = logging.getLogger("pagefleet_engine.access")
+
+MAX_HEADERS = 100
+_HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_JSON_TYPE = re.compile(rb"application/json\s*(?:;.*)?", re.IGNORECASE)
+
+
+class RequestRecord:
+    """Gives each request its id, counts its status, and logs a line when asked to (never a word of its text)."""
+
+    def __init__(self, app: ASGIApp, metrics: EngineMetrics, access_log: bool) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and record its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = assign_request_id(scope)
+        id_header = (headers.REQUEST_ID.encode(), request_id.encode())
+        started, status = time.monotonic(), 0
+
+        async def send_recorded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_recorded)
+        finally:
+            route = route_of(scope["path"]) or "other"
+            self._metrics.http_request(route, status)
+            if self._access_log:
+                took_ms = (time.monotonic() - started) * 1000
+                access_logger.info("%s %s %s %d %.1fms", request_id, scope["method"], route, status, took_ms)
+
+
+class ErrorSeam:
+    """Turns every exception into one answer: an envelope, or the last event of a stream that has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; nothing but a cancellation gets through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the top of a request: whatever it is, the client gets an answer
+            answer = answer_of(error, request_id_of(scope))
+            if started:  # only streams begin before all of their work is done
+                await send({"type": "http.response.body", "body": answer.event(), "more_body": False})
+            else:
+                await send_error(answer, send)
+
+
+class HeadCheck:
+    """Refuses requests whose head no honest client sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] == "http":
+            _check_head(scope)
+        await self._app(scope, receive, send)
+
+
+def _check_head(scope: Scope) -> None:
+    if len(scope["headers"]) > MAX_HEADERS:
+        raise HttpRefusal(431, f"The request has more than {MAX_HEADERS} headers.", code="too_many_headers")
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    no_host_needed = not hosts and scope["http_version"] == "1.0"
+    if not no_host_needed and (len(hosts) != 1 or not _HOST.fullmatch(hosts[0])):
+        raise HttpRefusal(400, "The request needs one valid Host header.", code="invalid_host")
+    if scope["method"] == "POST":
+        types = [value for name, value in scope["headers"] if name == b"content-type"]
+        if len(types) != 1 or not _JSON_TYPE.fullmatch(types[0]):
+            message = "Send the body as JSON, with one header 'Content-Type: application/json'."
+            raise HttpRefusal(415, message, code="unsupported_media_type")
+
+
+async def send_error(answer: ErrorAnswer, send: Send) -> None:
+    """Send an error as a whole answer."""
+    body = answer.body()
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    head += [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": head})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,50 @@
+"""What the generating routes share: one served model and the parts that serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagefleet_protocol.openai_json import shown
+from starlette.requests import Request
+
+from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server.body import BodyReader
+from pagefleet_engine.server.errors import HttpRefusal
+from pagefleet_engine.server.generation import Generator
+from pagefleet_engine.server.interruption import OpenRequests
+from pagefleet_engine.server.ports import ServedModel, Tokenizer
+from pagefleet_engine.server.prompts import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Made once by `create_app`, given to every route."""
+
+    model: ServedModel
+    tokenizer: Tokenizer
+    prompts: Prompts
+    generator: Generator
+    bodies: BodyReader
+    open_requests: OpenRequests
+    metrics: EngineMetrics
+
+    async def read_body(self, request: Request) -> dict[str, Any]:
+        """Return the body's JSON object."""
+        return await self.bodies.read_object(request)
+
+    def check_model(self, name: str) -> None:
+        """Refuse any model but the served one.
+
+        Raises:
+            HttpRefusal: 404, with the name cut and escaped.
+        """
+        if name != self.model.name:
+            message = f"The model {shown(name)} does not exist; this server has '{self.model.name}'."
+            raise HttpRefusal(404, message, param="model", code="model_not_found")
+
+    def count_ignored(self, fields: Sequence[str]) -> None:
+        """Count body fields that nobody reads."""
+        if fields:
+            self.metrics.ignored_fields(fields)
