@@ -1,1 +1,1 @@
-"""The asynchronous client of an engine core."""
+"""The asynchronous side of the engine: what the server uses."""

@@ -64,6 +64,12 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[WireLogprobs] | None = None
     num_cached_tokens: int | None = None
     """With the first output: prompt tokens that came from the prefix cache."""
+    error_param: str | None = None
+    """With error_kind `invalid`: the field at fault."""
+    error_code: str | None = None
+    """With error_kind `invalid`: a short machine-readable reason."""
+    retry_after_s: float | None = None
+    """With error_kind `queue_full`: when to try again."""
 
 
 class CoreStats(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +83,8 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_cache_hits_tokens: int
     preemptions: int
     steps: int
+    messages_dropped: int = 0
+    """Bytes on the socket that were no message."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):

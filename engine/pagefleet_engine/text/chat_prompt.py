@@ -58,7 +58,7 @@ class ChatPrompt:
         """Render and tokenize a conversation.
 
         Args:
-            messages: `role` and `content` at least; content as a string or as a list of `{"type": "text", "text": ...}`.
+            messages: `role` and `content` at least; content as text, or as a list of `{"type": "text", "text": ...}`.
             add_generation_prompt: end with the opening of the assistant's answer.
             variables: more names for the template, e.g. `tools`; their strings are a user's too.
 

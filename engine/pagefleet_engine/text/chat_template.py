@@ -43,7 +43,9 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelLoadError(f"the model's chat template is damaged (line {error.lineno}: {error.message})") from None
+            raise ModelLoadError(
+                f"the model's chat template is damaged (line {error.lineno}: {error.message})"
+            ) from None
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -69,7 +71,9 @@ class ChatTemplate:
             for piece in self._template.generate(names, messages=messages, add_generation_prompt=add_generation_prompt):
                 size += len(piece)
                 if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                    raise InvalidRequest("The conversation is too long for the chat template.", "messages", "invalid_value")
+                    raise InvalidRequest(
+                        "The conversation is too long for the chat template.", "messages", "invalid_value"
+                    )
                 pieces.append(piece)
         except jinja2.TemplateError as error:
             raise _refusal(str(error.message or "")) from None
@@ -79,11 +83,13 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def load_chat_template(folder: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+def load_chat_template(
+    folder: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
     """Find and compile a model folder's template; None when the model has none.
 
-    Looked for in this order: chat_template.jinja, chat_template.json, `chat_template` in tokenizer_config.json (of a list
-    the one named `default`).
+    Looked for in this order: chat_template.jinja, chat_template.json, `chat_template` in tokenizer_config.json (of a
+    list the one named `default`).
 
     Raises:
         ModelLoadError: the template cannot be read.
@@ -121,7 +127,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(  # noqa: PLR0913, PLR0917 the filter's signature in transformers
+def _tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -141,5 +147,7 @@ def _strftime_now(pattern: str) -> str:
 
 def _refusal(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"The model's chat template does not accept these messages: {' '.join(reason.split())[:300]}", "messages", "invalid_value"
+        f"The model's chat template does not accept these messages: {' '.join(reason.split())[:300]}",
+        "messages",
+        "invalid_value",
     )

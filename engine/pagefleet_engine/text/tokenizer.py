@@ -146,12 +146,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if file.is_file():
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 the library raises bare Exception for any damage
+        except Exception as error:  # the library raises bare Exception for any damage
             raise ModelLoadError(f"{file} cannot be read ({_one_line(error)}): copy the model again") from None
     elif (folder / "tokenizer.model").is_file():
         backend = _convert_sentencepiece(folder)
     else:
-        raise ModelLoadError(f"{folder} has no tokenizer.json: copy the model's tokenizer files there, or name a folder that has them with --tokenizer")
+        raise ModelLoadError(
+            f"{folder} has no tokenizer.json: copy the model's tokenizer files there, or name their folder with --tokenizer"
+        )
     return Tokenizer(backend, settings, read_eos_token_ids(folder))
 
 
@@ -198,9 +200,13 @@ def _convert_sentencepiece(folder: Path) -> tokenizers.Tokenizer:
     from transformers import AutoTokenizer  # noqa: PLC0415 slow to import, rarely needed
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False).backend_tokenizer
-    except Exception as error:  # noqa: BLE001 the conversion has no error type of its own
-        raise ModelLoadError(f"{folder / 'tokenizer.model'} cannot be converted ({_one_line(error)}): add a tokenizer.json") from None
+        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        backend: tokenizers.Tokenizer = slow.backend_tokenizer
+    except Exception as error:  # the conversion has no error type of its own
+        raise ModelLoadError(
+            f"{folder / 'tokenizer.model'} cannot be converted ({_one_line(error)}): add a tokenizer.json"
+        ) from None
+    return backend
 
 
 def _spelling(value: object) -> str | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
 from pagefleet_engine.text.tokenizer import Tokenizer as PagefleetTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 LINES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -20,7 +19,10 @@ def byte_level_backend() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(LINES, trainer)
     backend.add_tokens([AddedToken("<think>", special=False)])
@@ -33,7 +35,11 @@ def byte_fallback_backend() -> Tokenizer:
         vocab.setdefault(word, len(vocab))
     backend = Tokenizer(
         models.BPE(
-            vocab, [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "x"), ("▁", "▁")], byte_fallback=True, unk_token="<unk>", fuse_unk=True
+            vocab,
+            [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "x"), ("▁", "▁")],
+            byte_fallback=True,
+            unk_token="<unk>",
+            fuse_unk=True,
         )
     )
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -1,0 +1,99 @@
+"""Starts the engine core's process and notices its end, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.engine_core.process import CoreStart
+
+CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
+_MAX_SOCKET_PATH = 100
+
+
+class CoreProcess:
+    """One child process, with the private folder that both sides share.
+
+    Its end is seen through a pipe of which the child holds the only writing end, so it costs no thread and no waiting,
+    and works in every event loop.
+    """
+
+    def __init__(self, config: EngineConfig, command: Sequence[str] = CORE_COMMAND) -> None:
+        self.folder = _private_folder()
+        self._command = command
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sentinel: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running child."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, on_exit: Callable[[], None]) -> None:
+        """Start the child; `on_exit` is called in the running event loop when it ends."""
+        reading, writing = os.pipe()
+        try:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, pass_fds=(writing,))
+        finally:
+            os.close(writing)
+        self._sentinel = reading
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(reading, self._ended, on_exit)
+        assert self._process.stdin is not None
+        start = CoreStart(str(self.folder), writing, self._config)
+        with contextlib.suppress(BrokenPipeError):  # it ended already, which the sentinel tells
+            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+            self._process.stdin.flush()
+
+    def exit_status(self) -> str:
+        """Say in words how the child ended."""
+        if self._process is None:
+            return "was never started"
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "closed its side"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+    def stop(self) -> None:
+        """End the child at once and remove the folder. A second call does nothing."""
+        self._unwatch()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ended(self, on_exit: Callable[[], None]) -> None:
+        self._unwatch()
+        on_exit()
+
+    def _unwatch(self) -> None:
+        if self._sentinel is not None and self._loop is not None:
+            self._loop.remove_reader(self._sentinel)
+            os.close(self._sentinel)
+            self._sentinel = None
+
+
+def _private_folder() -> Path:
+    """Make a folder of mode 0700 whose sockets' paths fit the kernel's limit of 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="pagefleet-"))
+    if len(bytes(folder)) > _MAX_SOCKET_PATH - len("/core.sock"):
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="pagefleet-", dir="/tmp"))
+    return folder

@@ -1,0 +1,41 @@
+"""Puts a core together: model folder, executor, KV accounting, scheduler. Importing it imports torch."""
+
+from __future__ import annotations
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.scheduler import Scheduler
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import Ready
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
+from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.loader.dtype import resolve_dtype
+from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.worker.device import resolve_device
+
+
+def build_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
+    """Load the model and make its core.
+
+    Raises:
+        ModelLoadError: the model cannot be loaded.
+        ConfigError: the settings do not fit the model or the device.
+    """
+    folder = resolve_model_folder(config.model.model)
+    arch = read_arch(folder)
+    executor = InProcessExecutor(config, folder, arch)
+    cache = executor.cache
+    limits = ModelLimits(executor.max_model_len, arch.vocab_size)
+    kv_cache = KVCache(cache.num_blocks, cache.block_size, config.cache.enable_prefix_caching)
+    scheduler = Scheduler(config.scheduler, kv_cache, limits)
+    name = served_name(config.model.model, config.model.served_model_name)
+    dtype = resolve_dtype(config.model.dtype, arch.dtype, resolve_device(config.model.device))
+    ready = Ready(
+        limits.max_model_len,
+        limits.vocab_size,
+        cache.num_blocks,
+        cache.block_size,
+        str(dtype).removeprefix("torch."),
+    )
+    return EngineCore(scheduler, executor, limits, name), ready

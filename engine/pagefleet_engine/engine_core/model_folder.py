@@ -1,0 +1,53 @@
+"""From what the user wrote as the model to a folder on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pagefleet_engine.errors import ModelLoadError
+
+_BUILTIN = "builtin://"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def resolve_model_folder(model: str) -> Path:
+    """Return the model's folder, which exists and has a config.json.
+
+    Args:
+        model: a path, `file://PATH`, or `builtin://tiny`.
+
+    Raises:
+        ModelLoadError: one line with what is wrong and what to do.
+    """
+    if model.startswith(_BUILTIN):
+        from pagefleet_engine.builtin import builtin_model_path  # noqa: PLC0415 only this kind needs it
+
+        return _with_config(builtin_model_path(model.removeprefix(_BUILTIN)), model)
+    if "://" in model and not model.startswith("file://"):
+        scheme = model.split("://", 1)[0]
+        raise ModelLoadError(f"{model}: the engine cannot fetch {scheme}:// models; download it and give its folder")
+    folder = Path(model.removeprefix("file://")).expanduser()
+    if not folder.exists():
+        if _HUB_NAME.fullmatch(model):
+            raise ModelLoadError(
+                f"{model}: no such folder, and models are not fetched from a hub yet; download it and give its folder"
+            )
+        raise ModelLoadError(f"{model}: no such folder; give a folder in Hugging Face layout, or builtin://tiny")
+    if not folder.is_dir():
+        raise ModelLoadError(f"{model}: is a file; give the folder that holds config.json and the .safetensors files")
+    return _with_config(folder, model)
+
+
+def _with_config(folder: Path, model: str) -> Path:
+    if not (folder / "config.json").is_file():
+        hint = "the folder is empty" if not any(folder.iterdir()) else "it has no config.json"
+        raise ModelLoadError(
+            f"{model}: {hint}; give a folder in Hugging Face layout (config.json, .safetensors, tokenizer.json)"
+        )
+    return folder
+
+
+def served_name(model: str, given: str | None) -> str:
+    """Return the name that clients use: as given, else the last part of the path."""
+    return given or Path(model.removeprefix(_BUILTIN).removeprefix("file://")).expanduser().resolve().name

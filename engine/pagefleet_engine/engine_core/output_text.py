@@ -1,0 +1,164 @@
+"""From the core's token outputs to what a caller sees: text, cut at stop strings, with the tokens that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
+from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.text.bad_words import bad_words_token_ids
+from pagefleet_engine.text.detokenizer import Detokenizer
+from pagefleet_engine.text.stop_strings import StopStrings
+from pagefleet_engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next part of one output. The last has a finish reason; the text may lag behind the tokens."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[WireLogprobs] | None = None
+    """One entry per token, where asked for."""
+    prompt_logprobs: Sequence[WireLogprobs] | None = None
+    """One entry per prompt token after the first, all in the chunk that has the first token."""
+    finish_reason: str | None = None
+    """`stop`, `length` or `abort`."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it."""
+    num_cached_tokens: int | None = None
+    """With the first token: prompt tokens that came from the prefix cache."""
+
+
+class OutputText:
+    """Follows one output from its first token to its last.
+
+    Args:
+        tokenizer: None gives chunks without text, for a model without a tokenizer.
+        sampling: of the request; its `n` is not looked at.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, sampling: SamplingParams) -> None:
+        wants_text = tokenizer is not None and sampling.detokenize
+        self._detokenizer = (
+            Detokenizer(tokenizer, sampling.skip_special_tokens) if tokenizer is not None and wants_text else None
+        )
+        self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+        self._sampling = sampling
+        self._num_tokens = 0
+        self._prompt_logprobs: list[WireLogprobs] = []
+
+    def push(self, output: RequestOutput) -> Chunk | None:
+        """Take the core's next output; None when there is nothing to show yet.
+
+        A chunk may finish by a stop string while the core goes on: the caller then aborts the request.
+
+        Raises:
+            InvalidRequest, QueueFull, RequestFailed: the core ended the request with an error.
+        """
+        if output.finish_reason == "error":
+            raise error_of(output)
+        if output.prompt_logprobs:
+            self._prompt_logprobs += output.prompt_logprobs
+        if not output.new_token_ids and output.finish_reason is None:
+            return None
+        text, num_kept, stop = self._text_of(output)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+        return Chunk(
+            text,
+            output.new_token_ids[:num_kept],
+            None if output.logprobs is None else output.logprobs[:num_kept],
+            prompt_logprobs or None,
+            output.finish_reason if stop is None else "stop",
+            output.stop_token_id if stop is None else stop,
+            output.num_cached_tokens,
+        )
+
+    def _text_of(self, output: RequestOutput) -> tuple[str, int, str | None]:
+        """Return new text, how many of the new tokens count, and the stop string that ended the text."""
+        tokens, finished = output.new_token_ids, output.finish_reason is not None
+        if self._detokenizer is None:
+            return "", len(tokens), None
+        shown = ""
+        for index, token in enumerate(tokens):
+            last = finished and index == len(tokens) - 1
+            piece = "" if last and self._hides_last(output) else self._detokenizer.push((token,))
+            if last:
+                piece += self._detokenizer.finish()
+            self._num_tokens += 1
+            if self._num_tokens <= self._sampling.min_tokens:
+                shown += piece
+                continue
+            visible, stop = self._stops.push(piece)
+            shown += visible
+            if stop is not None:
+                return shown, index + 1, stop
+        if finished:
+            shown += (self._detokenizer.finish() if not tokens else "") + self._stops.finish()
+        return shown, len(tokens), None
+
+    def _hides_last(self, output: RequestOutput) -> bool:
+        """True when the last token is what ended the text, and not part of it."""
+        return output.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
+
+
+def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Join the chunks of one output that a slow reader has not taken yet."""
+    if len(chunks) == 1:
+        return chunks[0]
+    last = chunks[-1]
+    return Chunk(
+        "".join(chunk.text for chunk in chunks),
+        [token for chunk in chunks for token in chunk.token_ids],
+        None if last.logprobs is None else [entry for chunk in chunks for entry in chunk.logprobs or ()],
+        next((chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None), None),
+        last.finish_reason,
+        last.stop_reason,
+        next((chunk.num_cached_tokens for chunk in chunks if chunk.num_cached_tokens is not None), None),
+    )
+
+
+def error_of(output: RequestOutput) -> EngineError:
+    """Return the error that an output with finish reason `error` stands for."""
+    message = output.error or "The request failed."
+    if output.error_kind == "invalid":
+        return InvalidRequest(message, output.error_param, output.error_code)
+    if output.error_kind == "queue_full":
+        return QueueFull(message, output.retry_after_s or 1.0)
+    return RequestFailed(message)
+
+
+def spell_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """Return `sampling` with the token ids of its bad words.
+
+    Raises:
+        InvalidRequest: there are bad words and no tokenizer.
+    """
+    if not sampling.bad_words:
+        return sampling
+    if tokenizer is None:
+        raise InvalidRequest("'bad_words' needs a tokenizer, and the model has none.", "bad_words", "invalid_value")
+    return msgspec.structs.replace(sampling, bad_words_token_ids=bad_words_token_ids(tokenizer, sampling.bad_words))
+
+
+def fan_out(sampling: SamplingParams) -> list[SamplingParams]:
+    """Split a request for `n` outputs into requests for one.
+
+    A seed is given on as seed, seed + 1, ...: the outputs differ from each other and repeat from run to run. Only the
+    first computes prompt log-probabilities, which are the same for all.
+    """
+    first = msgspec.structs.replace(sampling, n=1)
+    rest = [
+        msgspec.structs.replace(first, seed=_shifted(sampling.seed, index), prompt_logprobs=None)
+        for index in range(1, sampling.n)
+    ]
+    return [first, *rest]
+
+
+def _shifted(seed: int | None, index: int) -> int | None:
+    """Add to a seed, within 64 bits."""
+    return None if seed is None else (seed + index + 2**63) % 2**64 - 2**63

@@ -1,0 +1,199 @@
+"""The engine core's own process: `python -m pagefleet_engine.engine_core.process`, started by the API process.
+
+Its standard input carries one line of JSON (`CoreStart`) and then stays open: when it closes, the API process is gone,
+and so is this one at once. Signals are the API process's business: it drains first and then ends the core.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.engine_core.engine_core import INVALID, EngineCore, refusal
+from pagefleet_engine.engine_core.messages import (
+    AbortRequests,
+    AddRequest,
+    Ping,
+    Pong,
+    Ready,
+    RequestOutput,
+    ResetPrefixCache,
+    StartFailed,
+    StepOutputs,
+)
+from pagefleet_engine.engine_core.progress import ProgressWriter
+from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.log import set_up_logging
+
+IDLE_WAIT_S = 1.0
+STATS_INTERVAL_S = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+class CoreStart(msgspec.Struct, frozen=True):
+    """What the API process tells a new core."""
+
+    folder: str
+    """Private folder of both processes, with `core.sock` and `progress`."""
+    sentinel: int
+    """File descriptor that the other side watches: it closes when this process ends, however it ends."""
+    config: EngineConfig
+
+
+BuildCore = Callable[[EngineConfig], tuple[EngineCore, Ready]]
+
+
+class CoreLoop:
+    """Moves messages between the socket and the core until the core gives up.
+
+    Args:
+        core: to drive.
+        socket: to the API process.
+        progress: stamped around each step.
+    """
+
+    def __init__(self, core: EngineCore, socket: CoreSocket, progress: ProgressWriter) -> None:
+        self._core = core
+        self._socket = socket
+        self._progress = progress
+        self._outputs: list[RequestOutput] = []
+        self._dropped = 0
+        self._sent_at = 0.0
+        self._settled = True
+
+    def run(self) -> None:
+        """Serve for ever.
+
+        Raises:
+            EngineDead: the worker is broken.
+            IntegrityError: requests or blocks are lost.
+        """
+        while True:
+            self.turn(IDLE_WAIT_S)
+
+    def turn(self, idle_wait_s: float) -> None:
+        """Take messages, run a step where there is work, and send what there is to tell."""
+        core = self._core
+        wait = 0.0 if core.has_work or not self._settled else idle_wait_s
+        for data in self._socket.receive(wait):
+            self._handle(data)
+        if core.has_work:
+            self._settled = False
+            # Before the step: one that hangs has then said when it began.
+            self._progress.stamp(busy=True)
+            self._outputs += core.step()
+            self._progress.stamp(busy=core.has_work, steps=1)
+        elif not self._settled:
+            self._settle()
+        self._flush()
+
+    def _settle(self) -> None:
+        """Use the first idle moment for what no step should wait for."""
+        self._core.check_integrity()
+        gc.collect()
+        self._sent_at = 0.0
+        self._settled = True
+
+    def _flush(self) -> None:
+        now = time.monotonic()
+        if self._outputs or (self._core.has_work and now - self._sent_at > STATS_INTERVAL_S):
+            stats = msgspec.structs.replace(self._core.stats(), messages_dropped=self._dropped)
+            outputs, self._outputs = self._outputs, []
+            self._socket.send(StepOutputs(outputs, stats))
+            self._sent_at = now
+
+    def _handle(self, data: bytes) -> None:
+        try:
+            message = decode_to_core(data)
+        except BadMessage as error:
+            self._dropped += 1
+            _log.warning("dropped a message of %d bytes: %s", len(data), error.reason)
+            if error.request_id is not None:
+                self._outputs.append(refusal(error.request_id, error.reason, INVALID))
+            return
+        match message:
+            case AddRequest():
+                refused = self._core.add(message)
+                if refused is not None:
+                    self._outputs.append(refused)
+            case AbortRequests():
+                self._outputs += self._core.abort(message.request_ids)
+            case Ping():
+                self._socket.send(Pong(message.token))
+            case ResetPrefixCache():
+                self._core.reset_prefix_cache()
+
+
+def run_core(build: BuildCore) -> int:
+    """Run a core process to its end.
+
+    Args:
+        build: loads the model and makes the core.
+
+    Returns:
+        Exit status; 0 never, as the process ends by its parent.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    set_up_logging("engine core")
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoreStart)
+    os.set_inheritable(start.sentinel, False)
+    folder = Path(start.folder)
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    socket = CoreSocket(f"ipc://{folder / 'core.sock'}")
+    try:
+        core, ready = build(start.config)
+    except (ConfigError, MemoryError) as error:
+        socket.send(StartFailed(" ".join(str(error).split()) or "the model does not fit the memory"))
+        socket.close()
+        return 2
+    except Exception as error:  # the process's top: the user gets one line, the log gets the rest
+        _log.exception("the engine core could not start")
+        socket.send(
+            StartFailed(
+                f"the engine core could not start: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            )
+        )
+        socket.close()
+        return 1
+    gc.collect()
+    gc.freeze()  # the model's objects live as long as the process: no collection has to look at them
+    socket.send(ready)
+    try:
+        CoreLoop(core, socket, ProgressWriter(folder / "progress")).run()
+    except Exception:  # the process's top: whatever it was, this core is done
+        _log.exception("the engine core gives up")
+    core.shutdown()
+    socket.close()
+    return 1
+
+
+def _end_with_parent(folder: Path) -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)  # a killed parent leaves it behind
+    os._exit(0)
+
+
+def main() -> int:
+    """Run the real core."""
+    from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: watch the parent first
+
+    return run_core(build_core)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

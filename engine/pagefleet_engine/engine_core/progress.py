@@ -1,0 +1,61 @@
+"""The core's sign of life, in memory that the API process reads without asking.
+
+A core that hangs cannot answer, so nobody asks it: it stamps a step counter and the time into a mapped file before and
+after each step. The clock is CLOCK_MONOTONIC, which all processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAYOUT = struct.Struct("<QQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the core stamped last."""
+
+    steps: int
+    stamped_at: float
+    """Monotonic seconds."""
+    busy: bool
+    """True from before a step until no work is left."""
+
+
+class ProgressWriter:
+    """The core's side."""
+
+    def __init__(self, file: Path) -> None:
+        self._map = _mapped(file)
+        self._steps = 0
+
+    def stamp(self, busy: bool, steps: int = 0) -> None:
+        """Write the time; `steps` of them were completed since the last stamp."""
+        self._steps += steps
+        _LAYOUT.pack_into(self._map, 0, self._steps, time.monotonic_ns(), busy)
+
+
+class ProgressReader:
+    """The API process's side; creates the file."""
+
+    def __init__(self, file: Path) -> None:
+        file.write_bytes(_LAYOUT.pack(0, time.monotonic_ns(), 0))
+        self._map = _mapped(file)
+
+    def read(self) -> Progress:
+        """Return the last stamp. It may be torn between two stamps, which are microseconds apart."""
+        steps, nanoseconds, busy = _LAYOUT.unpack_from(self._map, 0)
+        return Progress(steps, nanoseconds / 1e9, bool(busy))
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    with file.open("r+b") as handle:
+        return mmap.mmap(handle.fileno(), _LAYOUT.size)

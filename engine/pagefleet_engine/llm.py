@@ -1,0 +1,315 @@
+"""Offline use: `LLM(model=...).generate(prompts)`, call-compatible with vLLM's.
+
+The engine core runs in the caller's process, without sockets: it starts fast and steps without a copy in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from pagefleet_engine.engine_core.admission import check_message
+from pagefleet_engine.engine_core.messages import AddRequest, WireLogprobs
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder
+from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
+from pagefleet_engine.errors import InvalidRequest
+from pagefleet_engine.results import CompletionOutput, RequestOutput, all_candidates
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.settings import ENGINE_GROUPS, close_matches, engine_config, settings
+from pagefleet_engine.text.chat_prompt import ChatPrompt
+from pagefleet_engine.text.chat_template import load_chat_template
+from pagefleet_engine.text.tokenizer import Tokenizer, load_tokenizer, read_eos_token_ids
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    "revision": (None,),
+    "tokenizer_mode": ("auto",),
+    "enforce_eager": (True, False),
+    "disable_log_stats": (True, False),
+    "trust_remote_code": (True, False),  # code of a model is never run, trusted or not
+}
+"""vLLM's keywords that scripts often pass, with the values under which they ask for nothing."""
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output while it grows."""
+
+    prompt_index: int
+    index: int
+    request: AddRequest
+    text: OutputText
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+class LLM:
+    """A model for offline inference. Not thread-safe.
+
+    Args:
+        model: a folder in Hugging Face layout, or builtin://tiny.
+        skip_tokenizer_init: load no tokenizer; prompts are token ids then, and outputs have no text.
+        settings: any field of `ModelConfig`, `CacheConfig` and `SchedulerConfig` by its name.
+
+    Raises:
+        TypeError: a keyword is unknown.
+        ConfigError: a setting cannot work.
+        ModelLoadError: the model cannot be loaded.
+    """
+
+    def __init__(self, model: str, *, skip_tokenizer_init: bool = False, **settings: Any) -> None:
+        values = {"max_num_queued_reqs": 2**31 - 1, **_known(settings), "model": str(model)}
+        config = engine_config(values)
+        folder = resolve_model_folder(config.model.model)
+        self._tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
+        self._tokenizer: Tokenizer | None = None
+        self._chat: ChatPrompt | None = None
+        self._eos_token_ids = read_eos_token_ids(folder)
+        if not skip_tokenizer_init:
+            self._tokenizer = load_tokenizer(self._tokenizer_folder)
+            self._eos_token_ids = tuple(dict.fromkeys([*self._eos_token_ids, *self._tokenizer.eos_token_ids]))
+            template = load_chat_template(
+                self._tokenizer_folder, self._tokenizer.settings, self._tokenizer.special_tokens
+            )
+            self._chat = ChatPrompt(self._tokenizer, template)
+        from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch: after the cheap mistakes
+
+        self._core, self._ready = build_core(config)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; the results are in their order.
+
+        Args:
+            prompts: one or several, each a text, a list of token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
+            sampling_params: for all, or one each; default: `SamplingParams()`.
+            use_tqdm: show progress on a terminal.
+            lora_request: adapters are not served; None.
+            priority: one each, smaller runs earlier under `policy="priority"`.
+
+        Raises:
+            InvalidRequest: a prompt or a parameter is wrong; nothing was run.
+            RequestFailed: the model could not compute a request.
+        """
+        if lora_request is not None:
+            raise InvalidRequest("Adapters are not served by this engine.", "lora_request", "invalid_value")
+        texts = [self._read_prompt(prompt) for prompt in _as_list(prompts)]
+        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(texts))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(texts))
+        outputs: list[_Output] = []
+        for index, ((_, token_ids), sampling) in enumerate(zip(texts, params, strict=True)):
+            outputs += self._requests(index, token_ids, sampling, priorities[index])
+        self._run(outputs, use_tqdm)
+        first_id = self._num_requests
+        self._num_requests += len(texts)
+        return [
+            self._result(str(first_id + index), *texts[index], group)
+            for index, group in enumerate(_by_prompt(outputs, len(texts)))
+        ]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
+
+        Raises:
+            InvalidRequest: the model has no chat template or the template refuses the messages.
+        """
+        if self._chat is None:
+            raise InvalidRequest("Without a tokenizer there is no chat: leave skip_tokenizer_init out.", "messages")
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        variables = {**(chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            token_ids = self._chat.token_ids(conversation, add_generation_prompt, variables)  # type: ignore[arg-type]
+            prompts.append({"prompt_token_ids": token_ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """Return the model's Hugging Face tokenizer, as scripts expect it. Imports transformers."""
+        from transformers import AutoTokenizer  # noqa: PLC0415 slow to import, and the engine itself does not need it
+
+        return AutoTokenizer.from_pretrained(
+            str(self._tokenizer_folder), local_files_only=True, trust_remote_code=False
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._core.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Free the model's memory. The object is of no use afterwards."""
+        self._core.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Return a prompt's text, if it has one, and its token ids."""
+        content: Any = prompt
+        if isinstance(prompt, Mapping):
+            content = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            return None, [int(token_id) for token_id in content]
+        if not isinstance(content, str):
+            raise InvalidRequest(
+                "A prompt is a text, token ids, {'prompt': ...} or {'prompt_token_ids': ...}.", "prompt"
+            )
+        if self._tokenizer is None:
+            raise InvalidRequest("Without a tokenizer prompts are token ids: {'prompt_token_ids': [...]}.", "prompt")
+        return content, self._tokenizer.encode(content)
+
+    def _requests(self, index: int, token_ids: list[int], sampling: SamplingParams, priority: int) -> list[_Output]:
+        """Return a prompt's requests, checked."""
+        sampling = spell_bad_words(self._within_context(sampling, len(token_ids)), self._tokenizer)
+        outputs = []
+        for child, params in enumerate(fan_out(sampling)):
+            request = AddRequest(f"{index}_{child}", token_ids, params, self._eos_token_ids, priority)
+            check_message(request, self._core.limits)
+            outputs.append(_Output(index, child, request, OutputText(self._tokenizer, params)))
+        return outputs
+
+    def _within_context(self, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Lower `max_tokens` to what the context leaves: offline, an output that fills it ends with `length`."""
+        room = self._core.limits.max_model_len - num_prompt_tokens
+        if sampling.max_tokens is None or sampling.max_tokens <= room or room < 1:
+            return sampling
+        return msgspec.structs.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+
+    def _run(self, outputs: Sequence[_Output], use_tqdm: bool) -> None:
+        core = self._core
+        open_outputs = {output.request.request_id: output for output in outputs}
+        advance, finish = _progress_bar(len(outputs), use_tqdm)
+        try:
+            for output in outputs:
+                refused = core.add(output.request)
+                if refused is not None:
+                    output.text.push(refused)  # raises
+            while open_outputs:
+                for answer in core.step():
+                    current = open_outputs.get(answer.request_id)
+                    chunk = current.text.push(answer) if current is not None else None
+                    if current is None or chunk is None:
+                        continue
+                    current.chunks.append(chunk)
+                    if chunk.finish_reason is not None:
+                        del open_outputs[answer.request_id]
+                        if answer.finish_reason is None:
+                            core.abort([answer.request_id])
+                        advance()
+        finally:
+            finish()
+            core.abort(list(open_outputs))  # of an error or an interruption
+
+    def _result(
+        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], outputs: Sequence[_Output]
+    ) -> RequestOutput:
+        merged = [(output, merge_chunks(output.chunks)) for output in outputs]
+        first = merged[0][1]
+        prompt_logprobs = None
+        if outputs[0].request.sampling.prompt_logprobs is not None:
+            prompt_logprobs = [None, *(all_candidates(first.prompt_logprobs, self._tokenizer) or [])]
+        return RequestOutput(
+            request_id,
+            prompt,
+            prompt_token_ids,
+            prompt_logprobs,
+            [self._completion(output.index, chunk) for output, chunk in merged],
+            finished=True,
+            num_cached_tokens=first.num_cached_tokens,
+        )
+
+    def _completion(self, index: int, chunk: Chunk) -> CompletionOutput:
+        entries: Sequence[WireLogprobs] | None = chunk.logprobs
+        return CompletionOutput(
+            index,
+            chunk.text,
+            list(chunk.token_ids),
+            None if entries is None else sum(entry.logprobs[0] for entry in entries),
+            all_candidates(entries, self._tokenizer),
+            chunk.finish_reason,
+            chunk.stop_reason,
+        )
+
+
+def _known(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords that are settings; those of vLLM that ask for nothing are left out.
+
+    Raises:
+        TypeError: a keyword is unknown, or asks for what this engine does not do.
+    """
+    known = [name for name, setting in settings().items() if setting.group in ENGINE_GROUPS]
+    values = {}
+    for name, value in keywords.items():
+        if name in known:
+            values[name] = value
+        elif name not in _NEUTRAL:
+            raise TypeError(f"LLM() has no setting {name!r}{close_matches(name, known)}")
+        elif value not in _NEUTRAL[name]:
+            allowed = " or ".join(repr(choice) for choice in _NEUTRAL[name])
+            raise TypeError(f"LLM() does not support {name}={value!r}, only {allowed}")
+    return values
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    return [several] if several and isinstance(several[0], int) else several
+
+
+def _one_each(name: str, value: Any, count: int) -> list[Any]:
+    """Return one value per prompt."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequest(f"'{name}' has {len(value)} entries for {count} prompts: give one each.", name)
+    return list(value)
+
+
+def _by_prompt(outputs: Iterable[_Output], count: int) -> list[list[_Output]]:
+    groups: list[list[_Output]] = [[] for _ in range(count)]
+    for output in outputs:
+        groups[output.prompt_index].append(output)
+    return groups
+
+
+def _progress_bar(total: int, wanted: bool) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return what to call per finished output and at the end; a bar only where somebody can see it."""
+    if not wanted or not sys.stderr.isatty():
+        return (lambda: None), (lambda: None)
+    from tqdm import tqdm  # noqa: PLC0415 only for a terminal
+
+    bar = tqdm(total=total, unit="output", desc="pagefleet")
+    return bar.update, bar.close
