@@ -1,0 +1,1 @@
+"""Runs plans as processes of this machine: probes, restarts, rolling updates, logs."""

@@ -1,0 +1,214 @@
+"""All InferenceServices of a manifest on this machine, kept as the manifest says while it is edited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+
+from pagefleet_protocol.inference_service import InferenceService
+
+from pagefleet_operator.errors import ManifestError, PortError
+from pagefleet_operator.local.launcher import Launcher
+from pagefleet_operator.local.machine import Gpus, check_gpus, find_gpus, num_cores
+from pagefleet_operator.local.manifest import Manifest, Source, parse_manifest, read_sources
+from pagefleet_operator.local.reporter import Reporter
+from pagefleet_operator.local.service import ServiceRunner
+from pagefleet_operator.local.settings import LocalSettings
+from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.local.supervisor import World
+
+
+class ManifestWatch:
+    """Tells when a manifest was edited; an edit counts once two looks in a row see the same."""
+
+    def __init__(self, settings: LocalSettings) -> None:
+        self._path = settings.manifest
+        self._applied: object = None
+        self._seen: object = None
+
+    def first(self) -> Manifest:
+        """Return the manifest as it is now.
+
+        Raises:
+            ManifestError: it cannot be used.
+        """
+        sources = read_sources(self._path)
+        self._applied = self._seen = sources
+        return parse_manifest(sources)
+
+    def look(self) -> Manifest | None:
+        """Return the manifest when it was edited since the last that was returned or refused, else None.
+
+        Raises:
+            ManifestError: the edit cannot be used; told once.
+        """
+        found: tuple[Source, ...] | tuple[str, ...]
+        try:
+            found = read_sources(self._path)
+        except ManifestError as error:
+            found = error.problems
+        stable, self._seen = found == self._seen, found
+        if not stable or found == self._applied:
+            return None
+        self._applied = found
+        sources = tuple(one for one in found if isinstance(one, Source))
+        if not sources:
+            raise ManifestError(str(one) for one in found)
+        return parse_manifest(sources)
+
+
+class Fleet:
+    """Runs until it is stopped; constructed with everything it acts on."""
+
+    def __init__(
+        self, settings: LocalSettings, state: StateDir, reporter: Reporter, gpus: Sequence[str] | None = None
+    ) -> None:
+        self._settings = settings
+        self._reporter = reporter
+        self._launcher = Launcher(settings, state, Gpus(find_gpus(os.environ) if gpus is None else gpus), num_cores())
+        self._changed = asyncio.Event()
+        jitter = random.Random()  # noqa: S311 - spreads restarts, keeps no secret
+        self._world = World(settings.timing, self._launcher, state, reporter, self._changed.set, jitter.random)
+        self._watch = ManifestWatch(settings)
+        self._runners: dict[str, ServiceRunner] = {}
+        self._wanted: dict[str, InferenceService] = {}
+        self._announced: set[str] = set()
+        self._stopping = False
+        self._killed = False
+
+    def stop(self) -> None:
+        """Let everything finish and end; called again, end it now."""
+        if self._stopping:
+            self._killed = True
+            self._reporter.say("ends everything now")
+            for runner in self._runners.values():
+                runner.kill()
+        else:
+            self._stopping = True
+            self._reporter.say("stops: running requests may finish; once more Ctrl-C ends them")
+        self._changed.set()
+
+    async def run(self) -> int:
+        """Run until stopped. Returns the exit status: 0 after a clean stop, 130 when it had to be now.
+
+        Raises:
+            ManifestError: the manifest cannot be used from the start.
+            PortError: the first address cannot be listened on.
+        """
+        manifest = self._watch.first()
+        self._check(manifest)
+        self._claim_ports(manifest)
+        async with asyncio.TaskGroup() as tasks:
+            self._accept(manifest, tasks)
+            watching = tasks.create_task(self._follow_edits(tasks))
+            try:
+                while not self._stopping or self._runners:
+                    self._reconcile(tasks)
+                    await self._wait_for_change()
+            finally:
+                watching.cancel()
+        return 130 if self._killed else 0
+
+    async def _follow_edits(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._stopping:
+            await asyncio.sleep(self._settings.timing.file_poll)
+            try:
+                manifest = await asyncio.to_thread(self._watch.look)
+                if manifest is not None:
+                    self._check(manifest)
+                    self._claim_ports(manifest)
+                    self._accept(manifest, tasks)
+            except (ManifestError, PortError) as error:
+                self._reporter.say(f"{error}\nthe edit is not used; everything keeps running as before")
+
+    def _check(self, manifest: Manifest) -> None:
+        problems = check_gpus(manifest.services, self._launcher.gpus.total)
+        if problems:
+            raise ManifestError(f"{self._settings.manifest}: {problem}" for problem in problems)
+
+    def _claim_ports(self, manifest: Manifest) -> None:
+        if set(self._runners) <= {service.name for service in manifest.services}:
+            for service in manifest.services:
+                self._launcher.claim_ports(service)
+
+    def _accept(self, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
+        """Make a checked manifest the wanted one."""
+        for name in manifest.skipped:
+            self._reporter.say(f"{name}: skipped, only InferenceServices are run here")
+        self._wanted = {service.name: service for service in manifest.services}
+        self._launcher.num_engines = sum(service.spec.replicas for service in manifest.services)
+        for name, runner in self._runners.items():
+            service = self._wanted.get(name)
+            if service is None:
+                self._reporter.say(f"{name}: was removed, stops")
+                runner.leave()
+            elif runner.change(service):
+                self._reporter.say(f"{name}: was edited")
+                self._note_ignored(service)
+        self._add_missing(tasks)
+        self._changed.set()
+
+    def _add_missing(self, tasks: asyncio.TaskGroup) -> None:
+        if any(name not in self._wanted for name in self._runners):
+            return  # a removed service may hold the port that a new one should get
+        for name, service in list(self._wanted.items()):
+            if name in self._runners:
+                continue
+            try:
+                url = self._launcher.claim_ports(service)
+            except PortError as error:
+                self._reporter.say(f"{name}: is not started, {error}")
+                del self._wanted[name]
+                continue
+            self._runners[name] = ServiceRunner(service, self._world, tasks)
+            self._note_ignored(service)
+            self._reporter.say(f"{name}: serves {service.spec.model.uri} at {url}")
+
+    def _note_ignored(self, service: InferenceService) -> None:
+        if service.spec.resources.memory is not None:
+            self._reporter.say(
+                f"{service.name}: spec.resources.memory is not enforced on this machine; "
+                "--kv-cache-memory in spec.engine.args bounds the KV cache"
+            )
+
+    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        if self._stopping:
+            for runner in self._runners.values():
+                runner.leave()
+        for runner in self._runners.values():
+            runner.reconcile()
+        self._announced &= set(self._wanted)
+        for name in [name for name, runner in self._runners.items() if runner.gone]:
+            self._launcher.release_ports(self._runners.pop(name).service)
+        if not self._stopping:
+            self._add_missing(tasks)
+        self._reporter.show([runner.view() for runner in self._runners.values() if runner.service.status])
+        for name, runner in self._runners.items():
+            if runner.ready and name not in self._announced:
+                self._announced.add(name)
+                self._reporter.say(announcement(runner.service, runner.url))
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.timing.resync):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+
+def announcement(service: InferenceService, url: str) -> str:
+    """Return what a person does next with a service that is ready."""
+    body = f'{{"model": "{service.model_name}", "messages": [{{"role": "user", "content": "What is pagefleet?"}}]}}'
+    return "\n".join(
+        [
+            "",
+            f"{service.name} is ready at {url}",
+            "",
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+            f"  pagefleet chat {url}",
+            "",
+        ]
+    )

@@ -1,0 +1,73 @@
+"""Turns a workload's instance into a command line for this machine: adds address, GPU and threads."""
+
+from __future__ import annotations
+
+from pagefleet_protocol.inference_service import InferenceService
+
+from pagefleet_operator.errors import OperatorError
+from pagefleet_operator.local.machine import Gpus, Ports, free_port, thread_flags
+from pagefleet_operator.local.process import Launch
+from pagefleet_operator.local.settings import LocalSettings
+from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.plan.workloads import Workload, router_name
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Launcher:
+    """Shares this machine out to instances."""
+
+    def __init__(self, settings: LocalSettings, state: StateDir, gpus: Gpus, cores: int) -> None:
+        self.num_engines = 1
+        """Engines wanted on this machine, over all services: the cores are divided among them."""
+        self.ports = Ports(settings.host, settings.port)
+        self.gpus = gpus
+        self._settings = settings
+        self._state = state
+        self._cores = cores
+
+    def launch(self, service: str, workload: Workload, number: int) -> Launch:
+        """Return how to start one instance now.
+
+        Raises:
+            OperatorError: what it needs is not free at the moment.
+        """
+        command = self._settings.commands.of(workload.verb)
+        if workload.role == "router":
+            host, port = self._settings.host, self.ports.claim(f"{workload.name}-{number}")
+            file = str(self._state.endpoints_path(service))
+            address = ("--endpoints-file", file, "--host", host, "--port", str(port))
+            return Launch((*command, *address, *workload.args), {}, base_url(host, port))
+        name = f"{workload.name}-{number}"
+        devices = self.gpus.claim(name, workload.resources.gpus)
+        if devices is None:
+            raise OperatorError("waits for a free GPU")
+        port = free_port(_LOOPBACK)
+        threads = thread_flags(workload.args, workload.resources.cpu, self._cores, self.num_engines)
+        # An engine that was promised no GPU must not find one.
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        return Launch(
+            (*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
+            environment,
+            base_url(_LOOPBACK, port),
+        )
+
+    def claim_ports(self, service: InferenceService) -> str:
+        """Give each router of a service its port, the same one as before. Returns the first router's URL.
+
+        Raises:
+            PortError: one of them cannot be had.
+        """
+        ports = [self.ports.claim(f"{router_name(service)}-{number}") for number in range(service.spec.router.replicas)]
+        return base_url(self._settings.host, ports[0])
+
+    def release_ports(self, service: InferenceService) -> None:
+        """Take back the ports of a service that is gone."""
+        for number in range(service.spec.router.replicas):
+            self.ports.release(f"{router_name(service)}-{number}")
+
+
+def base_url(host: str, port: int) -> str:
+    """Return a URL that reaches a server bound to `host` from this machine."""
+    host = {"0.0.0.0": _LOOPBACK, "": _LOOPBACK, "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

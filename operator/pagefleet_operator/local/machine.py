@@ -1,0 +1,160 @@
+"""What this machine can give: ports, GPUs, CPU threads. One object shares them out to all services."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pagefleet_protocol.inference_service import InferenceService, quantity
+
+from pagefleet_operator.errors import PortError
+
+_NUM_TRIED_PORTS = 1000
+
+
+class Ports:
+    """Addresses of routers: the first gets the port asked for, each next one the next that is free."""
+
+    def __init__(self, host: str, first: int) -> None:
+        """`first` = 0 takes any free port for each."""
+        self._host = host
+        self._first = first
+        self._of_router: dict[str, int] = {}
+
+    def claim(self, router: str) -> int:
+        """Return the port of a router; the same one for as long as it is not released.
+
+        Raises:
+            PortError: the first port is taken, or there is none free after it.
+        """
+        if router not in self._of_router:
+            self._of_router[router] = self._next()
+        return self._of_router[router]
+
+    def release(self, router: str) -> None:
+        """Give a port back."""
+        self._of_router.pop(router, None)
+
+    def _next(self) -> int:
+        taken = set(self._of_router.values())
+        if self._first == 0:
+            return free_port(self._host)
+        if self._first not in taken:
+            check_port(self._host, self._first)
+            return self._first
+        for port in range(self._first + 1, min(65536, self._first + _NUM_TRIED_PORTS)):
+            if port not in taken and _refusal(self._host, port) is None:
+                return port
+        raise PortError(f"no port after {self._first} is free on {self._host}; choose another with --port")
+
+
+class Gpus:
+    """The machine's GPUs, each lent to one engine at a time."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        """`devices` are what CUDA_VISIBLE_DEVICES takes: numbers or UUIDs."""
+        self._devices = tuple(devices)
+        self._holder: dict[str, str] = {}
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self._devices)
+
+    def claim(self, instance: str, count: int) -> tuple[str, ...] | None:
+        """Lend `count` devices to an instance, the same ones when it asks again; None when too few are free."""
+        held = tuple(device for device, holder in self._holder.items() if holder == instance)
+        free = [device for device in self._devices if device not in self._holder]
+        missing = max(0, count - len(held))
+        if missing > len(free):
+            return None
+        for device in free[:missing]:
+            self._holder[device] = instance
+        return (*held, *free[:missing])[:count]
+
+    def release(self, instance: str) -> None:
+        """Take an instance's devices back."""
+        self._holder = {device: holder for device, holder in self._holder.items() if holder != instance}
+
+
+def check_gpus(services: Iterable[InferenceService], total: int) -> list[str]:
+    """Return what is wrong with the GPUs that services ask for, one line each; nothing when they fit."""
+    wanted = {one.name: one.spec.resources.gpus * one.spec.replicas for one in services if one.spec.resources.gpus}
+    asked = sum(wanted.values())
+    if asked <= total:
+        return []
+    have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
+    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas"
+    parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
+    return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
+
+
+def find_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+    count = sum(1 for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name))
+    return tuple(str(index) for index in range(count))
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def thread_flags(args: tuple[str, ...], cpu: str | None, cores: int, num_engines: int) -> tuple[str, ...]:
+    """Return the flag that keeps engines from competing for cores: those asked for, else an equal share.
+
+    Nothing when the user's own flags say it.
+    """
+    if any(arg.partition("=")[0] == "--num-threads" for arg in args):
+        return ()
+    share = cores // max(1, num_engines) if cpu is None else int(quantity(cpu))
+    return ("--num-threads", str(max(1, share)))
+
+
+def free_port(host: str) -> int:
+    """Return a port of `host` that nothing listens on now."""
+    with _socket(host) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(host: str, port: int) -> None:
+    """Make sure that a port can be listened on.
+
+    Raises:
+        PortError: with what to do.
+    """
+    problem = _refusal(host, port)
+    if problem is not None:
+        raise PortError(problem)
+
+
+def _refusal(host: str, port: int) -> str | None:
+    try:
+        with _socket(host) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except socket.gaierror:
+        return f"--host {host}: there is no such address"
+    except OverflowError:
+        return f"--port {port}: a port is 0 to 65535"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} on {host} is in use: stop what listens there, or choose another with --port"
+        if error.errno == errno.EACCES:
+            return f"port {port} on {host} needs more rights: choose one over 1023 with --port"
+        return f"cannot listen on {host} port {port}: {error.strerror}"
+    return None
+
+
+def _socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -1,0 +1,209 @@
+"""Keeps one instance running: starts it, asks how it is, starts it again, and lets it finish when it has to go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagefleet_operator.errors import OperatorError
+from pagefleet_operator.local.backoff import Backoff
+from pagefleet_operator.local.launcher import Launcher
+from pagefleet_operator.local.log_files import ProcessLog
+from pagefleet_operator.local.probe import probe
+from pagefleet_operator.local.process import Child, Launch, exit_text
+from pagefleet_operator.local.reporter import Reporter
+from pagefleet_operator.local.settings import Timing
+from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.plan.rollout import Instance, State
+from pagefleet_operator.plan.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What supervisors share."""
+
+    timing: Timing
+    launcher: Launcher
+    state: StateDir
+    reporter: Reporter
+    changed: Callable[[], None]
+    """Called whenever an observation may differ from the last one."""
+    jitter: Callable[[], float]
+
+
+class Supervisor:
+    """One instance of a workload; `run` returns when it has been drained."""
+
+    def __init__(self, service: str, workload: Workload, number: int, world: World) -> None:
+        self.name = f"{workload.name}-{number}"
+        self.number = number
+        self.url: str | None = None
+        """Where its process listens, while there is one that was ready."""
+        self._service = service
+        self._workload = workload
+        self._world = world
+        self._log = ProcessLog(world.state.log_path(self.name), self._on_line)
+        self._backoff = Backoff(world.timing.backoff_first, world.timing.backoff_most, world.jitter)
+        self._state = State.STARTING
+        self._detail = ""
+        self._restarts = 0
+        self._served = False
+        self._leave = asyncio.Event()
+        self._now = asyncio.Event()
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Id of its process, while there is one."""
+        return self._child.pid if self._child else None
+
+    def observe(self) -> Instance:
+        """Return what the plan has to know."""
+        detail = self._detail
+        if self._state is State.STARTING and self._log.last_line:
+            detail = self._log.last_line[:300]
+        return Instance(self.number, self._workload.revision, self._state, self._served, self._restarts, detail)
+
+    def drain(self) -> None:
+        """Take it out of traffic, let it finish, end it. Returns at once."""
+        if not self._leave.is_set():
+            self._leave.set()
+            self._enter(State.DRAINING, "finishes what it has")
+
+    def kill(self) -> None:
+        """End it now."""
+        self._now.set()
+        self.drain()
+
+    async def run(self) -> None:
+        """Keep it running until it is drained."""
+        try:
+            while not self._leave.is_set():
+                reason = await self._attempt()
+                if not self._leave.is_set():
+                    await self._pause_after(reason)
+        finally:
+            self._world.launcher.gpus.release(self.name)
+            self._world.changed()
+
+    async def _attempt(self) -> str:
+        """Run one process to its end. Returns why it ended."""
+        self._log.last_line = ""
+        try:
+            launch = self._world.launcher.launch(self._service, self._workload, self.number)
+        except OperatorError as error:
+            return str(error)
+        try:
+            child = await Child.start(launch, self._log)
+        except OSError as error:
+            return f"{launch.argv[0]} cannot be started: {error.strerror}"
+        self._child = child
+        self._world.state.record(self.name, child.pid)
+        if not self._leave.is_set():
+            self._enter(State.STARTING, f"process {child.pid}")
+        exited = asyncio.create_task(child.wait())
+        try:
+            return await self._accompany(child, exited, launch)
+        finally:
+            self.url = self._child = None
+            if not exited.done():
+                child.kill()
+                exited.cancel()
+            self._world.state.forget(self.name)
+
+    async def _accompany(self, child: Child, exited: asyncio.Task[int], launch: Launch) -> str:
+        watched = asyncio.create_task(self._watch(launch.url))
+        leaving = asyncio.create_task(self._leave.wait())
+        try:
+            await asyncio.wait({exited, watched, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                return self._last_words(exited.result())
+            if leaving.done():
+                watched.cancel()
+                await self._finish(child, exited)
+                return ""
+            child.kill()
+            await exited
+            return watched.result()
+        finally:
+            watched.cancel()
+            leaving.cancel()
+
+    async def _watch(self, url: str) -> str:
+        """Follow the probes. Returns why the process has to be ended."""
+        timing, paths = self._world.timing, self._workload.probes
+        began = time.monotonic()
+        ready_since: float | None = None
+        num_unready = num_dead = 0
+        while True:
+            await asyncio.sleep(timing.starting_probe_period if ready_since is None else timing.probe_period)
+            problem = await probe(url + paths.ready, timing.probe_timeout)
+            if problem is None:
+                # What may get traffic lives: no second question.
+                num_unready = num_dead = 0
+                if self._state is not State.READY:
+                    self.url = url
+                    ready_since = ready_since or time.monotonic()
+                    self._served = True
+                    self._enter(State.READY, f"after {time.monotonic() - began:.1f} s")
+                elif ready_since and time.monotonic() - ready_since > timing.stable:
+                    self._backoff.reset()
+                continue
+            num_unready += 1
+            if self._state is State.READY and num_unready >= timing.ready_failures:
+                self._enter(State.NOT_READY, problem)
+            if ready_since is None:
+                if time.monotonic() - began > timing.startup:
+                    return f"not ready after {timing.startup:g} s: {problem}"
+                continue
+            dead = await probe(url + paths.live, timing.probe_timeout)
+            num_dead = 0 if dead is None else num_dead + 1
+            if num_dead >= timing.live_failures:
+                return f"does not live any more: {dead}"
+
+    async def _finish(self, child: Child, exited: asyncio.Task[int]) -> None:
+        """End a process so that no request is lost, unless there is no time for it."""
+        timing = self._world.timing
+        if self._workload.role == "engine" and self.url:
+            await self._unless_killed(exited, timing.settle)
+        child.terminate()
+        await self._unless_killed(exited, self._workload.drain_timeout_s + timing.kill_grace)
+        if not exited.done():
+            if not self._now.is_set():
+                self._world.reporter.say(f"{self.name}: did not end by itself, killed")
+            child.kill()
+            await exited
+
+    async def _unless_killed(self, exited: asyncio.Task[int], seconds: float) -> None:
+        """Wait until the process has ended, time is up, or `kill` was called."""
+        killed = asyncio.create_task(self._now.wait())
+        await asyncio.wait({exited, killed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+
+    async def _pause_after(self, reason: str) -> None:
+        self._restarts += 1
+        pause = self._backoff.next_pause()
+        self._enter(State.FAILED, reason)
+        self._world.reporter.say(f"{self.name}: starts again in {pause:.1f} s (log: {self._log.path})")
+        leaving = asyncio.create_task(self._leave.wait())
+        await asyncio.wait({leaving}, timeout=pause)
+        leaving.cancel()
+
+    def _last_words(self, status: int) -> str:
+        words = self._log.last_line[:300]
+        return f"{words} ({exit_text(status)})" if words else exit_text(status)
+
+    def _enter(self, state: State, detail: str) -> None:
+        if self._leave.is_set() and state is not State.DRAINING:
+            return  # a probe that was under way must not bring it back
+        if (state, detail) != (self._state, self._detail):
+            self._world.reporter.say(f"{self.name}: {state.value}, {detail}")
+        self._state, self._detail = state, detail
+        self._world.changed()
+
+    def _on_line(self, line: str) -> None:
+        self._world.reporter.log(self.name, line)
+        if self._state is State.STARTING:
+            self._world.changed()

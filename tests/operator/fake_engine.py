@@ -1,0 +1,108 @@
+"""A stand-in for `pagefleet serve`: answers at once, or misbehaves as its flags say. No test in here.
+
+It repeats `--marker`, so that tests see which revision answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--dtype")
+    parser.add_argument("--max-model-len")
+    parser.add_argument("--drain-timeout", type=float)
+    parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--marker", default="one")
+    parser.add_argument("--answer-s", type=float, default=0.0)
+    parser.add_argument("--load-s", type=float, default=0.0)
+    parser.add_argument("--refuse-to-start", action="store_true")
+    parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--with-child", action="store_true")
+    return parser.parse_args()
+
+
+class FakeEngine:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.ready = False
+        self.sick = False
+        self.num_running = 0
+        self.stopping = asyncio.Event()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self.arguments.ignore_sigterm:
+            loop.add_signal_handler(signal.SIGTERM, self.stopping.set)
+        server = await asyncio.start_server(self.answer, self.arguments.host, self.arguments.port)
+        print("loading weights", flush=True)
+        await asyncio.sleep(self.arguments.load_s)
+        self.ready = not self.arguments.never_ready
+        await self.stopping.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.arguments.drain_timeout):
+                while self.num_running:
+                    await asyncio.sleep(0.01)
+        server.close()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            method, path, _ = head.split(b" ", 2)
+            length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0)
+            await reader.readexactly(length)
+            status, body = await self.route(method.decode(), path.decode())
+            text = json.dumps(body).encode()
+            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(text)) + text)
+            await writer.drain()
+        writer.close()
+
+    async def route(self, method: str, path: str) -> tuple[int, dict[str, object]]:
+        if path == "/livez":
+            return (503 if self.sick else 200), {}
+        if path == "/readyz":
+            return (200 if self.ready and not self.sick and not self.stopping.is_set() else 503), {}
+        if path == "/sick":
+            self.sick = True
+            return 200, {}
+        if self.stopping.is_set():
+            return 503, {"error": "drains"}
+        self.num_running += 1
+        await asyncio.sleep(self.arguments.answer_s)
+        self.num_running -= 1
+        arguments = self.arguments
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return 200, {
+            "marker": arguments.marker,
+            "model": arguments.served_model_name,
+            "threads": arguments.num_threads,
+            "pid": os.getpid(),
+            "devices": seen,
+        }
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.refuse_to_start:
+        sys.exit(f"error: model folder missing: {arguments.model}")
+    if arguments.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if arguments.with_child and os.fork() == 0:
+        signal.pause()  # an engine core that does not notice that its server has gone
+    asyncio.run(FakeEngine(arguments).serve())
+
+
+if __name__ == "__main__":
+    main()
