@@ -152,7 +152,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = _convert_sentencepiece(folder)
     else:
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json: copy the model's tokenizer files there, or name their folder with --tokenizer"
+            f"{folder} has no tokenizer.json: copy the tokenizer files there, or name their folder with --tokenizer"
         )
     return Tokenizer(backend, settings, read_eos_token_ids(folder))
 
