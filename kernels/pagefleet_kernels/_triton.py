@@ -24,7 +24,10 @@ if TYPE_CHECKING or IMPORTED:
 else:
     triton = tl = None  # kernels are defined but never launched: `dispatch.choose_backend` refuses first
 
-__all__ = ["IMPORTED", "INTERPRETED", "jit", "next_power_of_2", "tl", "triton"]
+# Triton 3.10 changes the default; said here, results do not depend on its version
+COMPILE_OPTIONS = {"enable_fp_fusion": True}
+
+__all__ = ["COMPILE_OPTIONS", "IMPORTED", "INTERPRETED", "jit", "next_power_of_2", "tl", "triton"]
 
 
 def jit(*, do_not_specialize: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
-from pagefleet_kernels._triton import jit, next_power_of_2, tl
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.tuning import launch_table
@@ -32,7 +32,7 @@ def silu_and_mul(gate_up_TI2: torch.Tensor, *, backend: Backend | None = None) -
         return out_TI
     block = min(next_power_of_2(width), launch_table(architecture(gate_up_TI2.device)).tile_elements)
     _silu_and_mul_kernel[(num_tokens, (width + block - 1) // block)](
-        out_TI, gate_up_TI2, gate_up_TI2.stride(0), WIDTH=width, BLOCK=block
+        out_TI, gate_up_TI2, gate_up_TI2.stride(0), WIDTH=width, BLOCK=block, **COMPILE_OPTIONS
     )
     return out_TI
 

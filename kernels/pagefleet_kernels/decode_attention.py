@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
-from pagefleet_kernels._triton import jit, next_power_of_2, tl
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.layout import split_kv
@@ -89,10 +89,17 @@ def decode_attention(
         UPCAST=needs_upcast(q_SNH.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **COMPILE_OPTIONS,
     )
     if num_splits > 1:
         _merge_parts_kernel[(num_seqs * num_heads,)](
-            out_SNH, part_SNPH, log_sum_SNP, HEAD_DIM=head_dim, DIM_PADDED=dim_padded, SPLITS=num_splits
+            out_SNH,
+            part_SNPH,
+            log_sum_SNP,
+            HEAD_DIM=head_dim,
+            DIM_PADDED=dim_padded,
+            SPLITS=num_splits,
+            **COMPILE_OPTIONS,
         )
     return out_SNH
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
@@ -37,6 +38,7 @@ def choose_backend(device: torch.device, backend: Backend | None = None) -> Back
     return backend
 
 
+@cache
 def architecture(device: torch.device) -> str:
     """Key of `device` in the launch tables: "sm_90" and the like, "interpreter" where there is no GPU."""
     if device.type != "cuda":

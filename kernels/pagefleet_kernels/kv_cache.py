@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
-from pagefleet_kernels._triton import jit, next_power_of_2, tl
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.layout import split_kv
@@ -65,6 +65,7 @@ def write_kv(
         BLOCK_SIZE=block_size,
         BLOCK_HEADS=block_heads,
         DIM_PADDED=dim_padded,
+        **COMPILE_OPTIONS,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
-from pagefleet_kernels._triton import jit, next_power_of_2, tl
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.tuning import launch_table
@@ -41,6 +41,7 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, backend:
         WIDTH=x_THD.shape[2],
         BLOCK_ROWS=rows,
         BLOCK_WIDTH=width,
+        **COMPILE_OPTIONS,
     )
     return out
 
@@ -88,6 +89,7 @@ def fused_add_rms_norm(
         WIDTH=x_THD.shape[2],
         BLOCK_ROWS=rows,
         BLOCK_WIDTH=width,
+        **COMPILE_OPTIONS,
     )
     return out, new_residual
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
-from pagefleet_kernels._triton import jit, next_power_of_2, tl
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.layout import split_kv
@@ -88,6 +88,7 @@ def varlen_attention(
         UPCAST=needs_upcast(q_TNH.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **COMPILE_OPTIONS,
     )
     return out_TNH
 

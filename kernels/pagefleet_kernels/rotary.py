@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
-from pagefleet_kernels._triton import jit, next_power_of_2, tl
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 
@@ -57,6 +57,7 @@ def apply_rope(
         ROTARY_DIM=rotary_dim,
         HALF_PADDED=next_power_of_2(rotary_dim // 2),
         TAIL_PADDED=next_power_of_2(max(1, head_dim - rotary_dim)),
+        **COMPILE_OPTIONS,
     )
     return out_q_TNH, out_k_TKH
 

@@ -1,7 +1,7 @@
 """Launch parameters of the kernels, one table per GPU architecture.
 
-Tiles are chosen by the bytes of one head (padded to a power of two), because shared memory is what limits them.
-Rows that no benchmark has filled yet say `measured=False`: they are sized to fit, not tuned.
+Tiles are chosen by the size of a head, padded to a power of two, because shared memory is what limits them. Rows
+that no benchmark has filled yet say `measured=False`: they are sized to fit, not tuned.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MIN_DOT_SIDE = 16  # tensor cores multiply tiles of at least 16 by 16
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """One launch shape of an attention kernel, for heads of up to `max_head_bytes` bytes."""
+    """One launch shape of an attention kernel, for heads of up to `max_head_dim` elements."""
 
-    max_head_bytes: int
+    max_head_dim: int
     block_m: int  # rows: query tokens times the query heads that share a key head
     block_n: int  # keys per step of the loop
     num_warps: int
@@ -30,7 +30,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTable:
-    """Launch parameters on one architecture."""
+    """Launch parameters on one architecture. Tiles are in the order of `max_head_dim` and end at MAX_HEAD_DIM."""
 
     architecture: str
     measured: bool
@@ -41,51 +41,50 @@ class LaunchTable:
     tile_elements: int  # elements that a program of an elementwise kernel holds at once
 
 
+# float32 is multiplied without tensor cores, where larger tiles only spill registers
+_FLOAT32_TILE = AttentionTile(MAX_HEAD_DIM, block_m=16, block_n=16, num_warps=4, num_stages=1)
+
+_DEFAULT = LaunchTable(
+    architecture="default",  # fits the 99 KiB of shared memory of the smallest GPUs since Ampere
+    measured=False,
+    prefill=(
+        AttentionTile(128, block_m=64, block_n=32, num_warps=4, num_stages=2),
+        AttentionTile(256, block_m=32, block_n=32, num_warps=4, num_stages=2),
+    ),
+    decode=(
+        AttentionTile(128, block_m=16, block_n=32, num_warps=4, num_stages=3),
+        AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=2),
+    ),
+    decode_programs=216,
+    max_splits=32,
+    tile_elements=1024,
+)
+
 _TABLES = (
     LaunchTable(
         architecture="sm_90",
         measured=False,
         prefill=(
-            AttentionTile(256, block_m=128, block_n=64, num_warps=8, num_stages=2),
-            AttentionTile(512, block_m=64, block_n=64, num_warps=8, num_stages=2),
-            AttentionTile(1024, block_m=32, block_n=32, num_warps=4, num_stages=1),
+            AttentionTile(128, block_m=128, block_n=64, num_warps=8, num_stages=2),
+            AttentionTile(256, block_m=64, block_n=64, num_warps=8, num_stages=2),
         ),
         decode=(
-            AttentionTile(256, block_m=16, block_n=64, num_warps=4, num_stages=3),
-            AttentionTile(512, block_m=16, block_n=32, num_warps=4, num_stages=3),
-            AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=2),
+            AttentionTile(128, block_m=16, block_n=64, num_warps=4, num_stages=3),
+            AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=3),
         ),
         decode_programs=264,  # two for each of the 132 multiprocessors
         max_splits=32,
         tile_elements=2048,
     ),
     LaunchTable(
-        architecture="interpreter",  # tiles that several steps of the loop are needed for, at the sizes of tests
+        architecture="interpreter",  # small enough that the short contexts of tests take several steps
         measured=False,
-        prefill=(AttentionTile(1024, block_m=16, block_n=32, num_warps=4, num_stages=1),),
-        decode=(AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=1),),
+        prefill=(AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=1),),
+        decode=(AttentionTile(256, block_m=16, block_n=16, num_warps=4, num_stages=1),),
         decode_programs=8,
         max_splits=4,
         tile_elements=512,
     ),
-)
-
-_DEFAULT = LaunchTable(
-    architecture="default",  # fits the 99 KiB of shared memory of the smallest GPUs since Ampere
-    measured=False,
-    prefill=(
-        AttentionTile(256, block_m=64, block_n=32, num_warps=4, num_stages=2),
-        AttentionTile(512, block_m=32, block_n=32, num_warps=4, num_stages=2),
-        AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=1),
-    ),
-    decode=(
-        AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=3),
-        AttentionTile(512, block_m=16, block_n=32, num_warps=4, num_stages=2),
-        AttentionTile(1024, block_m=16, block_n=16, num_warps=4, num_stages=1),
-    ),
-    decode_programs=216,
-    max_splits=32,
-    tile_elements=1024,
 )
 
 
@@ -102,15 +101,14 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch.dtype) -> AttentionTile:
-    """First tile of `tiles` that heads of `head_dim` elements fit."""
-    head_bytes = padded_head_dim(head_dim) * dtype.itemsize
-    for tile in tiles:
-        if head_bytes <= tile.max_head_bytes:
-            return tile
-    raise UnsupportedShapeError(
-        f"heads of {head_dim} x {dtype} are not supported: use float32, float16 or bfloat16 with heads of at most "
-        f"{MAX_HEAD_DIM}"
-    )
+    """First tile of `tiles` that holds heads of `head_dim`; float32 has one of its own.
+
+    Raises UnsupportedShapeError for other dtypes and for heads of more than 256.
+    """
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise UnsupportedShapeError(f"attention in {dtype} is not supported: use bfloat16, float16 or float32")
+    padded = padded_head_dim(head_dim)
+    return _FLOAT32_TILE if dtype == torch.float32 else next(tile for tile in tiles if padded <= tile.max_head_dim)
 
 
 def decode_splits(table: LaunchTable, programs: int, max_seq_len: int, block_n: int) -> int:

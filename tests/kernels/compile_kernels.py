@@ -1,0 +1,114 @@
+"""Compile the kernels for GPUs that need not be here, from the launches of real calls; prints one JSON line for each.
+
+Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+from pagefleet_kernels import activation, decode_attention, kv_cache, norm, prefill_attention, rotary
+from pagefleet_kernels.layout import KVLayout
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+MODULES = (activation, decode_attention, kv_cache, norm, prefill_attention, rotary)
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+class CompileOnly:
+    """Stands in for a kernel: a launch compiles it as Triton would for these arguments, and runs nothing."""
+
+    def __init__(self, kernel: Any, capability: int) -> None:
+        self._kernel = kernel
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *args: Any, **kwargs: Any) -> None:
+        names = self._kernel.arg_names
+        values = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in names if name in kwargs}
+        constants = {name for name in names if self._kernel.params[names.index(name)].is_constexpr}
+        source = ASTSource(
+            fn=self._kernel,
+            signature={name: "constexpr" if name in constants else type_name(values[name]) for name in names},
+            constexprs={(names.index(name),): values[name] for name in constants},
+            attrs={
+                (index,): [["tt.divisibility", 16]]
+                for index, name in enumerate(names)
+                if name not in constants and is_aligned(values[name])
+            },
+        )
+        options = {name: value for name, value in kwargs.items() if name not in values}
+        compiled = triton.compile(source, target=self._target, options=options)
+        report = {
+            "kernel": self._kernel.__name__,
+            "capability": self._target.arch,
+            "head_dim": values.get("HEAD_DIM"),
+            "shared_bytes": compiled.metadata.shared,
+            "tensor_cores": "mma" in compiled.asm["ptx"],
+        }
+        print(json.dumps(report), flush=True)
+
+
+def type_name(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
+
+
+def is_aligned(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+
+
+def compile_attention(head_dim: int, dtype: torch.dtype, sliding_window: int | None) -> None:
+    q = torch.zeros(8, 8, head_dim, dtype=dtype)
+    layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=2, block_size=16, head_dim=head_dim)
+    cache = layout.layer_view(torch.zeros(layout.shape, dtype=dtype), 0)
+    index = torch.zeros(9, dtype=torch.int32)
+    tables = torch.zeros(8, 64, dtype=torch.int32)
+    prefill_attention.varlen_attention(q, cache, tables, index, index[:8], 1.0, 4096, sliding_window, backend="triton")
+    for num_splits in (1, 8):
+        decode_attention.decode_attention(
+            q, cache, tables, index[:8], 1.0, sliding_window, num_splits=num_splits, backend="triton"
+        )
+
+
+def compile_elementwise(dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(4, 2048, dtype=dtype), torch.zeros(2048, dtype=dtype)
+    norm.rms_norm(x, weight, 1e-6, backend="triton")
+    norm.fused_add_rms_norm(x, x, weight, 1e-6, backend="triton")
+    activation.silu_and_mul(x, backend="triton")
+    q, k, slots = x.view(4, 16, 128), x.view(4, 16, 128)[:, :4], torch.zeros(4, dtype=torch.int64)
+    rotary.apply_rope(q, k, torch.zeros(64, 96), slots, backend="triton")
+    layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=4, block_size=16, head_dim=128)
+    kv_cache.write_kv(k, k, layout.layer_view(torch.zeros(layout.shape, dtype=dtype), 0), slots, backend="triton")
+
+
+def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
+    """Compile attention for each "head_dim:dtype", and every other kernel once in bfloat16."""
+    for module in MODULES:
+        vars(module)["choose_backend"] = lambda device, backend: backend
+        vars(module)["architecture"] = lambda device: f"sm_{capability}"
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            vars(module)[name] = CompileOnly(vars(module)[name], capability)
+    for name in head_dims_and_dtypes:
+        head_dim, dtype = name.split(":")
+        compile_attention(int(head_dim), getattr(torch, dtype), sliding_window=512 if head_dim == "256" else None)
+    compile_elementwise(torch.bfloat16)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

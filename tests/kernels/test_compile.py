@@ -1,0 +1,60 @@
+"""Every kernel compiles for real GPUs, within their shared memory; no GPU is needed for that, only Linux and Triton."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+]
+
+KERNELS = {
+    "_decode_attention_kernel",
+    "_fused_add_rms_norm_kernel",
+    "_merge_parts_kernel",
+    "_rms_norm_kernel",
+    "_rope_kernel",
+    "_silu_and_mul_kernel",
+    "_varlen_attention_kernel",
+    "_write_kv_kernel",
+}
+
+
+# a CPU build of torch keeps the kernels from importing Triton, so this one says that it is none
+START = """
+import runpy, sys, torch
+torch.version.cuda = "13.0"
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+# sm_90: Hopper's own table, 227 KiB. sm_80: the default table, held to the 99 KiB of its smallest relatives.
+@pytest.mark.parametrize(
+    ("capability", "shared_kib", "heads"),
+    [(90, 227, ["128:bfloat16", "256:bfloat16"]), (80, 99, ["80:float16", "256:bfloat16", "128:float32"])],
+)
+def test_kernels_compile_within_shared_memory(
+    capability: int, shared_kib: int, heads: list[str], tmp_path: Path
+) -> None:
+    script = str(Path(__file__).with_name("compile_kernels.py"))
+    done = subprocess.run(
+        [sys.executable, "-c", START, script, str(capability), *heads],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {report["kernel"] for report in reports} == KERNELS
+    for report in reports:
+        assert report["shared_bytes"] <= shared_kib * 1024, report
+    prefill = [report for report in reports if report["kernel"] == "_varlen_attention_kernel"]
+    assert [report["tensor_cores"] for report in prefill] == ["float32" not in name for name in heads]
