@@ -15,8 +15,8 @@ from pagefleet_engine.worker.device import DeviceMemory
 GIB = 1024**3
 
 CPU_DEFAULT_BYTES = 4 * GIB
-"""On a CPU the pool is no larger unless asked for, or unless one request of the full context needs more: the machine
-has other uses for its memory, and other replicas."""
+"""On a CPU the pool is no larger unless asked for (nor than `max_num_seqs` requests of the full context can fill), or
+unless one such request needs more: the machine has other uses for its memory, and other replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,10 @@ def memory_budget(memory: DeviceMemory, utilization: float, activations: int) ->
     return int(memory.total * utilization) - (memory.total - memory.free) - activations
 
 
-def cpu_budget(memory: DeviceMemory, utilization: float, activations: int, bytes_of_one_request: int) -> int:
-    """As `memory_budget`, within what a CPU engine takes unasked."""
-    return min(memory_budget(memory, utilization, activations), max(CPU_DEFAULT_BYTES, bytes_of_one_request))
+def cpu_budget(memory: DeviceMemory, utilization: float, activations: int, request_bytes: int, max_num_seqs: int) -> int:
+    """As `memory_budget`, within what a CPU engine takes unasked; `request_bytes` is a request of the full context."""
+    unasked = min(CPU_DEFAULT_BYTES, max_num_seqs * request_bytes)
+    return min(memory_budget(memory, utilization, activations), max(unasked, request_bytes))
 
 
 def _larger_pool(config: CacheConfig, needed: int, needed_bytes: int) -> str:

@@ -84,13 +84,14 @@ class Worker:
             budget = self._budget(num_blocks_for(max_model_len, cache.block_size) * bytes_per_block, max_model_len)
         return size_kv_cache(cache, bytes_per_block, max_model_len, budget, exact_len=asked_for)
 
-    def _budget(self, bytes_of_one_request: int, max_model_len: int) -> int:
+    def _budget(self, request_bytes: int, max_model_len: int) -> int:
         utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler
         if self._device.type == "cpu":
             activations = activation_bytes(
                 self._arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
             )
-            return cpu_budget(probe_memory(self._device), utilization, activations, bytes_of_one_request)
+            memory = probe_memory(self._device)
+            return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         activations = self._profile(max_model_len)
         return memory_budget(probe_memory(self._device), utilization, activations)
 
