@@ -23,6 +23,7 @@ from starlette.responses import Response
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
+from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import AccessGate, ApiKeys
 from pagefleet_engine.server.body import BodyReader
@@ -128,6 +129,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     Raises:
         ConfigError: a setting cannot work, or the model cannot be loaded.
     """
+    set_up_logging("server")
     folder = resolve_model_folder(config.model.model)
     tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
     template = load_chat_template(folder, tokenizer.settings, tokenizer.special_tokens)

@@ -1,0 +1,136 @@
+"""An engine without a model: text follows from the prompt and the seed, one byte a token, and tests hold the strings."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from pagefleet_engine.client.health import EngineHealth
+from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
+from pagefleet_engine.engine_core.output_text import Chunk
+from pagefleet_engine.errors import InvalidRequest
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.text.stop_strings import StopStrings
+
+VOCAB_SIZE = 300
+MAX_MODEL_LEN = 256
+
+
+class ByteTokenizer:
+    """Token id = byte; ids from 256 on stand for nothing."""
+
+    vocab_size = VOCAB_SIZE
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id) if token_id < 128 else f"bytes:\\x{token_id:02x}"
+
+    def surely_longer_than(self, text: str, num_tokens: int) -> bool:
+        return len(text) > 4 * num_tokens
+
+
+class PlainChat:
+    """Renders `role: content` lines; refuses a conversation that opens with the assistant."""
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def token_ids(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        if messages[0]["role"] == "assistant":
+            raise InvalidRequest("The conversation must open with the user.", "messages", "invalid_value")
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return self._tokenizer.encode("".join(lines) + ("assistant: " if add_generation_prompt else ""))
+
+
+class ScriptedEngine:
+    """Generates letters. All of its switches may be set from another thread before a request is sent."""
+
+    def __init__(self) -> None:
+        self.hold_after: int | None = None
+        """Tokens after which every request waits for ever."""
+        self.fail_after: tuple[int, Exception] | None = None
+        """Tokens after which every request fails, and how."""
+        self.pause_s = 0.0
+        """Between tokens."""
+        self.now_health = EngineHealth(alive=True, stalled_s=0.0)
+        self.seen: list[tuple[str, list[int], SamplingParams, int, str | None]] = []
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.stats: CoreStats | None = CoreStats(2, 1, 0.25, 100, 40, 3, 9)
+
+    def health(self) -> EngineHealth:
+        return self.now_health
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        self.seen.append((request_id, list(prompt_token_ids), sampling, priority, cache_salt))
+        self.running.add(request_id)
+        finished = False
+        try:
+            async for chunk in self._chunks(prompt_token_ids, sampling):
+                finished = chunk.finish_reason is not None
+                yield chunk
+        finally:
+            self.running.discard(request_id)
+            if not finished:
+                self.aborted.append(request_id)
+
+    async def _chunks(self, prompt: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Chunk, None]:
+        stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+        scored = [_logprobs(token, sampling.prompt_logprobs) for token in prompt[1:]]
+        for i in range(sampling.max_tokens or MAX_MODEL_LEN):
+            if self.hold_after == i:
+                await asyncio.Event().wait()
+            if self.fail_after is not None and self.fail_after[0] == i:
+                raise self.fail_after[1]
+            await asyncio.sleep(self.pause_s)
+            token = next_token(prompt, sampling.seed, i)
+            text, stop = stops.push(chr(token))
+            last = i + 1 == sampling.max_tokens
+            reason = "stop" if stop else "length" if last else None
+            yield Chunk(
+                text + (stops.finish() if last and not stop else ""),
+                [token],
+                None if sampling.logprobs is None else [_logprobs(token, sampling.logprobs)],
+                scored if i == 0 and sampling.prompt_logprobs is not None else None,
+                reason,
+                stop,
+                len(prompt) // 2 if i == 0 else None,
+            )
+            if reason:
+                return
+
+
+def next_token(prompt: Sequence[int], seed: int | None, position: int) -> int:
+    """Return the letter at a position of the answer."""
+    digest = hashlib.sha256(repr((list(prompt), seed, position)).encode()).digest()
+    return ord("a") + digest[0] % 26
+
+
+def answer(prompt: str, num_tokens: int, seed: int | None = None) -> str:
+    """Return what the engine answers to a text prompt."""
+    ids = list(prompt.encode())
+    return "".join(chr(next_token(ids, seed, i)) for i in range(num_tokens))
+
+
+def _logprobs(token: int, top: int | None) -> WireLogprobs:
+    """The chosen token is the most likely, at -0.5; the next ids follow."""
+    others = [(token + i) % 128 for i in range(top or 0)]
+    return WireLogprobs([token, *others], [-0.5, *(-0.5 - i for i in range(len(others)))], 1)
