@@ -1,0 +1,151 @@
+"""Each architecture against transformers: same checkpoint, same tokens, float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.models.model import Model
+
+from tests.fakes.checkpoints import reference_model
+from tests.fakes.dense_attention import DenseSequence, DenseStep
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama multi-head": ("llama", {"num_key_value_heads": 4}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama head size": ("llama", {"head_dim": 32}),
+    "llama rope linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}}),
+    "llama rope dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama rope yarn": ("llama", {"rope_parameters": YARN}),
+    "llama rope yarn mscale": ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}}),
+    "llama rope yarn bounds": ("llama", {"rope_parameters": YARN | {"beta_fast": 8.0, "truncate": False}}),
+    "mistral": ("mistral", {}),
+    "mistral no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen2 layer types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+}
+"""Name -> family and configuration. Windows are shorter than the longest prompt."""
+
+PROMPT_LENGTHS = (1, 7, 25, 90)
+
+
+def load(folder: Path) -> Model:
+    return load_model(folder, read_arch(folder), torch.float32, torch.device("cpu"), "auto", 0)
+
+
+def prompts() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 320, (length,), generator=generator) for length in PROMPT_LENGTHS]
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.inference_mode()
+def test_logits_match_transformers(case: str, make_checkpoint: Callable[..., Path]) -> None:
+    family, config = CASES[case]
+    folder = make_checkpoint(family, **config)
+    model, reference = load(folder), reference_model(folder)
+    for prompt in prompts():
+        hidden = model.forward(prompt, torch.arange(len(prompt)), DenseStep([(DenseSequence(), len(prompt))]))
+        torch.testing.assert_close(model.logits(hidden), reference(prompt[None]).logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.inference_mode()
+def test_greedy_tokens_match_transformers(case: str, make_checkpoint: Callable[..., Path]) -> None:
+    """64 tokens for all prompts at once: the first step is ragged, the others one token each."""
+    family, config = CASES[case]
+    folder = make_checkpoint(family, **config)
+    model, reference = load(folder), reference_model(folder)
+    sequences = [DenseSequence() for _ in PROMPT_LENGTHS]
+    pending, texts = prompts(), prompts()
+    for _ in range(64):
+        positions = torch.cat([torch.arange(len(t) - len(p), len(t)) for t, p in zip(texts, pending, strict=True)])
+        step = DenseStep([(s, len(p)) for s, p in zip(sequences, pending, strict=True)])
+        hidden = model.forward(torch.cat(pending), positions, step)
+        ends = torch.tensor([len(p) for p in pending]).cumsum(0) - 1
+        pending = list(model.logits(hidden[ends]).argmax(-1).split(1))
+        texts = [torch.cat(pair) for pair in zip(texts, pending, strict=True)]
+    ties = [first_tie(prompt, text, reference) for prompt, text in zip(prompts(), texts, strict=True)]
+    assert sum(tie is not None for tie in ties) <= 1, f"texts part at {ties}"
+
+
+def first_tie(prompt: torch.Tensor, text: torch.Tensor, reference: Any) -> int | None:
+    """Where `text` leaves transformers' greedy text; fails unless both choices have the same logit there."""
+    expected = reference.generate(
+        prompt[None],
+        attention_mask=torch.ones_like(prompt[None]),
+        max_new_tokens=64,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0]
+    assert len(text) == len(expected) == len(prompt) + 64
+    differences = (text != expected).nonzero()
+    if len(differences) == 0:
+        return None
+    at = int(differences[0])
+    logits = reference(expected[None, :at]).logits[0, -1]
+    torch.testing.assert_close(logits[text[at]], logits[expected[at]], atol=2e-5, rtol=0)
+    return at
+
+
+@torch.inference_mode()
+def test_dynamic_rope_decodes_past_the_trained_context(make_checkpoint: Callable[..., Path]) -> None:
+    """Positions over max_position_embeddings get the base of a context that ends there, as in token-by-token decoding."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    folder = make_checkpoint("llama", max_position_embeddings=32, rope_parameters=rope)
+    model, reference = load(folder), reference_model(folder)
+    prompt = prompts()[2]
+    sequence, cache, text = DenseSequence(), None, prompt
+    pending = prompt
+    for _ in range(30):
+        positions = torch.arange(len(text) - len(pending), len(text))
+        ours = model.logits(model.forward(pending, positions, DenseStep([(sequence, len(pending))]))[-1:])
+        theirs = reference(pending[None], past_key_values=cache, use_cache=True)
+        cache = theirs.past_key_values
+        torch.testing.assert_close(ours, theirs.logits[0, -1:], atol=1e-4, rtol=0)
+        pending = ours.argmax(-1)
+        text = torch.cat((text, pending))
+    assert len(text) > 32
+
+
+@torch.inference_mode()
+def test_chunks_of_a_prompt_give_the_same_hidden_states(make_checkpoint: Callable[..., Path]) -> None:
+    model = load(make_checkpoint("mistral"))
+    prompt = prompts()[-1]
+    whole = model.forward(prompt, torch.arange(90), DenseStep([(DenseSequence(), 90)]))
+    sequence = DenseSequence()
+    pieces = [
+        model.forward(ids, positions, DenseStep([(sequence, len(ids))]))
+        for ids, positions in zip(prompt.split(13), torch.arange(90).split(13), strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-4, rtol=0)
