@@ -1,0 +1,117 @@
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from pagefleet_engine.errors import InvalidRequest, ModelLoadError
+from pagefleet_engine.text import chat_template
+from pagefleet_engine.text.chat_template import ChatTemplate, load_chat_template
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages: list[dict[str, object]] | None = None, **variables: object) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages or HELLO, variables=variables)
+
+
+def test_a_template_sees_messages_tokens_and_variables() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}{{ mood }}{% if tools is none %}-{% endif %}"
+    )
+    assert render(source, mood="!") == "<s>[user]hi[assistant]!-"
+
+
+def test_blocks_are_trimmed_as_transformers_does() -> None:
+    source = "{% for m in messages %}\n    {% if true %}\nx\n    {% endif %}\n{% endfor %}\nend"
+    assert render(source) == "x\nend"
+
+
+def test_loop_controls_and_generation_marks_work() -> None:
+    source = "{% for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}{% generation %}{{ n }}{% endgeneration %}{% endfor %}"
+    assert render(source) == "01"
+
+
+def test_tojson_keeps_text_readable() -> None:
+    assert render("{{ value | tojson }}", value={"b": "grüße <x>", "a": 1}) == '{"b": "grüße <x>", "a": 1}'
+    assert render("{{ value | tojson(indent=2) }}", value=[1]) == "[\n  1\n]"
+
+
+def test_a_template_knows_the_date() -> None:
+    assert render("{{ strftime_now('%Y') }}") in {str(datetime.now().year), str(datetime.now().year - 1)}
+
+
+def test_a_template_s_own_refusal_is_the_client_s_error() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        render("{{ raise_exception('roles must\nalternate') }}")
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 5 }}",
+        "{{ messages[9].content.x }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0]['no'].upper() }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_that_stumbles_is_the_client_s_error(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ (messages | attr('__class__')).__base__ }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        render(source)
+
+
+def test_output_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 1000)
+    with pytest.raises(InvalidRequest, match="too long"):
+        render("{% for n in range(99999) %}xxxxxxxxxx{% endfor %}")
+
+
+def test_a_huge_range_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        render("{% for n in range(999999999) %}{% endfor %}")
+
+
+def test_rendering_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_S", -1.0)
+    with pytest.raises(InvalidRequest, match="too long"):
+        render("x")
+
+
+def test_a_damaged_template_names_its_line() -> None:
+    with pytest.raises(ModelLoadError, match="line 2"):
+        ChatTemplate("ok\n{% if %}", {})
+
+
+def test_the_template_s_place_in_the_folder(tmp_path: Path) -> None:
+    def found(settings: dict[str, object]) -> str | None:
+        template = load_chat_template(tmp_path, settings, {})
+        return None if template is None else template.render(HELLO)
+
+    assert found({}) is None
+    assert found({"chat_template": "from settings"}) == "from settings"
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]
+    assert found({"chat_template": named}) == "default"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "from json"}')
+    assert found({"chat_template": "from settings"}) == "from json"
+    (tmp_path / "chat_template.jinja").write_text("from jinja")
+    assert found({"chat_template": "from settings"}) == "from jinja"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelLoadError, match=r"chat_template\.jinja cannot be read"):
+        found({})
