@@ -36,7 +36,7 @@ def decode_attention(
     and so changes the rounding between batches. Query head n reads key head n // G. Index tensors are int32 or int64.
     """
     check_attention(q_SNH, kv_cache, block_tables_SB, seq_lens_S)
-    num_seqs, num_heads, head_dim = q_SNH.shape
+    num_seqs = q_SNH.shape[0]
     if num_seqs != seq_lens_S.shape[0]:
         raise UnsupportedShapeError(f"decode takes one query per sequence: {num_seqs} for {seq_lens_S.shape[0]}")
     if num_splits is not None and (num_splits < 1 or num_splits & (num_splits - 1)):
@@ -45,8 +45,23 @@ def decode_attention(
     if choose_backend(q_SNH.device, backend) == "torch":
         return reference.decode_attention(q_SNH, kv_cache, block_tables_SB, seq_lens_S, scale, sliding_window)
     out_SNH = torch.empty(q_SNH.shape, dtype=q_SNH.dtype, device=q_SNH.device)
-    if num_seqs == 0:
-        return out_SNH
+    if num_seqs:
+        _launch(out_SNH, q_SNH, kv_cache, block_tables_SB, seq_lens_S, scale, window, num_splits)
+    return out_SNH
+
+
+def _launch(
+    out_SNH: torch.Tensor,
+    q_SNH: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables_SB: torch.Tensor,
+    seq_lens_S: torch.Tensor,
+    scale: float,
+    window: int,
+    num_splits: int | None,
+) -> None:
+    """Choose the tile and the number of parts, and start both kernels."""
+    num_seqs, num_heads, head_dim = q_SNH.shape
     keys, values = split_kv(kv_cache)
     num_kv_heads, block_size = keys.shape[1], keys.shape[2]
     group = num_heads // num_kv_heads
@@ -101,10 +116,9 @@ def decode_attention(
             SPLITS=num_splits,
             **COMPILE_OPTIONS,
         )
-    return out_SNH
 
 
-@jit()
+@jit(do_not_specialize=("stride_table",))
 def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     part_ptr,

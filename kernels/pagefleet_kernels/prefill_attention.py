@@ -50,9 +50,25 @@ def varlen_attention(
             q_TNH, kv_cache, block_tables_SB, query_start_loc_S1, seq_lens_S, scale, max_query_len, sliding_window
         )
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+    if out_TNH.numel() and seq_lens_S.shape[0]:
+        batch = block_tables_SB, query_start_loc_S1, seq_lens_S
+        _launch(out_TNH, q_TNH, kv_cache, batch, scale, max_query_len, window)
+    return out_TNH
+
+
+def _launch(
+    out_TNH: torch.Tensor,
+    q_TNH: torch.Tensor,
+    kv_cache: torch.Tensor,
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scale: float,
+    max_query_len: int,
+    window: int,
+) -> None:
+    """Choose the tile and start the kernel; `batch` holds block tables, query starts and sequence lengths."""
+    block_tables_SB, query_start_loc_S1, seq_lens_S = batch
     num_tokens, num_heads, head_dim = q_TNH.shape
-    if num_tokens == 0 or num_seqs == 0:
-        return out_TNH
+    num_seqs = seq_lens_S.shape[0]
     keys, values = split_kv(kv_cache)
     num_kv_heads, block_size = keys.shape[1], keys.shape[2]
     group = num_heads // num_kv_heads
@@ -90,7 +106,6 @@ def varlen_attention(
         num_stages=tile.num_stages,
         **COMPILE_OPTIONS,
     )
-    return out_TNH
 
 
 @jit()
@@ -113,7 +128,7 @@ def _find_sequence(  # type: ignore[no-untyped-def]
     return low
 
 
-@jit(do_not_specialize=("num_seqs",))
+@jit(do_not_specialize=("num_seqs", "stride_table"))
 def _varlen_attention_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     q_ptr,

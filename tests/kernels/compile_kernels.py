@@ -77,7 +77,7 @@ def compile_attention(head_dim: int, dtype: torch.dtype, sliding_window: int | N
     q = torch.zeros(8, 8, head_dim, dtype=dtype)
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=2, block_size=16, head_dim=head_dim)
     cache = layout.layer_view(torch.zeros(layout.shape, dtype=dtype), 0)
-    index = torch.zeros(9, dtype=torch.int32)
+    index = torch.zeros(9, dtype=torch.int64 if dtype == torch.float16 else torch.int32)
     tables = torch.zeros(8, 64, dtype=torch.int32)
     prefill_attention.varlen_attention(q, cache, tables, index, index[:8], 1.0, 4096, sliding_window, backend="triton")
     for num_splits in (1, 8):

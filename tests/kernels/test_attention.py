@@ -177,6 +177,8 @@ def test_nothing_to_attend_to(device: torch.device, make_batch: MakeBatch) -> No
     empty = batch.q_TNH[:0], batch.kv_cache, batch.block_tables_SB[:0]
     start = torch.zeros(1, dtype=torch.int32, device=device)
     assert varlen_attention(*empty, start, no_index, 1.0, 1, backend="triton").shape == (0, 4, 64)
+    only_padding = batch.q_TNH, batch.kv_cache, batch.block_tables_SB[:0]
+    assert varlen_attention(*only_padding, start, no_index, 1.0, 1, backend="triton").shape == (1, 4, 64)
     assert decode_attention(*empty, no_index, 1.0, backend="triton").shape == (0, 4, 64)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_kernels._triton import next_power_of_2
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -13,6 +13,7 @@ ARCHITECTURES = ["sm_90", "interpreter", "sm_80", "gfx942"]
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@settings(deadline=None)
 @given(head_dim=st.integers(1, 256))
 def test_every_head_fits_a_tile(architecture: str, dtype: torch.dtype, head_dim: int) -> None:
     table = launch_table(architecture)
@@ -52,6 +53,7 @@ def test_decode_splits_fill_the_device(programs: int, max_seq_len: int, expected
     assert decode_splits(launch_table("sm_90"), programs, max_seq_len, block_n=64) == expected
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 10_000))
 def test_next_power_of_2(n: int) -> None:
     power = next_power_of_2(n)
