@@ -4,7 +4,8 @@ OperatorError
 ├── ManifestError      a file of InferenceServices cannot be used; `problems` lists all of what is wrong
 ├── StateDirError      the state folder is in use or cannot be written
 ├── PortError          an address cannot be listened on
-└── CommandMissing     a program that the fleet starts is not installed
+├── CommandMissing     a program that the fleet starts is not installed
+└── ChatError          something stands between `pagefleet chat` and an answer
 """
 
 from __future__ import annotations
@@ -34,3 +35,7 @@ class PortError(OperatorError):
 
 class CommandMissing(OperatorError):
     """A program that the fleet starts is not installed."""
+
+
+class ChatError(OperatorError):
+    """A server cannot be asked, refuses, or breaks off."""

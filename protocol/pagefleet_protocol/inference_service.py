@@ -92,7 +92,7 @@ def _check_quantity(value: object) -> object:
 
 def quantity(text: str) -> float:
     """Return the number that a Kubernetes quantity (`2`, `500m`, `8Gi`) stands for."""
-    number = text.rstrip("mkMGTPi")
+    number = text.rstrip("mkKMGTPi")
     return float(number) * _SUFFIX[text[len(number) :]]
 
 

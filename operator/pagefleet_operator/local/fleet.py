@@ -104,9 +104,10 @@ class Fleet:
             self._accept(manifest, tasks)
             watching = tasks.create_task(self._follow_edits(tasks))
             try:
+                self._reconcile(tasks)
                 while not self._stopping or self._runners:
-                    self._reconcile(tasks)
                     await self._wait_for_change()
+                    self._reconcile(tasks)
             finally:
                 watching.cancel()
         return 130 if self._killed else 0

@@ -92,7 +92,7 @@ class ServiceRunner:
         supervisors = self._supervisors[workload.role]
         for step in next_steps(workload, [one.observe() for one in supervisors.values()]):
             if isinstance(step, Drain):
-                supervisors[step.number].drain()
+                supervisors[step.number].drain(routed=workload.role == "engine")
             else:
                 supervisor = Supervisor(self.service.name, workload, step.number, self._world)
                 supervisors[step.number] = supervisor
@@ -110,7 +110,7 @@ class ServiceRunner:
     def _drain_in_order(self) -> None:
         first = self._supervisors["router"] or self._supervisors["engine"]
         for supervisor in first.values():
-            supervisor.drain()
+            supervisor.drain(routed=False)
 
     def _write_endpoints(self) -> None:
         endpoints = []

@@ -50,6 +50,7 @@ class Supervisor:
         self._detail = ""
         self._restarts = 0
         self._served = False
+        self._routed = False
         self._leave = asyncio.Event()
         self._now = asyncio.Event()
         self._child: Child | None = None
@@ -66,8 +67,12 @@ class Supervisor:
             detail = self._log.last_line[:300]
         return Instance(self.number, self._workload.revision, self._state, self._served, self._restarts, detail)
 
-    def drain(self) -> None:
-        """Take it out of traffic, let it finish, end it. Returns at once."""
+    def drain(self, *, routed: bool = True) -> None:
+        """Take it out of traffic, let it finish, end it. Returns at once.
+
+        `routed`: routers may still send to it, and get time to learn that they must not.
+        """
+        self._routed = routed
         if not self._leave.is_set():
             self._leave.set()
             self._enter(State.DRAINING, "finishes what it has")
@@ -75,7 +80,7 @@ class Supervisor:
     def kill(self) -> None:
         """End it now."""
         self._now.set()
-        self.drain()
+        self.drain(routed=False)
 
     async def run(self) -> None:
         """Keep it running until it is drained."""
@@ -166,7 +171,7 @@ class Supervisor:
     async def _finish(self, child: Child, exited: asyncio.Task[int]) -> None:
         """End a process so that no request is lost, unless there is no time for it."""
         timing = self._world.timing
-        if self._workload.role == "engine" and self.url:
+        if self._routed and self.url:
             await self._unless_killed(exited, timing.settle)
         child.terminate()
         await self._unless_killed(exited, self._workload.drain_timeout_s + timing.kill_grace)

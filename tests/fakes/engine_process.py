@@ -61,11 +61,15 @@ class FakeEngine:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             method, path, _ = head.split(b" ", 2)
-            length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0)
+            length = next(
+                (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
+            )
             await reader.readexactly(length)
             status, body = await self.route(method.decode(), path.decode())
             text = json.dumps(body).encode()
-            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(text)) + text)
+            writer.write(
+                b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(text)) + text
+            )
             await writer.drain()
         writer.close()
 
@@ -99,8 +103,11 @@ def main() -> None:
         sys.exit(f"error: model folder missing: {arguments.model}")
     if arguments.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if arguments.with_child and os.fork() == 0:
-        signal.pause()  # an engine core that does not notice that its server has gone
+    if arguments.with_child:
+        child = os.fork()
+        if child == 0:
+            signal.pause()  # an engine core that does not notice that its server has gone
+        print(f"child {child}", flush=True)
     asyncio.run(FakeEngine(arguments).serve())
 
 

@@ -1,0 +1,360 @@
+"""A fleet of fake engines and routers as real processes: faults, edits, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+from pagefleet_operator.errors import ManifestError, PortError
+from pagefleet_operator.local.machine import check_port, free_port
+from pagefleet_operator.local.settings import Timing
+from pagefleet_operator.local.state_dir import start_time
+from pagefleet_operator.plan.status import find_condition
+from pagefleet_protocol.endpoints import decode_endpoints
+
+pytestmark = pytest.mark.fleet
+
+
+class Load:
+    """Requests without a pause, from several clients; counts what came back."""
+
+    def __init__(self, fleet: Any, clients: int = 4) -> None:
+        self.fleet = fleet
+        self.markers: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._clients = clients
+        self._stop = False
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._clients)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    async def _client(self) -> None:
+        while not self._stop:
+            try:
+                status, body = await self.fleet.ask()
+            except OSError as error:
+                self.failures.append(repr(error))
+                continue
+            if status == 200:
+                self.markers[body["marker"]] += 1
+            else:
+                self.failures.append(f"{status} {body}")
+            await asyncio.sleep(0.005)
+
+
+def test_serves_and_says_where(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(replicas=2)) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            status, body = await fleet.ask()
+            assert status == 200
+            assert body["model"] == "qwen"
+            assert body["devices"] == ""
+            assert fleet.reporter.heard(f"curl {fleet.url()}/v1/chat/completions")
+            assert fleet.reporter.heard(f"pagefleet chat {fleet.url()}")
+            assert "qwen-engine-0 | loading weights" in fleet.reporter.logged
+            ready = find_condition(fleet.view().status, "Ready")
+            assert ready.message == f"requests are answered at {fleet.url()}"
+            assert fleet.view().status.ready == "2/2"
+            log = fleet.state_dir / "logs" / "qwen-engine-1.log"
+            assert log.read_text() == "loading weights\n"
+
+    asyncio.run(scenario())
+
+
+def test_killed_engine_comes_back_while_the_other_serves(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(replicas=2)) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            victim = (await fleet.ask())[1]["pid"]
+            os.kill(victim, signal.SIGKILL)
+            await fleet.until(lambda: fleet.reporter.heard("killed by SIGKILL"))
+            await fleet.until(lambda: fleet.settled(2))
+            answers = [await fleet.ask() for _ in range(6)]
+            assert {status for status, _ in answers} == {200}
+            assert victim not in {body["pid"] for _, body in answers}
+            assert sum(one.restarts for _, one in fleet.view().instances) == 1
+            assert fleet.reporter.heard("starts again in 0.")
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_cannot_start_is_tried_with_growing_pauses_and_says_why(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(engine={"args": ["--refuse-to-start"]})) as fleet:
+            await fleet.until(lambda: sum("starts again in" in text for text in fleet.reporter.said) >= 3)
+            ready = find_condition(fleet.view().status, "Ready")
+            assert ready.status == "False"
+            assert ready.reason == "Crashing"
+            assert "error: model folder missing: builtin://tiny (exit status 1)" in ready.message
+            pauses = [text for text in fleet.reporter.said if "starts again in" in text][:3]
+            seconds = [float(text.split("starts again in ")[1].split()[0]) for text in pauses]
+            assert seconds[0] < seconds[2]
+            assert (await fleet.ask())[0] == 503
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_hangs_is_ended_and_started_again(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document()) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            await fleet.ask(path="/sick")
+            await fleet.until(lambda: fleet.reporter.heard("not-ready, /readyz answers 503"))
+            await fleet.until(lambda: fleet.reporter.heard("does not live any more: /livez answers 503"))
+            await fleet.until(lambda: fleet.settled(1))
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_is_never_ready_is_ended_after_its_time(start_fleet: Any, document: Any, quick: Timing) -> None:
+    async def scenario() -> None:
+        timing = dataclasses.replace(quick, startup=0.6)
+        async with start_fleet(document(engine={"args": ["--never-ready"]}), timing=timing) as fleet:
+            await fleet.until(lambda: fleet.reporter.heard("failed, not ready after 0.6 s: /readyz answers 503"))
+
+    asyncio.run(scenario())
+
+
+def test_rolling_update_loses_no_request(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        slow = ["--answer-s", "0.1"]
+        async with start_fleet(document(replicas=2, engine={"args": slow})) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            async with Load(fleet) as load:
+                await fleet.until(lambda: load.markers["one"] >= 8)
+                fleet.edit(document(replicas=2, engine={"args": [*slow, "--marker", "two"]}))
+                await fleet.until(lambda: load.markers["two"] > 0)
+                await fleet.until(lambda: fleet.settled(2))
+                only_new = load.markers["one"]
+                await fleet.until(lambda: load.markers["two"] >= 20)
+            assert load.failures == []
+            assert load.markers["one"] == only_new
+            assert fleet.view().status.observed_generation == 2
+
+    asyncio.run(scenario())
+
+
+def test_failing_update_stops_and_can_be_undone(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(replicas=2)) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            async with Load(fleet) as load:
+                fleet.edit(document(replicas=2, engine={"args": ["--refuse-to-start"]}))
+                await fleet.until(
+                    lambda: fleet.reporter.heard("the rollout stopped: qwen-engine-2 of the new revision")
+                )
+                assert fleet.states()["engine-0"] == fleet.states()["engine-1"] == "ready"
+                assert find_condition(fleet.view().status, "Ready").status == "True"
+                fleet.edit(document(replicas=2))
+                await fleet.until(lambda: fleet.settled(2))
+            assert load.failures == []
+            assert set(fleet.states()) == {"engine-0", "engine-1", "router-0"}
+
+    asyncio.run(scenario())
+
+
+def test_scales_by_editing_the_file(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document()) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            first = (await fleet.ask())[1]["pid"]
+            async with Load(fleet) as load:
+                fleet.edit(document(replicas=3))
+                await fleet.until(lambda: fleet.settled(3))
+                fleet.edit(document(replicas=1))
+                await fleet.until(lambda: fleet.settled(1))
+            assert load.failures == []
+            assert (await fleet.ask())[1]["pid"] == first
+            fleet.edit(document(replicas=0))
+            await fleet.until(lambda: set(fleet.states()) == {"router-0"})
+            assert (await fleet.ask())[0] == 503
+            assert find_condition(fleet.view().status, "Ready").reason == "ScaledToZero"
+
+    asyncio.run(scenario())
+
+
+def test_invalid_edit_is_told_once_and_changes_nothing(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document()) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            before = fleet.pids()
+            fleet.edit(document(replicas="two", routr={}))
+            await fleet.until(lambda: fleet.reporter.heard("the edit is not used"))
+            await asyncio.sleep(0.3)
+            told = [text for text in fleet.reporter.said if "the edit is not used" in text]
+            assert len(told) == 1
+            assert "spec.replicas: must be a whole number" in told[0]
+            assert "Did you mean router?" in told[0]
+            fleet.manifest.unlink()
+            await fleet.until(lambda: fleet.reporter.heard("there is no such file"))
+            assert (await fleet.ask())[0] == 200
+            assert fleet.pids() == before
+
+    asyncio.run(scenario())
+
+
+def test_services_come_and_go_with_the_file(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        port = free_port("127.0.0.1")
+        async with start_fleet(document("a"), document("b"), port=port) as fleet:
+            await fleet.until(lambda: fleet.settled(1, "a") and fleet.settled(1, "b"))
+            assert fleet.url("a") == f"http://127.0.0.1:{port}"
+            assert int(fleet.url("b").rsplit(":", 1)[1]) > port
+            assert (await fleet.ask("a"))[1]["model"] == "a"
+            assert (await fleet.ask("b"))[1]["model"] == "b"
+            fleet.edit(document("c"))
+            await fleet.until(lambda: fleet.settled(1, "c"))
+            assert fleet.url("c") == f"http://127.0.0.1:{port}"
+            assert {view.name for view in fleet.reporter.views} == {"c"}
+
+    asyncio.run(scenario())
+
+
+def test_two_routers_have_an_address_each_and_a_new_policy_keeps_it(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(router={"replicas": 2})) as fleet:
+            await fleet.until(lambda: fleet.settled(1) and fleet.states().get("router-1") == "ready")
+            url = fleet.url()
+            assert (await fleet.ask(path="/policy"))[1] == {"text": "prefix"}
+            fleet.edit(document(router={"replicas": 2, "policy": "least-load"}))
+            await fleet.until(lambda: fleet.reporter.heard("qwen-router-0: draining"))
+            await fleet.until(lambda: fleet.settled(1))
+            assert fleet.url() == url
+            assert (await fleet.ask(path="/policy"))[1] == {"text": "least-load"}
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_does_not_end_is_killed_with_what_it_started(
+    start_fleet: Any, document: Any, quick: Timing
+) -> None:
+    async def scenario() -> None:
+        timing = dataclasses.replace(quick, drain=0.2, kill_grace=0.2)
+        stubborn = document(engine={"args": ["--ignore-sigterm", "--with-child"]})
+        async with start_fleet(stubborn, timing=timing) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            words = next(line for line in fleet.reporter.logged if "child" in line).split()
+            fleet.edit(document(replicas=0))
+            await fleet.until(lambda: fleet.reporter.heard("did not end by itself, killed"))
+            await fleet.until(lambda: start_time(int(words[-1])) is None)
+            await fleet.until(lambda: "engine-0" not in fleet.states())
+
+    asyncio.run(scenario())
+
+
+def test_running_request_ends_before_its_engine_does(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(engine={"args": ["--answer-s", "1"]})) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            endpoints = fleet.state_dir / "qwen.endpoints.json"
+            request = asyncio.create_task(fleet.ask())
+            await asyncio.sleep(0.2)
+            fleet.edit(document(replicas=0, engine={"args": ["--answer-s", "1"]}))
+            await fleet.until(
+                lambda: [one.draining for one in decode_endpoints(endpoints.read_bytes()).endpoints] == [True]
+            )
+            assert (await request)[0] == 200
+            await fleet.until(lambda: decode_endpoints(endpoints.read_bytes()).endpoints == ())
+
+    asyncio.run(scenario())
+
+
+def test_stop_lets_requests_finish_and_leaves_no_process(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(replicas=2, engine={"args": ["--answer-s", "0.5"]})) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            processes = fleet.pids()
+            request = asyncio.create_task(fleet.ask())
+            await asyncio.sleep(0.1)
+            fleet.fleet.stop()
+            assert (await request)[0] == 200
+            assert await fleet.finished == 0
+            assert len(processes) == 3
+            for pid in processes:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+
+    asyncio.run(scenario())
+
+
+def test_second_stop_ends_everything_now(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(engine={"args": ["--answer-s", "60"]})) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            request = asyncio.create_task(fleet.ask())
+            await asyncio.sleep(0.1)
+            fleet.fleet.stop()
+            await fleet.until(lambda: fleet.states().get("router-0") == "draining")
+            fleet.fleet.stop()
+            async with asyncio.timeout(2):
+                assert await fleet.finished == 130
+            with contextlib.suppress(ConnectionError):
+                assert (await request)[0] != 200
+
+    asyncio.run(scenario())
+
+
+def test_engines_share_the_cores_and_the_gpus(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        wanted = document(replicas=2, resources={"gpus": 1, "cpu": "3"})
+        async with start_fleet(wanted, gpus=("4", "GPU-uuid")) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            answers = [(await fleet.ask())[1] for _ in range(4)]
+            assert {answer["devices"] for answer in answers} == {"4", "GPU-uuid"}
+            assert {answer["threads"] for answer in answers} == {3}
+            fleet.edit(document(replicas=3, resources={"gpus": 1}))
+            await fleet.until(lambda: fleet.reporter.heard("3 GPUs are asked for (qwen 3) and this machine has 2"))
+            # No GPU is spare: an old engine goes before its successor comes.
+            fleet.edit(document(replicas=2, resources={"gpus": 1}, engine={"args": ["--marker", "two"]}))
+            await fleet.until(lambda: fleet.view().status.observed_generation == 2)
+            await fleet.until(lambda: fleet.settled(2))
+            answers = [(await fleet.ask())[1] for _ in range(4)]
+            assert {answer["marker"] for answer in answers} == {"two"}
+
+    asyncio.run(scenario())
+
+
+def test_gpu_that_is_not_there_is_told_before_anything_starts(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(resources={"gpus": 1})) as fleet:
+            with pytest.raises(ManifestError, match=r"1 GPUs are asked for .* has no GPU; set it to 0"):
+                await fleet.finished
+            assert not (fleet.state_dir / "logs").exists()
+
+    asyncio.run(scenario())
+
+
+def test_port_in_use_is_told_before_anything_starts(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with start_fleet(document(), port=port) as fleet:
+            with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 is in use: stop what listens there"):
+                await fleet.finished
+        server.close()
+        await server.wait_closed()
+        check_port("127.0.0.1", port)
+
+    asyncio.run(scenario())
+
+
+def test_fields_that_mean_nothing_here_are_named(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
+        async with start_fleet(document(resources={"memory": "2Gi"}), other) as fleet:
+            await fleet.until(lambda: fleet.reporter.heard("spec.resources.memory is not enforced on this machine"))
+            assert fleet.reporter.heard("v1 Secret: skipped")
+
+    asyncio.run(scenario())

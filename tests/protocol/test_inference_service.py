@@ -1,0 +1,187 @@
+"""The InferenceService's types: what is accepted, and that every mistake is told with its path and the remedy."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagefleet_protocol.field_errors import InvalidDocument, path_text
+from pagefleet_protocol.inference_service import InferenceService, parse_inference_service, quantity
+
+FIVE_LINES = {
+    "apiVersion": "pagefleet.dev/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "qwen"},
+    "spec": {"model": {"uri": "builtin://tiny"}},
+}
+
+
+def document(path: str, value: object) -> dict[str, Any]:
+    """Return the five lines with one more field."""
+    result = copy.deepcopy(FIVE_LINES)
+    node: dict[str, Any] = result
+    *parents, last = path.split(".")
+    for part in parents:
+        node = node.setdefault(part, {})
+    node[last] = value
+    return result
+
+
+def problems(value: object) -> list[str]:
+    with pytest.raises(InvalidDocument) as caught:
+        parse_inference_service(value)
+    return [str(error) for error in caught.value.errors]
+
+
+def test_five_lines_are_enough() -> None:
+    service = parse_inference_service(FIVE_LINES)
+    assert service.name == service.model_name == "qwen"
+    assert service.spec.replicas == 1
+    assert service.spec.engine.dtype == "auto"
+    assert service.spec.engine.max_model_len is None
+    assert service.spec.resources.gpus == 0
+    assert service.spec.router.policy == "prefix"
+    assert service.metadata.namespace == "default"
+
+
+def test_every_field_arrives() -> None:
+    full = {
+        **FIVE_LINES,
+        "metadata": {"name": "a", "namespace": "prod", "labels": {"team": "x"}, "annotations": {"note": "y"}},
+        "spec": {
+            "model": {"uri": "file:///models/q", "name": "Qwen/Qwen3-8B"},
+            "engine": {"args": ["--seed", "1"], "dtype": "bfloat16", "maxModelLen": 4096},
+            "replicas": 3,
+            "resources": {"gpus": 1, "cpu": "1500m", "memory": "8Gi"},
+            "router": {"replicas": 2, "policy": "least-load"},
+        },
+    }
+    service = parse_inference_service(full)
+    dumped = service.model_dump(mode="json", exclude_none=True)
+    assert dumped == full
+    assert service.model_name == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("apiVersion", "pagefleet.dev/v1", "apiVersion: must be pagefleet.dev/v1alpha1"),
+        ("kind", "Inferenceservice", "kind: must be InferenceService"),
+        ("metadata.name", "Qwen_3", "metadata.name: must be at most 40 lower-case letters"),
+        ("metadata.name", "a" * 41, "metadata.name: must be at most 40"),
+        ("metadata.name", "ends-", "metadata.name: must be at most 40"),
+        ("metadata.name", "qwen\n", "metadata.name: must be at most 40"),
+        ("metadata.namespace", "-x", "metadata.namespace: must be at most 63"),
+        ("metadata.labels", {"a": 1}, "metadata.labels.a: must be text (put it in quotes), not the number 1"),
+        ("spec.model.uri", "hf://Qwen/Qwen3-8B", "spec.model.uri: hf:// is not supported yet: download the model"),
+        ("spec.model.uri", "/models/qwen", "spec.model.uri: give builtin://tiny, or file:///absolute/path"),
+        ("spec.model.uri", "file://relative", "spec.model.uri: give builtin://tiny"),
+        ("spec.model.uri", None, "spec.model.uri: must be text (put it in quotes), not empty"),
+        ("spec.model.name", "two words", "spec.model.name: must be at most 128 letters"),
+        (
+            "spec.engine.dtype",
+            "bf16",
+            "spec.engine.dtype: must be auto, float32, bfloat16 or float16, not the text 'bf16'",
+        ),
+        ("spec.engine.maxModelLen", "12", "spec.engine.maxModelLen: must be a whole number, not the text '12'"),
+        ("spec.engine.maxModelLen", 0, "spec.engine.maxModelLen: must be at least 1, not the number 0"),
+        ("spec.engine.maxModelLen", 1.5, "spec.engine.maxModelLen: must be a whole number"),
+        ("spec.engine.max_model_len", 1, "spec.engine.max_model_len: unknown field. Did you mean maxModelLen?"),
+        ("spec.engine.args", "--seed 1", "spec.engine.args: must be a list, not the text"),
+        ("spec.engine.args", ["--seed", 1], "spec.engine.args[1]: must be text (put it in quotes), not the number 1"),
+        ("spec.engine.args", ["--port=1"], "spec.engine.args: --port cannot be given here: the fleet chooses it"),
+        ("spec.engine.args", ["--dtype", "x"], "spec.engine.args: --dtype cannot be given here: set spec.engine.dtype"),
+        ("spec.engine.args", ["-x"] * 65, "spec.engine.args: has 65 entries; at most 64 are allowed"),
+        ("spec.engine.args", ["x" * 1025], "spec.engine.args[0]: has 1025 characters; at most 1024 are allowed"),
+        ("spec.replicas", True, "spec.replicas: must be a whole number, not the truth value True"),
+        ("spec.replicas", -1, "spec.replicas: must be at least 0, not the number -1"),
+        ("spec.replicas", 257, "spec.replicas: must be at most 256"),
+        ("spec.resources.gpus", 2, "spec.resources.gpus: must be at most 1"),
+        ("spec.resources.cpu", 0.25, 'spec.resources.cpu: must be a Kubernetes quantity such as 2, "500m", "0.25"'),
+        ("spec.resources.cpu", 0, "spec.resources.cpu: must be over 0"),
+        ("spec.resources.memory", "8 GB", "spec.resources.memory: must be a Kubernetes quantity"),
+        ("spec.router", [], "spec.router: must be a mapping of fields, not a list"),
+        ("spec.router.policy", "least_load", "Did you mean least-load?"),
+        (
+            "spec.autoscaling",
+            {},
+            "spec.autoscaling: unknown field. Fields here: model, engine, replicas, resources, router",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_path_and_remedy(path: str, value: object, said: str) -> None:
+    found = problems(document(path, value))
+    assert len(found) == 1
+    assert said in found[0]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    wrong = document("spec.replicas", "two")
+    wrong["spec"]["model"] = {}
+    wrong["spec"]["rooter"] = {}
+    found = problems(wrong)
+    assert [line.partition(":")[0] for line in found] == ["spec.model.uri", "spec.replicas", "spec.rooter"]
+    assert found[0].startswith("spec.model.uri: is required: builtin://tiny, or file:///")
+    assert "Did you mean router?" in found[2]
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 5])
+def test_a_document_that_is_no_mapping_is_refused(value: object) -> None:
+    assert problems(value)[0].startswith("document: must be a mapping of fields, not ")
+
+
+def test_a_huge_value_is_not_repeated_in_full() -> None:
+    assert len(problems(document("spec.engine.dtype", "x" * 100_000))[0]) < 200
+
+
+def test_nothing_can_be_changed_after_reading() -> None:
+    service = parse_inference_service(FIVE_LINES)
+    with pytest.raises(ValueError, match="frozen"):
+        service.spec.replicas = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("2", 2), ("500m", 0.5), ("1.5", 1.5), ("8Gi", 8 * 1024**3), ("3M", 3e6), ("1Ki", 1024)]
+)
+def test_quantities(text: str, number: float) -> None:
+    assert quantity(text) == number
+
+
+def test_paths_read_as_people_write_them() -> None:
+    assert path_text(("spec", "engine", "args", 2)) == "spec.engine.args[2]"
+    assert path_text(()) == "document"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PATHS = [
+    "apiVersion",
+    "metadata",
+    "metadata.name",
+    "spec",
+    "spec.model",
+    "spec.engine",
+    "spec.engine.args",
+    "spec.replicas",
+    "spec.resources.cpu",
+    "spec.router",
+    "status",
+]
+
+
+@given(path=st.sampled_from(PATHS), value=json_values)
+def test_whatever_is_written_is_accepted_or_refused_in_words(path: str, value: object) -> None:
+    try:
+        service = parse_inference_service(document(path, value))
+    except InvalidDocument as invalid:
+        assert invalid.errors
+        assert all("pydantic" not in str(error) and "\n" not in error.message for error in invalid.errors)
+    else:
+        again = InferenceService.model_validate_json(service.model_dump_json(exclude_none=True))
+        assert again == service
