@@ -15,7 +15,7 @@ from tests.fakes.checkpoints import save_checkpoint
 
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_checkpoint("qwen3", dtype=..., shard_size=..., **config)`: a folder, made once per session; only read it."""
+    """`make_checkpoint("qwen3", dtype=..., shard_size=..., **config)`: a folder, made once a session; only read it."""
     made: dict[str, Path] = {}
 
     def make(arch_name: str, *, dtype: torch.dtype = torch.float32, shard_size: str = "1GB", **overrides: Any) -> Path:

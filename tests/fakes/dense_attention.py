@@ -40,17 +40,19 @@ class DenseStep:
 
     def __init__(self, rows: list[tuple[DenseSequence, int]]) -> None:
         """Each sequence with the number of its tokens in the step, in batch order."""
-        self._sequences = [sequence for sequence, _ in rows]
-        self._lengths = [length for _, length in rows]
+        self._rows: list[tuple[DenseSequence, slice]] = []
+        start = 0
+        for sequence, length in rows:
+            self._rows.append((sequence, slice(start, start + length)))
+            start += length
 
     def attend(
         self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
     ) -> Tensor:
         """See `AttentionStep.attend`."""
-        parts = zip(*(x.split(self._lengths) for x in (q_TNH, k_TKH, v_TKH)), strict=True)
         return torch.cat(
             [
-                sequence.attend(layer, q, k, v, scale, window)
-                for sequence, (q, k, v) in zip(self._sequences, parts, strict=True)
+                sequence.attend(layer, q_TNH[tokens], k_TKH[tokens], v_TKH[tokens], scale, window)
+                for sequence, tokens in self._rows
             ]
         )

@@ -49,17 +49,17 @@ class Linear:
 class GatedLinear:
     """`silu(x Wg^T + bg) * (x Wu^T + bu)`, gate and up stacked in one slot in that order (Shazeer, arXiv 2002.05202).
 
-    On a GPU one product gives both and one kernel joins them; on the CPU two products, and joining them is free.
+    With kernels one product gives both and one kernel joins them; without, two products, and joining them is free.
     """
 
-    __slots__ = ("_bias_G2", "_gate", "_merged", "_on_gpu", "_slots", "_up", "_width")
+    __slots__ = ("_bias_G2", "_gate", "_merged", "_slots", "_up", "_use_kernels", "_width")
 
     def __init__(self, inputs: int, width: int, bias: bool, placement: Placement) -> None:
         self._gate: LinearKernel
         self._up: LinearKernel
         self._merged: LinearKernel
         self._width = width
-        self._on_gpu = placement.device.type != "cpu"
+        self._use_kernels = placement.use_kernels
         self._bias_G2: Tensor | None = None
         self._slots = {"weight": Weight((width, width), inputs, placement, self._install_weight)}
         if bias:
@@ -72,14 +72,14 @@ class GatedLinear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, G]."""
         bias_G2 = self._bias_G2
-        if self._on_gpu:
+        if self._use_kernels:
             return silu_and_mul(self._merged.linear(x_TI, bias_G2))
         gate_bias_G, up_bias_G = (None, None) if bias_G2 is None else (bias_G2[: self._width], bias_G2[self._width :])
         gate_TG = self._gate.linear_silu(x_TI, gate_bias_G)
         return self._up.linear_mul(x_TI, gate_TG, up_bias_G)
 
     def _install_weight(self, weight_G2I: Tensor) -> None:
-        if self._on_gpu:
+        if self._use_kernels:
             self._merged = linear_kernel(weight_G2I)
         else:
             self._gate = linear_kernel(weight_G2I[: self._width])

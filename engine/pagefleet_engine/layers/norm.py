@@ -19,13 +19,13 @@ from pagefleet_engine.layers.weight import Placement, Weight
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * w`."""
 
-    __slots__ = ("_eps", "_on_gpu", "_shape", "_slot", "_weight_D")
+    __slots__ = ("_eps", "_shape", "_slot", "_use_kernels", "_weight_D")
 
     def __init__(self, width: int, eps: float, placement: Placement) -> None:
         self._weight_D: Tensor
         self._shape = (width,)
         self._eps = eps
-        self._on_gpu = placement.device.type != "cpu"
+        self._use_kernels = placement.use_kernels
         self._slot = Weight((width,), None, placement, self._install)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
@@ -34,7 +34,7 @@ class RMSNorm:
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """A new tensor of x's shape and dtype."""
-        if self._on_gpu:
+        if self._use_kernels:
             return rms_norm(x_TD, self._weight_D, self._eps)
         return F.rms_norm(x_TD, self._shape, self._weight_D, self._eps)
 
@@ -45,13 +45,13 @@ class RMSNorm:
 class HeadNorm:
     """RMSNorm of each query head by one weight and of each key head by another, in one pass over both."""
 
-    __slots__ = ("_eps", "_heads", "_kv_heads", "_on_gpu", "_ones_H", "_parts", "_slots", "_weight_MH")
+    __slots__ = ("_eps", "_heads", "_kv_heads", "_ones_H", "_parts", "_slots", "_use_kernels", "_weight_MH")
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement) -> None:
         self._weight_MH: Tensor
         self._ones_H: Tensor
         self._heads, self._kv_heads, self._eps = heads, kv_heads, eps
-        self._on_gpu = placement.device.type != "cpu"
+        self._use_kernels = placement.use_kernels
         self._parts: dict[str, Tensor] = {}
         self._slots = {
             name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in ("q_norm", "k_norm")
@@ -64,7 +64,7 @@ class HeadNorm:
 
     def __call__(self, qk_TMH: Tensor) -> Tensor:
         """Queries first, then keys; a new tensor of the same shape and dtype."""
-        if self._on_gpu:
+        if self._use_kernels:
             return rms_norm(qk_TMH, self._ones_H, self._eps).mul_(self._weight_MH)
         return F.rms_norm(qk_TMH, qk_TMH.shape[-1:], None, self._eps).mul_(self._weight_MH)
 

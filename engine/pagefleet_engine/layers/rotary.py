@@ -25,15 +25,15 @@ class Rotation(Protocol):
 
 
 class RotaryEmbedding:
-    """Makes a step's rotation: from a table on a GPU, computed for the step on the CPU."""
+    """Makes a step's rotation: from a table for the kernel, computed for the step without."""
 
     __slots__ = ("_head_dim", "_placement", "_rope", "_table_PH")
 
     def __init__(self, rope: RopeParameters, head_dim: int, max_positions: int, placement: Placement) -> None:
-        """`max_positions` bounds the positions on a GPU."""
+        """`max_positions` is the length of the table."""
         self._rope, self._head_dim, self._placement = rope, head_dim, placement
         self._table_PH: Tensor | None = None
-        if placement.device.type != "cpu":
+        if placement.use_kernels:
             turns = angles(rope, head_dim, torch.arange(max_positions, device=placement.device))
             self._table_PH = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.attention_factor
 

@@ -6,6 +6,7 @@ under a name of its own. A slot keeps nothing once it is full, so the layer alon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,10 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Type and device of a model's tensors."""
+    """Type and device of a model's tensors, and who computes on them."""
 
     dtype: torch.dtype
     device: torch.device
+    use_kernels: bool
+    """Norms, rotation and activation by pagefleet_kernels, as on a GPU; else by torch, faster on a CPU."""
 
 
 class Weight:
@@ -41,7 +44,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Size of the whole tensor in its final type."""
-        elements = sum(torch.Size(shape).numel() for shape in self.part_shapes)
+        elements = sum(math.prod(shape) for shape in self.part_shapes)
         return elements * self.placement.dtype.itemsize
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,9 @@ from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.models.config_fields import ConfigFields
 from pagefleet_engine.models.registry import MODEL_MODULES
 from pagefleet_engine.models.rope_config import read_rope
+
+# Far over any model there is: a damaged number must not build layers until memory is full.
+_MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,8 @@ def read_arch(folder: Path) -> ModelArch:
     """
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder: give a model folder in Hugging Face layout")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ModelLoadError(f"{folder} may not be read by this user: change its permissions")
     path = folder / "config.json"
     if not path.is_file():
         found = "the folder is empty" if not any(folder.iterdir()) else "that file is missing"
@@ -92,7 +98,7 @@ def arch_from_config(config: Mapping[str, Any], source: str) -> ModelArch:
             f"{source}: {num_heads} heads of size {head_dim} over {num_kv_heads} key/value heads cannot be: the size "
             "must be even, and the first number a multiple of the last; repair the file"
         )
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", high=_MAX_LAYERS)
     max_position = fields.count("max_position_embeddings")
     rope, context_length = read_rope(fields, max_position)
     return ModelArch(
@@ -135,7 +141,7 @@ def _windows(fields: ConfigFields, model_type: str, num_layers: int) -> tuple[in
             window = fields.count("sliding_window", 4096)
             kinds = fields.layer_types(num_layers)
             if kinds is None:
-                first = fields.count("max_window_layers", 28, minimum=0)
+                first = fields.count("max_window_layers", 28, low=0)
                 kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
             return tuple(window if kind == "sliding_attention" else None for kind in kinds)
         case _:

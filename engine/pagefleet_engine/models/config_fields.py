@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +22,11 @@ class ConfigFields:
         """Whether the field has a value."""
         return self._values.get(name) is not None
 
-    def count(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`; an error when absent without a default."""
+    def count(self, name: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1) -> int:
+        """An integer from `low` to `high`; an error when absent without a default."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self._wrong(name, f"an integer of at least {minimum}")
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self._wrong(name, f"an integer from {low} to {high}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -83,5 +84,5 @@ class ConfigFields:
         return default if value is None else value
 
     def _wrong(self, name: str, expected: str) -> ModelLoadError:
-        said = f"is {self._values[name]!r}" if name in self._values else "is missing"
+        said = f"is {reprlib.repr(self._values[name])}" if name in self._values else "is missing"
         return ModelLoadError(f"{self.source}: {name} {said}; it must be {expected}: repair the file")

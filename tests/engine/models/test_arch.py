@@ -1,0 +1,207 @@
+"""Reading config.json: spellings, defaults, windows, and one clear line for what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.rotary_frequencies import RopeParameters
+from pagefleet_engine.models.arch import ModelArch, arch_from_config, read_arch
+from pagefleet_engine.models.registry import MODEL_MODULES
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+}
+QWEN: dict[str, Any] = LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128}
+
+
+def arch(**changes: Any) -> ModelArch:
+    return arch_from_config(LLAMA | changes, "config.json")
+
+
+def test_an_old_llama_gets_its_defaults() -> None:
+    found = arch()
+    assert (found.num_kv_heads, found.head_dim, found.rms_norm_eps) == (32, 128, 1e-6)
+    assert found.rope == RopeParameters(theta=10_000.0)
+    assert found.windows == (None,) * 4
+    assert (found.tie_word_embeddings, found.attention_bias, found.mlp_bias) == (False, False, False)
+    assert (found.eos_token_ids, found.dtype, found.context_length) == ((), "float32", 4096)
+
+
+def test_null_counts_as_absent() -> None:
+    assert arch(head_dim=None, num_key_value_heads=None, rope_scaling=None, sliding_window=None) == arch()
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_dtype_in_both_spellings(field: str) -> None:
+    assert arch(**{field: "bfloat16"}).dtype == "bfloat16"
+    assert arch(**{field: "torch.float16"}).dtype == "float16"
+
+
+def test_qwen3_without_head_dim_has_128() -> None:
+    assert arch(model_type="qwen3", hidden_size=1024, num_attention_heads=16).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected", "context_length"),
+    [
+        ({"rope_type": "default"}, RopeParameters(theta=500_000.0), 4096),
+        ({"type": "linear", "factor": 4.0}, RopeParameters(rope_type="linear", theta=500_000.0, factor=4.0), 16384),
+        (
+            {"type": "dynamic", "factor": 2},
+            RopeParameters(rope_type="dynamic", theta=500_000.0, factor=2.0, original_max_position=4096),
+            8192,
+        ),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+            RopeParameters(rope_type="llama3", theta=500_000.0, factor=8.0, original_max_position=1024),
+            4096,
+        ),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "original_max_position_embeddings": 4096},
+            RopeParameters(
+                rope_type="yarn", theta=500_000.0, factor=4.0, original_max_position=4096, attention_factor=1.5
+            ),
+            16384,
+        ),
+    ],
+)
+def test_rope_in_both_spellings(scaling: dict[str, Any], expected: RopeParameters, context_length: int) -> None:
+    old = arch(rope_theta=500_000.0, rope_scaling=scaling)
+    new = arch(rope_parameters=scaling | {"rope_theta": 500_000.0})
+    assert old.rope == new.rope == expected
+    assert old.context_length == new.context_length == context_length
+
+
+def test_yarn_derives_its_attention_factor() -> None:
+    rope = arch(rope_scaling={"rope_type": "yarn", "factor": 4.0}).rope
+    assert rope.attention_factor == pytest.approx(1.138629, abs=1e-6)
+    assert (rope.beta_fast, rope.beta_slow, rope.truncate, rope.original_max_position) == (32.0, 1.0, True, 4096)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA | {"model_type": "mistral", "sliding_window": 64}, (64,) * 4),
+        (LLAMA | {"model_type": "mistral", "sliding_window": None}, (None,) * 4),
+        (LLAMA | {"sliding_window": 64}, (None,) * 4),
+        (QWEN | {"max_window_layers": 3}, (None, None, None, 128)),
+        (QWEN | {"max_window_layers": 0}, (128,) * 4),
+        (QWEN, (None,) * 4),
+        (QWEN | {"use_sliding_window": False, "max_window_layers": 0}, (None,) * 4),
+        (
+            QWEN | {"layer_types": ["full_attention", "sliding_attention"] * 2, "max_window_layers": 0},
+            (None, 128, None, 128),
+        ),
+    ],
+)
+def test_windows(config: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert arch_from_config(config, "config.json").windows == windows
+
+
+def test_an_unknown_model_names_those_that_run() -> None:
+    with pytest.raises(ModelLoadError) as error:
+        arch(model_type="mamba")
+    assert "mamba" in str(error.value)
+    assert all(known in str(error.value) for known in MODEL_MODULES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": None}, "model_type is not given"),
+        ({"hidden_size": None}, "hidden_size is None; it must be an integer"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be an integer from 1 to 4096"),
+        ({"vocab_size": -1}, "vocab_size is -1"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a positive number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; it must be true or false"),
+        ({"torch_dtype": 16}, "torch_dtype is 16; it must be a string"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id is [1, '2']; it must be a token id"),
+        ({"num_key_value_heads": 5}, "32 heads of size 128 over 5 key/value heads"),
+        ({"head_dim": 63}, "the size must be even"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu; pagefleet runs silu"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type is longrope; pagefleet knows default, linear, dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention are not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "low_freq_factor must be under high_freq_factor",
+        ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "it must be a list of 4 of full_attention, sliding_attention",
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_file_and_field(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError) as error:
+        arch(**changes)
+    assert str(error.value).startswith("config.json: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_field_is_said_to_be_missing() -> None:
+    config = {name: value for name, value in LLAMA.items() if name != "vocab_size"}
+    with pytest.raises(ModelLoadError, match="vocab_size is missing; it must be an integer"):
+        arch_from_config(config, "config.json")
+
+
+def test_a_huge_value_is_shortened() -> None:
+    with pytest.raises(ModelLoadError) as error:
+        arch(eos_token_id=["x" * 1000] * 1000)
+    assert len(str(error.value)) < 300
+
+
+def test_end_of_text_tokens_come_from_both_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 7}))
+    assert read_arch(tmp_path).eos_token_ids == (7,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7]}))
+    assert read_arch(tmp_path).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "cannot be read as JSON"),
+        (b"\xff\xfe\x00", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"[1]", "does not hold a JSON object"),
+    ],
+)
+def test_an_unreadable_config(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=said) as error:
+        read_arch(tmp_path)
+    assert str(tmp_path / "config.json") in str(error.value)
+
+
+def test_folders_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="is not a folder"):
+        read_arch(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match="the folder is empty"):
+        read_arch(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match="that file is missing"):
+        read_arch(tmp_path)
