@@ -145,6 +145,7 @@ def test_when_blocks_run_out_the_newest_is_preempted_and_recomputed() -> None:
     assert plan.removed == ["new"]
     assert list(shares(plan)) == ["old"]
     assert new.status is RequestStatus.PREEMPTED
+    assert new.num_computed_tokens == 0
     assert engine.scheduler.stats().preemptions == 1
     engine.run()
     assert old.num_preemptions == 0

@@ -72,7 +72,8 @@ events = st.lists(
         st.builds(Abort, st.integers(0, 12), st.booleans()),
         st.builds(Failure, st.integers(0, 12)),
     ),
-    max_size=24,
+    min_size=8,
+    max_size=30,
 )
 engines = st.builds(
     lambda num_blocks, block_size, seqs, extra, threshold, policy, caching: FakeEngine(
@@ -114,9 +115,14 @@ class Trace:
                 for _ in range(count):
                     self.engine.step()
             case Abort(index, amid_step):
-                self._abort(f"r{index}", amid_step)
+                self._abort(self._pick(index), amid_step)
             case Failure(index):
-                self._fail(f"r{index}")
+                self._fail(self._pick(index))
+
+    def _pick(self, index: int) -> str:
+        """Return one of the last four accepted; they are likely to be open."""
+        newest = len(self.accepted) - 1
+        return f"r{newest - index % 4}"
 
     def _arrive(self, arrival: Arrival) -> None:
         request_id = f"r{len(self.accepted)}"
@@ -149,7 +155,7 @@ class Trace:
             self.failed.add(request_id)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(engines, events)
 def test_every_request_ends_as_if_undisturbed(
     engine: FakeEngine, trace: list[Arrival | Abort | Failure | Steps]
@@ -192,9 +198,9 @@ def test_limits_of_a_step_hold(engine: FakeEngine, trace: list[Arrival | Abort |
             assert max(row.num_new_tokens for row in plan.rows) <= config.long_prefill_token_threshold
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(3, 10), st.lists(prompts, min_size=3, max_size=8), st.sampled_from(["fcfs", "priority"]))
-def test_under_memory_pressure_the_most_important_request_is_never_preempted(
+def test_under_memory_pressure_all_outputs_hold_and_the_first_is_never_preempted(
     num_blocks: int, texts: list[list[int]], policy: Policy
 ) -> None:
     config = SchedulerConfig(
@@ -211,3 +217,8 @@ def test_under_memory_pressure_the_most_important_request_is_never_preempted(
     engine.run()
     if accepted:
         assert accepted[0].num_preemptions == 0
+    for request in accepted:
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        assert engine.outcomes[request.request_id].token_ids == complete(
+            prompt, sampling, SCOPES[0], engine.scheduler.max_model_len
+        )
