@@ -45,9 +45,9 @@ class Timing:
 class Load:
     """A scheduler whose seats are all taken: by endless decodes, and by long prompts that are replaced as they end."""
 
-    def __init__(self, num_decoding: int, num_prefilling: int) -> None:
+    def __init__(self, num_decoding: int, num_prefilling: int, budget: int) -> None:
         num_seats = num_decoding + num_prefilling
-        config = SchedulerConfig(max_num_seqs=num_seats, max_num_batched_tokens=8_192)
+        config = SchedulerConfig(max_num_seqs=num_seats, max_num_batched_tokens=budget)
         kv_cache = KVCache(num_seats * MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE)
         self.scheduler = Scheduler(config, kv_cache, ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE))
         self._rng = random.Random(0)
@@ -80,10 +80,10 @@ class Load:
         self.scheduler.add(Request(f"request-{self._num_added}", prompt, sampling, (2,), PrefixScope("bench")))
 
 
-def measure(num_running: int, prefill_share: float, num_steps: int) -> Timing:
+def measure(num_running: int, prefill_share: float, budget: int, num_steps: int) -> Timing:
     """Time `num_steps` steps with `num_running` requests, of which `prefill_share` are in the middle of a prompt."""
     num_prefilling = round(num_running * prefill_share)
-    load = Load(num_running - num_prefilling, num_prefilling)
+    load = Load(num_running - num_prefilling, num_prefilling, budget)
     for _ in range(20):
         load.step()
     seconds: list[tuple[float, float]] = []
@@ -104,19 +104,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--running", type=int, default=256, help="requests that run at once (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=2_000, help="steps per case (default: %(default)s)")
+    budget = SchedulerConfig().max_num_batched_tokens
+    parser.add_argument(
+        "--budget", type=int, default=budget, help="tokens per step (default: %(default)s, the engine's)"
+    )
     parser.add_argument("--json", metavar="PATH", help="write the figures with machine, commit and command")
     options = parser.parse_args()
     cases = {"decode": 0.0, "decode_with_10%_prefill": 0.1}
-    print(f"{options.running} running requests, {options.steps} steps, milliseconds of host time per step")
+    print(f"{options.running} running requests, {options.budget} tokens a step at most, {options.steps} steps")
+    print("milliseconds of host time per step")
     print(f"{'load':<26}{'schedule p50':>14}{'update p50':>12}{'step p50':>10}{'step p99':>10}")
     figures = {}
     for name, prefill_share in cases.items():
-        timing = measure(options.running, prefill_share, options.steps)
+        timing = measure(options.running, prefill_share, options.budget, options.steps)
         figures[name] = asdict(timing)
         print(f"{name:<26}{timing.schedule_p50_ms:>14}{timing.update_p50_ms:>12}", end="")
         print(f"{timing.step_p50_ms:>10}{timing.step_p99_ms:>10}")
     if options.json:
-        write_report(options.json, "scheduler", {"running": options.running, "steps": options.steps, **figures})
+        setting = {"running": options.running, "tokens_per_step": options.budget, "steps": options.steps}
+        write_report(options.json, "scheduler", {**setting, **figures})
 
 
 def _milliseconds(seconds: float) -> float:

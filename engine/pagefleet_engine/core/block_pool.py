@@ -151,12 +151,12 @@ class BlockPool:
         self.unpublish(blocks)
         return blocks
 
-    def publish(self, block: int, content: BlockHash) -> None:
-        """Make a held block findable; its K/V must be complete. A hash that has a block already keeps that one."""
-        if content in self._block_of_hash or self._hash_of_block[block] is not None:
-            return
-        self._block_of_hash[content] = block
-        self._hash_of_block[block] = content
+    def publish(self, blocks: Sequence[int], contents: Sequence[BlockHash]) -> None:
+        """Make held blocks findable; their K/V must be complete. A hash that has a block already keeps that one."""
+        for block, content in zip(blocks, contents, strict=True):
+            if content not in self._block_of_hash and self._hash_of_block[block] is None:
+                self._block_of_hash[content] = block
+                self._hash_of_block[block] = content
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference from each block of a request's table.

@@ -106,8 +106,8 @@ class KVCache:
         if num_full == table.num_published:
             return
         extend_hashes(request.block_hashes, request.prefix_root, request.token_ids, self.block_size)
-        for index in range(table.num_published, num_full):
-            self._pool.publish(table.blocks[index], request.block_hashes[index])
+        new = slice(table.num_published, num_full)
+        self._pool.publish(table.blocks[new], request.block_hashes[new])
         table.num_published = num_full
 
     def free(self, request_id: str) -> None:

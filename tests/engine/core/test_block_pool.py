@@ -16,8 +16,7 @@ def content(name: str) -> BlockHash:
 def filled(pool: BlockPool, names: str) -> list[int]:
     """Allocate and publish one block per letter."""
     blocks = pool.allocate(len(names))
-    for block, name in zip(blocks, names, strict=True):
-        pool.publish(block, content(name))
+    pool.publish(blocks, [content(name) for name in names])
     return blocks
 
 
