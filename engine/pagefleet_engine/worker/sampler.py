@@ -19,13 +19,16 @@ from pagefleet_engine.core.step import NewRow, TokenLogprobs
 from pagefleet_engine.worker.logprobs import describe_tokens
 from pagefleet_engine.worker.noise import row_keys, spread_token_ids, subtract_log_exponential_
 from pagefleet_engine.worker.sampling_table import DrawGroup, SamplingTable
-from pagefleet_engine.worker.truncation import NEGATIVE_INFINITY, cut_candidates, cut_vocabulary
+from pagefleet_engine.worker.truncation import NEGATIVE_INFINITY, Cuts, cut_candidates, cut_vocabulary
 
 NOT_NUMBERS = -1
 NOTHING_LEFT = -2
 
 _ARGMAX_BLOCK = 128
 """Columns whose maximum is taken without its index, which on the CPU is many times quicker."""
+
+
+_CACHED_SCORES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,7 @@ class Sampler:
 def draw(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, group: DrawGroup) -> Tensor:
     """Draw a token per row [R] from scores whose maximum is 0; overwrites the scores."""
     if group.num_candidates is None:
-        if group.cut:
-            _cut_(scores_RV, cut_vocabulary(scores_RV, group.cuts))
-        return subtract_log_exponential_(scores_RV, spread_ids_V, keys_R2).argmax(1)
+        return _draw_from_all(scores_RV, keys_R2, spread_ids_V, group.cuts, sort=group.by_top_k)
     values_RC, ids_RC = scores_RV.topk(min(group.num_candidates, scores_RV.shape[1]), dim=1)
     threshold_R, complete_R = cut_candidates(scores_RV, values_RC, group.cuts, by_top_k=group.by_top_k)
     _cut_(values_RC, threshold_R)
@@ -101,10 +102,25 @@ def draw(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, group: DrawGr
     token_R = ids_RC.gather(1, place_R.unsqueeze(1)).squeeze(1)
     left = (~complete_R).nonzero().squeeze(1)
     if len(left):
-        rest = scores_RV.index_select(0, left)
-        _cut_(rest, cut_vocabulary(rest, group.cuts.select(left)))
-        token_R[left] = subtract_log_exponential_(rest, spread_ids_V, keys_R2[left]).argmax(1)
+        cuts = group.cuts.select(left)
+        token_R[left] = _draw_from_all(scores_RV[left], keys_R2[left], spread_ids_V, cuts, sort=True)
     return token_R
+
+
+def _draw_from_all(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, cuts: Cuts, *, sort: bool) -> Tensor:
+    """As `draw`, with noise for the whole vocabulary. `sort`: there may be a top-k or top-p, else only min-p.
+
+    On the CPU a few rows at a time, whose intermediates the cache can hold.
+    """
+    num_rows, num_columns = scores_RV.shape
+    at_once = num_rows if scores_RV.is_cuda else max(1, _CACHED_SCORES // num_columns)
+    tokens = []
+    for start in range(0, num_rows, at_once):
+        part = slice(start, start + at_once)
+        scores = scores_RV[part]
+        _cut_(scores, cut_vocabulary(scores, cuts.select(part)) if sort else cuts.log_min_p_R[part])
+        tokens.append(subtract_log_exponential_(scores, spread_ids_V, keys_R2[part]).argmax(1))
+    return torch.cat(tokens)
 
 
 def row_maxima(x_SV: Tensor) -> tuple[Tensor, Tensor]:

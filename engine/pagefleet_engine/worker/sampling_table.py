@@ -35,8 +35,6 @@ class DrawGroup:
     by_top_k: bool
     inverse_temperature_R1: Tensor
     cuts: Cuts
-    cut: bool
-    """False when no row has a top-k, top-p or min-p."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +142,6 @@ class SamplingTable:
             by_top_k=bool(by_top_k),
             inverse_temperature_R1=self._to_device((1.0 / self._temperature[slots]).astype(np.float32)).unsqueeze(1),
             cuts=cuts,
-            cut=bool(
-                by_top_k or (self._top_p[slots] < 1.0).any() or (self._log_min_p[slots] > NEGATIVE_INFINITY).any()
-            ),
         )
 
     def _to_device(self, array: NDArray[np.generic]) -> Tensor:
