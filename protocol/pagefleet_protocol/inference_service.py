@@ -74,8 +74,10 @@ def _check_uri(uri: str) -> str:
 def _check_args(args: tuple[str, ...]) -> tuple[str, ...]:
     for arg in args:
         flag = arg.partition("=")[0]
-        if flag in _OWN_FLAGS:
-            raise _wrong(f"{flag} cannot be given here: {_OWN_FLAGS[flag]}")
+        # Command lines may shorten a flag, so its beginnings count as well.
+        for own, remedy in _OWN_FLAGS.items():
+            if len(flag) > 2 and own.startswith(flag):
+                raise _wrong(f"{own} cannot be given here: {remedy}")
         if "\x00" in arg:
             raise _wrong("an argument holds a NUL character")
     return args

@@ -40,7 +40,7 @@ class FakeRouter:
         server = await asyncio.start_server(self.answer, self.arguments.host, self.arguments.port)
         await self.stopping.wait()
         server.close()
-        while self.num_running:
+        while self.num_running:  # noqa: ASYNC110 - a fake may poll
             await asyncio.sleep(0.01)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

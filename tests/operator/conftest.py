@@ -19,7 +19,8 @@ from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_operator.plan.status import ConditionType, find_condition
+from pagefleet_protocol.inference_service import Condition, InferenceService, parse_inference_service
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -139,6 +140,13 @@ class RunningFleet:
 
     def view(self, service: str = "qwen") -> ServiceView | None:
         return next((view for view in self.reporter.views if view.name == service), None)
+
+    def condition(self, kind: ConditionType, service: str = "qwen") -> Condition:
+        """Return a condition of the service's last status."""
+        view = self.view(service)
+        found = find_condition(view.status if view else None, kind)
+        assert found is not None
+        return found
 
     def states(self, service: str = "qwen") -> dict[str, str]:
         """Return the state of each instance by its name without the service's."""

@@ -15,7 +15,6 @@ from pagefleet_operator.errors import ManifestError, PortError
 from pagefleet_operator.local.machine import check_port, free_port
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.local.state_dir import start_time
-from pagefleet_operator.plan.status import find_condition
 from pagefleet_protocol.endpoints import decode_endpoints
 
 pytestmark = pytest.mark.fleet
@@ -64,7 +63,7 @@ def test_serves_and_says_where(start_fleet: Any, document: Any) -> None:
             assert fleet.reporter.heard(f"curl {fleet.url()}/v1/chat/completions")
             assert fleet.reporter.heard(f"pagefleet chat {fleet.url()}")
             assert "qwen-engine-0 | loading weights" in fleet.reporter.logged
-            ready = find_condition(fleet.view().status, "Ready")
+            ready = fleet.condition("Ready")
             assert ready.message == f"requests are answered at {fleet.url()}"
             assert fleet.view().status.ready == "2/2"
             log = fleet.state_dir / "logs" / "qwen-engine-1.log"
@@ -94,7 +93,7 @@ def test_engine_that_cannot_start_is_tried_with_growing_pauses_and_says_why(star
     async def scenario() -> None:
         async with start_fleet(document(engine={"args": ["--refuse-to-start"]})) as fleet:
             await fleet.until(lambda: sum("starts again in" in text for text in fleet.reporter.said) >= 3)
-            ready = find_condition(fleet.view().status, "Ready")
+            ready = fleet.condition("Ready")
             assert ready.status == "False"
             assert ready.reason == "Crashing"
             assert "error: model folder missing: builtin://tiny (exit status 1)" in ready.message
@@ -156,7 +155,7 @@ def test_failing_update_stops_and_can_be_undone(start_fleet: Any, document: Any)
                     lambda: fleet.reporter.heard("the rollout stopped: qwen-engine-2 of the new revision")
                 )
                 assert fleet.states()["engine-0"] == fleet.states()["engine-1"] == "ready"
-                assert find_condition(fleet.view().status, "Ready").status == "True"
+                assert fleet.condition("Ready").status == "True"
                 fleet.edit(document(replicas=2))
                 await fleet.until(lambda: fleet.settled(2))
             assert load.failures == []
@@ -180,7 +179,7 @@ def test_scales_by_editing_the_file(start_fleet: Any, document: Any) -> None:
             fleet.edit(document(replicas=0))
             await fleet.until(lambda: set(fleet.states()) == {"router-0"})
             assert (await fleet.ask())[0] == 503
-            assert find_condition(fleet.view().status, "Ready").reason == "ScaledToZero"
+            assert fleet.condition("Ready").reason == "ScaledToZero"
 
     asyncio.run(scenario())
 

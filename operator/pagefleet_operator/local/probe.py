@@ -17,7 +17,9 @@ async def probe(url: str, timeout_s: float) -> str | None:
         return f"{parts.path} did not answer within {timeout_s:g} s"
     except ConnectionRefusedError:
         return "does not listen yet"
-    except (OSError, asyncio.LimitOverrunError) as error:
+    except ValueError:  # a first line without end
+        return f"{parts.path} did not answer in HTTP"
+    except OSError as error:
         return f"{parts.path}: {error}"
 
 

@@ -137,6 +137,8 @@ def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> _Ve
         return _Verdict(True, "Scaling", f"{len(instances)} {_plural(workload)} exist, {workload.replicas} are wanted")
     if any(one.state is State.STARTING and not one.failing for one in current):
         return _Verdict(True, "Starting", f"{_count_ready(current)} of {workload.replicas} {_plural(workload)} ready")
+    if _count_ready(current) < workload.replicas:
+        return _Verdict(False, "Waiting", f"for {_plural(workload)} to recover; {workload.role.title()}Ready says why")
     return None
 
 

@@ -1,0 +1,130 @@
+"""Ports, GPUs and threads of one machine, shared out."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pagefleet_operator.errors import PortError
+from pagefleet_operator.local.launcher import base_url
+from pagefleet_operator.local.machine import (
+    Gpus,
+    Ports,
+    check_gpus,
+    check_port,
+    find_gpus,
+    free_port,
+    num_cores,
+    thread_flags,
+)
+
+LOOPBACK = "127.0.0.1"
+
+
+def test_the_first_router_gets_the_port_and_others_the_next_free() -> None:
+    with socket.socket() as taken:
+        first = free_port(LOOPBACK)
+        ports = Ports(LOOPBACK, first)
+        assert ports.claim("a-router-0") == first
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        second = ports.claim("a-router-1")
+        assert first < second != taken.getsockname()[1]
+        assert ports.claim("a-router-0") == first
+        ports.release("a-router-0")
+        assert ports.claim("b-router-0") == first
+
+
+def test_a_taken_port_is_skipped_unless_it_is_the_one_asked_for() -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 is in use: stop what listens there, or choose"):
+            Ports(LOOPBACK, port).claim("a-router-0")
+        ports = Ports(LOOPBACK, port - 1)
+        ports.claim("a-router-0")
+        assert ports.claim("a-router-1") > port
+
+
+def test_port_zero_takes_any() -> None:
+    ports = Ports(LOOPBACK, 0)
+    first, second = ports.claim("a"), ports.claim("b")
+    assert first != second
+    assert ports.claim("a") == first
+
+
+def test_an_address_that_is_not_ours_is_told() -> None:
+    with pytest.raises(PortError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
+        check_port("192.0.2.1", 8000)
+    with pytest.raises(PortError, match=r"--host no\.such\.invalid: there is no such address"):
+        check_port("no.such.invalid", 8000)
+
+
+def test_gpus_are_lent_to_one_engine_at_a_time() -> None:
+    gpus = Gpus(["0", "1"])
+    assert gpus.claim("a", 1) == ("0",)
+    assert gpus.claim("b", 1) == ("1",)
+    assert gpus.claim("c", 1) is None
+    assert gpus.claim("a", 1) == ("0",), "a restart keeps its device"
+    gpus.release("a")
+    assert gpus.claim("c", 1) == ("0",)
+    assert gpus.claim("d", 0) == ()
+
+
+def test_gpus_that_are_not_there_are_told_with_the_count(build: Any) -> None:
+    one = build("a", replicas=2, resources={"gpus": 1})
+    none = build("b")
+    assert check_gpus([one, none], 2) == []
+    assert check_gpus([none], 0) == []
+    (missing,) = check_gpus([one], 1)
+    assert "2 GPUs are asked for (a 2) and this machine has 1; lower replicas" in missing
+    (absent,) = check_gpus([one], 0)
+    assert "this machine has no GPU; set it to 0 to compute on the CPU" in absent
+
+
+def test_gpus_are_found_by_device_files_or_by_what_is_visible(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert find_gpus({}, tmp_path) == ("0", "1")
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}, tmp_path) == ("3", "GPU-x")
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "cpu", "cores", "engines", "flags"),
+    [
+        ((), None, 8, 2, ("--num-threads", "4")),
+        ((), None, 2, 3, ("--num-threads", "1")),
+        ((), None, 4, 0, ("--num-threads", "4")),
+        ((), "2500m", 8, 2, ("--num-threads", "2")),
+        ((), "500m", 8, 2, ("--num-threads", "1")),
+        (("--num-threads", "3"), "1", 8, 2, ()),
+        (("--num-threads=3",), None, 8, 2, ()),
+    ],
+)
+def test_threads_are_what_is_asked_for_or_an_equal_share(
+    args: tuple[str, ...], cpu: str | None, cores: int, engines: int, flags: tuple[str, ...]
+) -> None:
+    assert thread_flags(args, cpu, cores, engines) == flags
+
+
+def test_this_machine_has_a_core() -> None:
+    assert num_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("box.lan", "http://box.lan:80"),
+    ],
+)
+def test_a_url_can_be_used_on_this_machine(host: str, url: str) -> None:
+    assert base_url(host, 80) == url

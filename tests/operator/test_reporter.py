@@ -1,0 +1,85 @@
+"""What a person sees: plain lines without control sequences, or a table; and a terminal that is stopped."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from typing import Any
+
+from pagefleet_operator.local.reporter import LiveReporter, OutputThread, PlainReporter, ServiceView, status_table
+from pagefleet_operator.plan.rollout import Instance, State
+from pagefleet_operator.plan.status import Observation, service_status
+from pagefleet_operator.plan.workloads import plan_workloads
+from rich.console import Console
+
+
+def view(service: Any, *engines: Instance) -> ServiceView:
+    plan = plan_workloads(service, 30)
+    seen = Observation(engines, (Instance(0, plan.router.revision, State.READY),), 1, "http://127.0.0.1:8000")
+    status = service_status(service, plan, seen, "2026-01-01T00:00:00Z")
+    return ServiceView(service.name, status, tuple((f"qwen-engine-{one.number}", one) for one in engines))
+
+
+def test_plain_lines_carry_the_name_and_nothing_else(build: Any) -> None:
+    stream = io.StringIO()
+    reporter = PlainReporter(stream)
+    reporter.say("one\ntwo")
+    reporter.log("qwen-engine-0", "loading")
+    reporter.show([view(build(), Instance(0, "x", State.READY))])
+    reporter.close()
+    assert stream.getvalue() == "one\ntwo\nqwen-engine-0 | loading\n"
+
+
+def test_the_table_says_state_restarts_and_the_last_words(build: Any) -> None:
+    failed = Instance(1, "x", State.FAILED, restarts=3, detail="model folder missing: /m [bold]")
+    console = Console(file=io.StringIO(), width=100, record=True)
+    console.print(status_table([view(build(replicas=2), Instance(0, "x", State.READY), failed)]))
+    text = console.export_text()
+    assert "qwen-engine-0  ready" in text
+    assert "qwen-engine-1  failed" in text
+    assert "3         model folder missing: /m [bold]" in text
+    assert "qwen 1/2: 1 of 2 engines ready; qwen-engine-1 stopped (3 times): model folder missing" in text
+
+
+def test_lines_scroll_above_the_table_unbroken_and_unstyled(build: Any) -> None:
+    stream = io.StringIO()
+    reporter = LiveReporter(Console(file=stream, force_terminal=True, width=40, color_system=None))
+    reporter.show([view(build(), Instance(0, "x", State.READY))])
+    command = "curl http://127.0.0.1:8000/v1/chat/completions -d '[bold]not markup[/bold]'"
+    reporter.say(command)
+    reporter.log("qwen-engine-0", "loading")
+    reporter.close()
+    assert command in stream.getvalue()
+    assert "qwen-engine-0 | loading" in stream.getvalue()
+    assert "INSTANCE" in stream.getvalue()
+
+
+def test_output_that_nobody_reads_blocks_nobody() -> None:
+    output, gate = OutputThread(), threading.Event()
+
+    def stuck() -> None:
+        gate.wait(10)
+
+    output.put(stuck)
+    began = time.monotonic()
+    for _ in range(20_000):
+        output.put(lambda: None)
+    assert output.num_dropped > 0
+    assert time.monotonic() - began < 5
+    gate.set()
+    output.close()
+
+
+def test_a_reader_that_left_is_not_written_to_again() -> None:
+    written: list[int] = []
+
+    def broken() -> None:
+        written.append(1)
+        raise BrokenPipeError
+
+    output = OutputThread()
+    output.put(broken)
+    output.put(lambda: written.append(2))
+    output.close()
+    assert written == [1]

@@ -1,0 +1,102 @@
+"""The state folder: one owner, atomic files, and no process left from an earlier run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pagefleet_operator.errors import StateDirError
+from pagefleet_operator.local.state_dir import StateDir, default_state_dir, start_time
+from pagefleet_protocol.endpoints import Endpoint, decode_endpoints
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_only_one_may_use_it(tmp_path: Path) -> None:
+    with (
+        StateDir(tmp_path / "state"),
+        pytest.raises(
+            StateDirError, match=rf"another pagefleet up \(process {os.getpid()}\) uses .*: stop it, or give"
+        ),
+    ):
+        StateDir(tmp_path / "state")
+    with StateDir(tmp_path / "state") as again:
+        assert again.path.is_dir()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateDirError, match=r"cannot be written .* choose another with --state-dir"):
+        StateDir(tmp_path / "file" / "state")
+
+
+def test_endpoints_are_replaced_whole(tmp_path: Path) -> None:
+    endpoint = Endpoint("e-0", "http://127.0.0.1:1", "m", draining=True)
+    with StateDir(tmp_path) as state:
+        state.write_endpoints("qwen", (endpoint,))
+        assert decode_endpoints(state.endpoints_path("qwen").read_bytes()).endpoints == (endpoint,)
+        state.write_endpoints("qwen", ())
+        assert decode_endpoints(state.endpoints_path("qwen").read_bytes()).endpoints == ()
+        assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_a_killed_run_left_is_ended(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    with StateDir(tmp_path) as state:
+        state.record("qwen-engine-0", sleeper.pid)
+    with StateDir(tmp_path) as state:
+        assert state.end_leftovers() == ("qwen-engine-0",)
+        assert sleeper.wait(5) < 0
+        assert state.end_leftovers() == ()
+
+
+def test_a_process_that_only_has_the_same_id_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    with StateDir(tmp_path) as state:
+        (tmp_path / "processes.json").write_text(json.dumps({"a": [sleeper.pid, "1"], "b": [sleeper.pid, ""]}))
+        assert state.end_leftovers() == ()
+        assert sleeper.poll() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x", "y"]}', "null"])
+def test_a_damaged_record_is_no_obstacle(tmp_path: Path, text: str) -> None:
+    with StateDir(tmp_path) as state:
+        (tmp_path / "processes.json").write_text(text)
+        assert state.end_leftovers() == ()
+
+
+def test_a_process_that_ended_is_forgotten(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    with StateDir(tmp_path) as state:
+        state.record("qwen-engine-0", sleeper.pid)
+        state.forget("qwen-engine-0")
+        state.forget("never-known")
+    assert json.loads((tmp_path / "processes.json").read_text()) == {}
+
+
+def test_start_time_knows_the_dead(sleeper: subprocess.Popen[bytes]) -> None:
+    assert start_time(sleeper.pid) == start_time(sleeper.pid) is not None
+    sleeper.kill()
+    deadline = time.monotonic() + 5
+    while start_time(sleeper.pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert start_time(sleeper.pid) is None, "a zombie does not run"
+
+
+def test_each_file_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    one = default_state_dir(Path("examples/a.yaml"), environment)
+    other = default_state_dir(Path("examples/b/a.yaml"), environment)
+    assert one == default_state_dir(Path("examples") / ".." / "examples" / "a.yaml", environment)
+    assert one != other
+    assert one.parent == other.parent == tmp_path / "pagefleet"
+    assert default_state_dir(Path("a.yaml"), {}).is_relative_to(Path.home() / ".local" / "state")
