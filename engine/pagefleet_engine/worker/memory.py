@@ -104,7 +104,9 @@ def memory_budget(memory: DeviceMemory, utilization: float, activations: int) ->
     return int(memory.total * utilization) - (memory.total - memory.free) - activations
 
 
-def cpu_budget(memory: DeviceMemory, utilization: float, activations: int, request_bytes: int, max_num_seqs: int) -> int:
+def cpu_budget(
+    memory: DeviceMemory, utilization: float, activations: int, request_bytes: int, max_num_seqs: int
+) -> int:
     """As `memory_budget`, within what a CPU engine takes unasked; `request_bytes` is a request of the full context."""
     unasked = min(CPU_DEFAULT_BYTES, max_num_seqs * request_bytes)
     return min(memory_budget(memory, utilization, activations), max(unasked, request_bytes))

@@ -12,19 +12,20 @@ from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 
 
-def rehearse(runner: ModelRunner, row_lens: Sequence[int], block_size: int) -> None:
+def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits) -> None:
     """Compute prompts of these lengths in one step, then one token of each in another; leaves nothing but used pages.
 
-    The pool needs a block for each `block_size` of `row_len + 1` tokens; blocks are taken from 0 on.
+    The pool needs `num_blocks_for` the length plus 1 for each; blocks are taken from 0 on.
     """
     new, prompts, outputs = [], [], []
     next_block = 0
     for index, length in enumerate(row_lens):
         name = f"rehearsal-{index}"
-        num_blocks = num_blocks_for(length + 1, block_size)
+        num_blocks = num_blocks_for(length + 1, limits.block_size)
         new.append(NewRow(name, [0] * length, length, _SAMPLING, ()))
         prompts.append(ScheduledRow(name, 0, length, range(next_block, next_block + num_blocks), True))
-        outputs.append(ScheduledRow(name, length, 1, (), True))
+        if length + 2 <= limits.max_model_len:
+            outputs.append(ScheduledRow(name, length, 1, (), True))
         next_block += num_blocks
     first = runner.execute(StepPlan(0, (), new, prompts, sum(row_lens)))
     alive = [row for row in outputs if row.request_id not in first.failed]
@@ -42,11 +43,11 @@ def fullest_step(limits: RunnerLimits) -> list[int]:
 
 def short_step(limits: RunnerLimits, num_blocks: int) -> list[int]:
     """Lengths of two prompts that load every code path a first request needs, within a pool of `num_blocks`."""
-    longest = min(64, limits.max_model_len - 1, limits.max_num_batched_tokens)
+    longest = max(1, min(64, limits.max_model_len - 2, limits.max_num_batched_tokens))
     lengths = [longest, max(1, longest // 2)][: limits.max_num_seqs]
     while lengths and (
         sum(lengths) > limits.max_num_batched_tokens
         or sum(num_blocks_for(length + 1, limits.block_size) for length in lengths) > num_blocks
     ):
         lengths.pop()
-    return [length for length in lengths if length > 0]
+    return lengths

@@ -104,7 +104,7 @@ class Worker:
         runner = ModelRunner(self._model, backend, limits, self._device, seed=0)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        rehearse(runner, row_lens, limits.block_size)
+        rehearse(runner, row_lens, limits)
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device)
         del runner, backend
@@ -115,7 +115,7 @@ class Worker:
         row_lens = short_step(limits, self.cache.num_blocks)
         if row_lens:
             started = time.monotonic()
-            rehearse(self._runner, row_lens, limits.block_size)
+            rehearse(self._runner, row_lens, limits)
             _log.debug("warmed up in %.2f s", time.monotonic() - started)
 
     def _backend(self, layout: KVLayout) -> AttentionBackend:

@@ -88,9 +88,7 @@ def test_inputs_equal_those_built_token_by_token(data: st.DataObject) -> None:
             num_missing = max(0, -(-stop // BLOCK_SIZE) - len(request.blocks))
             new_blocks = list(range(next_block, next_block + num_missing))
             next_block += num_missing
-            rows.append(
-                ScheduledRow(name, request.num_computed, num_new, new_blocks, stop == len(request.tokens))
-            )
+            rows.append(ScheduledRow(name, request.num_computed, num_new, new_blocks, stop == len(request.tokens)))
             request.blocks += new_blocks
         slots = batch.extend_tables(rows)
         inputs = builder.build(rows, slots)

@@ -17,8 +17,8 @@ VOCAB_SIZE = 50
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture
-def table_VV() -> Tensor:
+@pytest.fixture(name="table_VV")
+def random_table() -> Tensor:
     return torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
 
 

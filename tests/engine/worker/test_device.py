@@ -1,0 +1,72 @@
+"""Device, threads and memory of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.worker import device
+from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.kv_pool import allocate_kv_pool
+from pagefleet_kernels.layout import KVLayout
+
+
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto").type == "cuda"
+    assert resolve_device("cpu").type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="--device cpu"):
+        resolve_device("cuda")
+
+
+@pytest.fixture
+def _same_threads_after() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_same_threads_after")
+def test_threads_are_those_asked_for_or_one_per_core_allowed() -> None:
+    assert set_num_threads(3) == torch.get_num_threads() == 3
+    assert set_num_threads(None) == torch.get_num_threads() == len(os.sched_getaffinity(0))
+    with pytest.raises(ConfigError, match="num_threads is 0"):
+        set_num_threads(0)
+
+
+def test_a_cpu_offers_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda _: 12345)
+    memory = probe_memory(torch.device("cpu"))
+    assert (memory.total, memory.free) == (12345, 12345)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_pool_is_zero_writable_and_of_the_layouts_shape(dtype: torch.dtype) -> None:
+    layout = KVLayout(num_blocks=5, num_layers=2, num_kv_heads=3, block_size=4, head_dim=8)
+    pool = allocate_kv_pool(layout, dtype, torch.device("cpu"))
+    assert pool.shape == layout.shape
+    assert pool.dtype == dtype
+    assert pool.is_contiguous()
+    assert pool.data_ptr() % 4096 == 0
+    assert not pool.any()
+    pool[4, 1, 1] = 7.0
+    assert float(pool.float().sum()) == 7.0 * 3 * 4 * 8
+
+
+def test_a_large_pool_takes_memory_only_where_it_is_written() -> None:
+    layout = KVLayout(num_blocks=1 << 16, num_layers=4, num_kv_heads=8, block_size=16, head_dim=64)
+    before = _resident_bytes()
+    pool = allocate_kv_pool(layout, torch.bfloat16, torch.device("cpu"))
+    pool[0] = 1.0
+    assert pool.numel() * 2 > 7 * 1024**3
+    assert _resident_bytes() - before < 64 * 1024**2
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
