@@ -1,4 +1,4 @@
-"""An engine without a model: text follows from the prompt and the seed, one byte a token, and tests hold the strings."""
+"""An engine without a model: text follows from the prompt and the seed, one byte a token; tests set its switches."""
 
 from __future__ import annotations
 

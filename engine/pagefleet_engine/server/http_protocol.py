@@ -1,4 +1,4 @@
-"""uvicorn's httptools protocol with limits on a request's head, which the parser itself does not have."""
+"""uvicorn's httptools protocol with limits it lacks: on a request's head, and on readers that do not read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 10.0
+WRITE_STALL_S = 60.0
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. A head that is larger than 64 KiB, or takes longer than 10 s, ends it."""
+    """One connection. It ends when a head passes 64 KiB or 10 s, or when the client takes nothing for a minute."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection that says nothing is closed too."""
@@ -35,9 +37,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._disarm()
+        self._stop_write_clock()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start a clock: the buffer is full, and its size is all that a slow reader may hold."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop that clock: the client reads."""
+        self._stop_write_clock()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Count bytes while they belong to a head; data that ends a head belongs to the body from there on."""
@@ -78,6 +91,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_write_clock(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _head_late(self) -> None:
         self._head_timer = None

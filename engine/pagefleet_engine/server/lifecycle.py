@@ -51,14 +51,16 @@ def bind(host: str, port: int) -> Listener:
     Raises:
         ConfigError: the address cannot be used.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        reason = error.strerror or "unknown host"
-        raise ConfigError(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
+    with contextlib.ExitStack() as on_error:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = on_error.enter_context(socket.socket(family, kind, protocol))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError as error:
+            reason = error.strerror or "unknown host"
+            raise ConfigError(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
+        on_error.pop_all()
     return Listener(sock, host)
 
 

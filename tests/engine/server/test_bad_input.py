@@ -259,7 +259,7 @@ def test_detokenize_checks_the_vocabulary(server: LiveServer) -> None:
     expect_refusal(refused, 400, "tokens", "token_id_out_of_range")
 
 
-VALUES = [None, True, 7, 1.5, "text", [], [1], ["x"], {}, {"a": 1}, [None], -1, 2**64, "", [[1]], [{}]]
+VALUES: list[Any] = [None, True, 7, 1.5, "text", [], [1], ["x"], {}, {"a": 1}, [None], -1, 2**64, "", [[1]], [{}]]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)

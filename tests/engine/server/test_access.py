@@ -1,0 +1,258 @@
+"""Keys, the route table, and heads that no honest client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from pagefleet_engine.config import ServerConfig
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.server import access
+from pagefleet_engine.server.access import ROUTES, Access, ApiKeys, route_of
+from pagefleet_engine.server.app import create_app
+from pagefleet_engine.server.middleware import MAX_HEADERS
+
+from tests.engine.server.conftest import LiveServer, make_parts
+from tests.fakes.scripted_engine import ScriptedEngine
+
+KEYS = "# of team A\nalpha-key\n\n  beta-key  \n"
+PATHS = {path.replace("{model:path}", "scripted"): rule for path, rule in ROUTES.items()}
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    file = tmp_path / "keys"
+    file.write_text(KEYS)
+    return file
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(KEYS)
+    server = LiveServer(ServerConfig(api_key_file=str(file)))
+    yield server
+    server.stop()
+
+
+def raw_request(server: LiveServer, data: bytes) -> bytes:
+    """Send bytes as they are; return the answer, empty when the server cut the connection."""
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        try:
+            sock.sendall(data)
+            while not received.endswith(b"}") and (part := sock.recv(65536)):
+                received += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # it closed with bytes of ours unread
+    return received
+
+
+def test_the_table_names_every_route_of_the_app() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        app = create_app(make_parts(ScriptedEngine(), pool), ServerConfig())
+    assert {getattr(route, "path", None) for route in app.routes} == set(ROUTES)
+
+
+def test_a_route_outside_the_table_does_not_exist() -> None:
+    assert route_of("/docs") is None
+    assert route_of("/v1/models") == "/v1/models"
+    assert route_of("/v1/models/org/name") == "/v1/models/{model:path}"
+    assert route_of("/v1/modelsx") is None
+
+
+def test_a_forgotten_table_entry_closes_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "ROUTES", {"/livez": Access.PUBLIC})
+    with ThreadPoolExecutor(1) as pool:
+        app = create_app(make_parts(ScriptedEngine(), pool), ServerConfig())
+        transport = httpx.ASGITransport(app)
+
+        async def ask() -> list[int]:
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+                return [(await http.get(path)).status_code for path in ("/livez", "/version", "/metrics")]
+
+        assert asyncio.run(ask()) == [200, 404, 404]
+
+
+@pytest.mark.parametrize(("path", "rule"), PATHS.items())
+def test_every_route_but_the_public_ones_asks_for_a_key(guarded: LiveServer, path: str, rule: Access) -> None:
+    for method in ("GET", "POST", "DELETE", "OPTIONS"):
+        response = guarded.http.request(method, path, headers={"content-type": "application/json"})
+        if rule is Access.KEY:
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.json()["error"]["type"] == "authentication_error"
+            assert response.headers["www-authenticate"] == "Bearer"
+        else:
+            assert response.status_code == (200 if method == "GET" else 405)
+
+
+def test_unknown_paths_ask_for_a_key_too(guarded: LiveServer) -> None:
+    assert guarded.http.get("/nothing").status_code == 401
+    assert guarded.http.get("/nothing", headers={"authorization": "Bearer alpha-key"}).status_code == 404
+
+
+@pytest.mark.parametrize("key", ["alpha-key", "beta-key"])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_right_keys(guarded: LiveServer, key: str, scheme: str) -> None:
+    assert guarded.http.get("/v1/models", headers={"authorization": f"{scheme} {key}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Bearer gamma-key",
+        b"Bearer alpha-ke",
+        b"Bearer alpha-key2",
+        b"Bearer",
+        b"alpha-key",
+        b"Basic YWxwaGEta2V5",
+        b"Bearer \xc3\xa4lpha-key",
+        b"Bearer # of team A",
+        b"Bearer alpha-key\tbeta-key",
+    ],
+)
+def test_wrong_keys(guarded: LiveServer, header: bytes) -> None:
+    response = guarded.http.get("/v1/models", headers=[(b"authorization", header)])
+    assert response.status_code == 401
+
+
+def test_two_authorization_headers_are_none(guarded: LiveServer) -> None:
+    both = [("authorization", "Bearer alpha-key"), ("authorization", "Bearer alpha-key")]
+    assert guarded.http.get("/v1/models", headers=both).status_code == 401
+
+
+def test_every_known_key_is_compared(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def count(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    keys = ApiKeys(key_file)
+    monkeypatch.setattr(hmac, "compare_digest", count)
+    assert keys.accepts(b"alpha-key")
+    assert len(compared) == 2
+
+
+def test_keys_follow_the_file(key_file: Path) -> None:
+    now = 0.0
+    keys = ApiKeys(key_file, clock=lambda: now)
+    replacement = key_file.with_name("new")
+    replacement.write_text("gamma-key\nbeta-key\n")
+    os.replace(replacement, key_file)
+    assert keys.accepts(b"alpha-key"), "not looked at again within a second"
+    now = 2.0
+    assert keys.accepts(b"gamma-key")
+    assert keys.accepts(b"beta-key")
+    assert not keys.accepts(b"alpha-key")
+    key_file.unlink()
+    now = 4.0
+    assert keys.accepts(b"gamma-key"), "a file that vanished is not a decision"
+    key_file.write_text("# nobody\n")
+    now = 6.0
+    assert not keys.accepts(b"gamma-key"), "an emptied file is one"
+
+
+def test_a_key_file_without_keys_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# none\n")
+    with pytest.raises(ConfigError, match="has no key"):
+        ApiKeys(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="No such file"):
+        ApiKeys(tmp_path / "missing")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ApiKeys(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/nothing", "/v1", "/docs", "/openapi.json", "//v1/models", "/v1/models/", "/livez/", "/v1//models"),
+        *("/v1/%2e%2e/livez", "/v1/chat/completions/", "/V1/models", "/v1/models%00"),
+    ],
+)
+def test_unknown_paths(server: LiveServer, path: str) -> None:
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    answer = raw_request(server, f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b'"error"' in answer
+    assert b"0x" not in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/completions"), ("POST", "/livez"), ("DELETE", "/v1/models/x"), ("PUT", "/health")]
+)
+def test_wrong_methods(server: LiveServer, method: str, path: str) -> None:
+    response = server.http.request(method, path, headers={"content-type": "application/json"})
+    assert response.status_code == 405
+    assert response.json()["error"]["code"] == "method_not_allowed"
+    assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [["a/v1?x"], ["a/livez"], ["evil.example/health#"], [""], ["a", "b"], ["a", "a"], ["a b"], ["a@b"], ["x" * 300]],
+    ids=repr,
+)
+def test_forged_hosts_never_pass(guarded: LiveServer, hosts: list[str]) -> None:
+    lines = "".join(f"host: {host}\r\n" for host in hosts)
+    answer = raw_request(guarded, f"GET /v1/models HTTP/1.1\r\n{lines}\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("host", ["example.com", "127.0.0.1:80", "[::1]:8000", "my_service.ns.svc"])
+def test_honest_hosts(server: LiveServer, host: str) -> None:
+    assert server.http.get("/livez", headers={"host": host}).status_code == 200
+
+
+def test_header_limits(server: LiveServer) -> None:
+    many = {f"x-{i}": "1" for i in range(MAX_HEADERS)}
+    assert server.http.get("/livez", headers=many).status_code == 431
+    endless = b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000
+    answer = raw_request(server, endless)
+    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00\n", b"HELLO\r\n\r\n", b"GET / SPDY/3\r\n\r\n"])
+def test_what_is_not_http(server: LiveServer, garbage: bytes) -> None:
+    answer = raw_request(server, garbage)
+    assert answer.startswith(b"HTTP/1.1 400 ") or answer == b""
+    assert server.complete().status_code == 200
+
+
+@pytest.mark.parametrize("given", ["abc-1.2_X", "a" * 64])
+def test_harmless_request_ids_come_back(server: LiveServer, given: str) -> None:
+    assert server.http.get("/livez", headers={"x-request-id": given}).headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["a" * 65, "a b", "a;b", "", "ä", "1.2.3.4:80/x"])
+def test_other_request_ids_are_replaced(server: LiveServer, given: str) -> None:
+    headers = [(b"x-request-id", given.encode())]
+    got = server.http.get("/livez", headers=headers).headers["x-request-id"]
+    assert got != given
+    assert got.startswith("req-")
+
+
+def test_control_characters_in_headers_are_not_http(server: LiveServer) -> None:
+    head = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-request-id: a\x1b[31m\r\n\r\n"
+    answer = raw_request(server, head)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"\x1b" not in answer
+
+
+def test_request_ids_of_clients_never_reach_the_engine(server: LiveServer) -> None:
+    for _ in range(2):
+        body = {"model": "scripted", "prompt": "x"}
+        server.http.post("/v1/completions", json=body, headers={"x-request-id": "same"})
+    first, second = (seen[0] for seen in server.engine.seen[-2:])
+    assert first != second
+    assert "same" not in first + second

@@ -1,0 +1,88 @@
+"""Connections that stall, in either direction, and heads that never end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+from pagefleet_engine.server import http_protocol
+
+from tests.engine.server.conftest import MODEL, LiveServer
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+def connect(server: LiveServer, receive_buffer: int | None = None) -> socket.socket:
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(10)
+    sock.connect((host, int(port)))
+    return sock
+
+
+def read_what_is_left(sock: socket.socket) -> bytes:
+    received = b""
+    try:
+        while part := sock.recv(1 << 20):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", b"GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: "])
+def test_a_head_that_never_ends_is_cut(
+    start_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    with connect(start_server()) as sock:
+        started = time.monotonic()
+        sock.sendall(sent)
+        assert sock.recv(1) == b""
+        assert time.monotonic() - started >= 0.15
+
+
+def test_the_second_head_of_a_connection_is_watched_too(
+    start_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    with connect(start_server()) as sock:
+        sock.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        received = b""
+        while not received.endswith(b"}"):
+            received += sock.recv(4096)
+        time.sleep(0.3)  # idle between requests is no slow head
+        sock.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n")
+        assert sock.recv(4096) == b""
+
+
+def test_a_slow_body_is_not_a_slow_head(
+    start_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1}).encode()
+    with connect(start_server()) as sock:
+        sock.sendall(HEAD % len(body) + body[:5])
+        time.sleep(0.4)
+        sock.sendall(body[5:])
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_reader_that_never_reads_is_cut(
+    start_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "WRITE_STALL_S", 0.3)
+    server = start_server()
+    body = json.dumps({"model": MODEL, "prompt": "x", "n": 128, "max_tokens": 250, "stream": True}).encode()
+    with connect(server, receive_buffer=4096) as sock:
+        sock.sendall(HEAD % len(body) + body)
+        server.wait_until(lambda: len(server.engine.seen) == 128 and not server.engine.running, timeout_s=20)
+        route = 'route="/v1/completions",status="200"} 1.0'
+        server.wait_until(lambda: route in server.http.get("/metrics").text, timeout_s=10)
+        assert b"[DONE]" not in read_what_is_left(sock)
+    assert server.complete().status_code == 200
