@@ -102,6 +102,7 @@ class CoreLoop:
 
     def _settle(self) -> None:
         """Use the first idle moment for what no step should wait for."""
+        self._progress.stamp(busy=False)
         self._core.check_integrity()
         gc.collect()
         self._sent_at = 0.0

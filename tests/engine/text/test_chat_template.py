@@ -1,4 +1,4 @@
-from datetime import datetime
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,8 @@ def test_blocks_are_trimmed_as_transformers_does() -> None:
 
 
 def test_loop_controls_and_generation_marks_work() -> None:
-    source = "{% for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}{% generation %}{{ n }}{% endgeneration %}{% endfor %}"
+    marked = "{% generation %}{{ n }}{% endgeneration %}"
+    source = "{% for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}" + marked + "{% endfor %}"
     assert render(source) == "01"
 
 
@@ -37,7 +38,8 @@ def test_tojson_keeps_text_readable() -> None:
 
 
 def test_a_template_knows_the_date() -> None:
-    assert render("{{ strftime_now('%Y') }}") in {str(datetime.now().year), str(datetime.now().year - 1)}
+    before = time.localtime().tm_year
+    assert before <= int(render("{{ strftime_now('%Y') }}")) <= time.localtime().tm_year
 
 
 def test_a_template_s_own_refusal_is_the_client_s_error() -> None:

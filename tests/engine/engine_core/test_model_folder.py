@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
+from pagefleet_engine.errors import ModelLoadError
+
+
+def test_a_folder_with_a_config_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model_folder(str(tmp_path)) == tmp_path
+    assert resolve_model_folder(f"file://{tmp_path}") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("/no/such/folder", "no such folder; give a folder"),
+        ("some-org/some-model", "not fetched from a hub yet; download it"),
+        ("hf://org/name", "cannot fetch hf:// models; download it"),
+    ],
+)
+def test_what_is_no_folder_gets_a_remedy(model: str, says: str) -> None:
+    with pytest.raises(ModelLoadError, match=says) as caught:
+        resolve_model_folder(model)
+    assert str(caught.value).startswith(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_empty_folders_and_files_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="the folder is empty"):
+        resolve_model_folder(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        resolve_model_folder(str(tmp_path))
+    with pytest.raises(ModelLoadError, match="is a file"):
+        resolve_model_folder(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "name"),
+    [("/models/qwen/", None, "qwen"), ("builtin://tiny", None, "tiny"), ("/models/qwen", "mine", "mine")],
+)
+def test_the_name_for_clients(model: str, given: str | None, name: str) -> None:
+    assert served_name(model, given) == name

@@ -1,0 +1,73 @@
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, Ping, Pong, ResetPrefixCache
+from pagefleet_engine.engine_core.transport import (
+    BadMessage,
+    ClientSocket,
+    CoreSocket,
+    decode_from_core,
+    decode_to_core,
+)
+from pagefleet_engine.sampling_params import SamplingParams
+
+REQUEST = AddRequest("r", [1, 2], SamplingParams(temperature=0.5, stop=("x",), logit_bias={3: 1.5}), (7,), 1, "salt")
+
+
+@pytest.mark.parametrize("message", [REQUEST, AbortRequests(["a", "b"]), Ping(5), ResetPrefixCache()])
+def test_messages_survive_the_wire(message: Any) -> None:
+    assert decode_to_core(msgspec.msgpack.encode(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_never_anything_but_a_bad_message(data: bytes) -> None:
+    for decode in (decode_to_core, decode_from_core):
+        with contextlib.suppress(BadMessage):
+            assert isinstance(decode(data), msgspec.Struct)
+
+
+def test_deep_nesting_is_a_bad_message() -> None:
+    with pytest.raises(BadMessage):
+        decode_to_core(b"\x91" * 100_000)
+
+
+def test_a_request_with_parameters_out_of_range_names_its_id() -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(REQUEST))
+    fields[3] = {"temperature": 9.0}
+    with pytest.raises(BadMessage, match="temperature") as caught:
+        decode_to_core(msgspec.msgpack.encode(fields))
+    assert caught.value.request_id == "r"
+
+
+@pytest.mark.parametrize("token", [True, "1", 1.5, None])
+def test_a_token_that_is_no_integer_is_refused(token: object) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(REQUEST))
+    fields[2] = [token]
+    with pytest.raises(BadMessage):
+        decode_to_core(msgspec.msgpack.encode(fields))
+
+
+def test_both_ends_talk(tmp_path: Path) -> None:
+    async def talk() -> None:
+        client = ClientSocket(f"ipc://{tmp_path / 's'}")
+        core = CoreSocket(f"ipc://{tmp_path / 's'}")
+        client.send(Ping(1))
+        client.send_bytes(b"\xc1")
+        received: list[bytes] = []
+        while len(received) < 2:
+            received += await asyncio.to_thread(core.receive, 5.0)
+        assert decode_to_core(received[0]) == Ping(1)
+        assert received[1] == b"\xc1"
+        core.send(Pong(1))
+        assert decode_from_core(await client.receive()) == Pong(1)
+        assert core.receive(0.0) == []
+        core.close()
+        client.close()
+
+    asyncio.run(talk())
