@@ -9,15 +9,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
 from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.worker.input_batch import InputBatch, Int64Array
+from pagefleet_engine.worker.kv_pool import clean_blocks
 from pagefleet_engine.worker.prompt_logprobs import PromptLogprobs
 from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampler
-from pagefleet_engine.worker.step_inputs import StepInputBuilder
+from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs
 
 _FAILURES = {
     NOT_NUMBERS: "the model's output for this request is not a number",
@@ -52,11 +54,14 @@ class ModelRunner:
     """One model, its KV pool behind an attention backend, and the requests it works on."""
 
     def __init__(
-        self, model: CausalModel, backend: AttentionBackend, limits: RunnerLimits, device: torch.device, seed: int
+        self, model: CausalModel, backend: AttentionBackend, pool: Tensor, limits: RunnerLimits, seed: int
     ) -> None:
-        """`seed`: of requests that bring none."""
+        """`pool` is the backend's, on the model's device; `seed` is that of requests that bring none."""
+        device = pool.device
         self._model = model
         self._backend = backend
+        self._pool = pool
+        self._block_size = limits.block_size
         self._batch = InputBatch(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         self._inputs = StepInputBuilder(self._batch, limits.max_num_seqs, limits.max_num_batched_tokens, device)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size, seed, device)
@@ -69,8 +74,9 @@ class ModelRunner:
         inputs = self._inputs.build(plan.rows, slots_S)
         step = self._backend.begin(inputs.geometry)
         hidden_TD = self._model.forward(inputs.token_ids_T, inputs.positions_T, step)
+        failed = self._contain(plan, inputs, hidden_TD)
         described = self._prompts.of_step(plan.rows, inputs.first_token_S1, hidden_TD)
-        failed = {name: _FAILURES[NOT_NUMBERS] for name, entries in described.items() if entries is None}
+        failed |= {name: _FAILURES[NOT_NUMBERS] for name, entries in described.items() if entries is None}
         prompt_logprobs = {name: entries for name, entries in described.items() if entries is not None}
         sampled: list[Sequence[int]] = [()] * len(plan.rows)
         logprobs: dict[str, Sequence[TokenLogprobs]] = {}
@@ -101,6 +107,20 @@ class ModelRunner:
             self._sampler.add(self._batch.add(new), new)
             self._prompts.add(new)
         return self._batch.extend_tables(plan.rows)
+
+    def _contain(self, plan: StepPlan, inputs: StepInputs, hidden_TD: Tensor) -> dict[str, str]:
+        """Name the requests whose hidden states are not numbers, and clean what they wrote to their pages.
+
+        Attention reads the unused places of a page too, with weight zero; but zero times NaN is NaN, for whoever gets
+        the page next. Found in the step that writes them, such pages never reach the prefix cache.
+        """
+        bad_T = ~hidden_TD.sum(1, dtype=torch.float32).isfinite()
+        if not bool(bad_T.any()):
+            return {}
+        tokens = bad_T.nonzero().squeeze(1)
+        clean_blocks(self._pool, inputs.geometry.slot_mapping_T[tokens] // self._block_size)
+        rows = np.searchsorted(inputs.first_token_S1, tokens.cpu().numpy(), side="right") - 1
+        return {plan.rows[row].request_id: _FAILURES[NOT_NUMBERS] for row in rows}
 
     def _append(self, slots_R: Int64Array, token_ids: list[int]) -> None:
         if min(token_ids) < 0:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from pagefleet_kernels.layout import KVLayout
 
-from pagefleet_engine.attention.backend import AttentionBackend
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.config import EngineConfig
@@ -65,10 +64,8 @@ class Worker:
                 self.cache.max_model_len,
                 max_model_len,
             )
-        layout = self._layout(self.cache.num_blocks)
-        backend = self._backend(layout)
         limits = self._limits(self.cache.max_model_len)
-        self._runner = ModelRunner(self._model, backend, limits, self._device, config.model.seed)
+        self._runner = self._make_runner(limits, self.cache.num_blocks)
         self._warm_up(limits)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -100,14 +97,13 @@ class Worker:
         limits = self._limits(max_model_len)
         row_lens = fullest_step(limits)
         num_blocks = sum(num_blocks_for(length + 1, limits.block_size) for length in row_lens)
-        backend = self._backend(self._layout(num_blocks))
-        runner = ModelRunner(self._model, backend, limits, self._device, seed=0)
+        runner = self._make_runner(limits, num_blocks)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         rehearse(runner, row_lens, limits)
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device)
-        del runner, backend
+        del runner
         torch.cuda.empty_cache()
         return peak - before
 
@@ -118,9 +114,11 @@ class Worker:
             rehearse(self._runner, row_lens, limits)
             _log.debug("warmed up in %.2f s", time.monotonic() - started)
 
-    def _backend(self, layout: KVLayout) -> AttentionBackend:
+    def _make_runner(self, limits: RunnerLimits, num_blocks: int) -> ModelRunner:
+        layout = self._layout(num_blocks)
         pool = allocate_kv_pool(layout, self._dtype, self._device)
-        return TorchBackend(pool, layout) if self._device.type == "cpu" else TritonBackend(pool, layout)
+        backend = TorchBackend(pool, layout) if self._device.type == "cpu" else TritonBackend(pool, layout)
+        return ModelRunner(self._model, backend, pool, limits, self._config.model.seed)
 
     def _layout(self, num_blocks: int) -> KVLayout:
         arch = self._arch

@@ -175,3 +175,30 @@ def test_prompt_logits_that_are_not_numbers_fail_the_request(table_VV: Tensor) -
     result = requests.step(chunk=2)
     assert set(result.failed) == {"r"}
     assert not result.prompt_logprobs
+
+
+class OverflowingHead(MarkovModel):
+    """Its hidden states are sound; the logits after token 13 are not."""
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        return torch.where((hidden_SD == self.table_VV[13]).all(1, keepdim=True), math.inf, hidden_SD)
+
+
+def test_logits_that_are_not_numbers_over_sound_hidden_states_fail_too(table_VV: Tensor) -> None:
+    requests = Requests(make_runner(OverflowingHead(table_VV)))
+    requests.add("bad", [2, 13], GREEDY)
+    requests.add("good", [13, 2], GREEDY)
+    result = requests.step()
+    assert set(result.failed) == {"bad"}
+    assert tuple(result.sampled[1]) == tuple(greedy_chain(table_VV, 2, 1))
+
+
+def test_a_chunk_that_is_not_a_number_fails_before_its_request_samples(table_VV: Tensor) -> None:
+    table_VV[13, 0] = math.nan
+    requests = Requests(make_runner(MarkovModel(table_VV)))
+    requests.add("bad", [13, 2, 3, 4], GREEDY)
+    requests.add("good", [5, 6, 7], GREEDY)
+    result = requests.step(chunk=2)
+    assert set(result.failed) == {"bad"}
+    requests.remove("bad")
+    assert requests.step().sampled == [tuple(greedy_chain(table_VV, 7, 1))]
