@@ -19,7 +19,7 @@ from pagefleet_engine.layers.weight import Placement
 class Rotation(Protocol):
     """The rotation of one step, for all layers."""
 
-    def rotate(self, qk_TMH: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, qk_TMH: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
         """Query heads come first in `qk`; returns [T, N, H] queries and [T, K, H] keys."""
         ...
 
@@ -57,11 +57,12 @@ class _TorchRotation:
         self._cos_T1H, self._sin_T1H = cos_T1H, sin_T1H
         self._half = cos_T1H.shape[-1] // 2
 
-    def rotate(self, qk_TMH: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, qk_TMH: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
         """See Rotation."""
         swapped_TMH = qk_TMH.roll(self._half, -1)
         rotated_TMH = torch.addcmul(qk_TMH * self._cos_T1H, swapped_TMH, self._sin_T1H)
-        return rotated_TMH[:, :heads], rotated_TMH[:, heads:]
+        q_TNH, k_TKH = rotated_TMH.split_with_sizes((heads, kv_heads), 1)
+        return q_TNH, k_TKH
 
 
 class _KernelRotation:
@@ -72,6 +73,7 @@ class _KernelRotation:
     def __init__(self, table_PH: Tensor, positions_T: Tensor) -> None:
         self._table_PH, self._positions_T = table_PH, positions_T
 
-    def rotate(self, qk_TMH: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, qk_TMH: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
         """See Rotation."""
-        return apply_rope(qk_TMH[:, :heads], qk_TMH[:, heads:], self._table_PH, self._positions_T)
+        q_TNH, k_TKH = qk_TMH.split_with_sizes((heads, kv_heads), 1)
+        return apply_rope(q_TNH, k_TKH, self._table_PH, self._positions_T)

@@ -1,6 +1,7 @@
 """Attention, MLP and decoder layer as Llama's descendants share them; what differs between these is `BlockTraits`.
 
-Shapes: T tokens of the step, D hidden size, N query heads, K key/value heads, H head size.
+Shapes: T tokens of the step, D hidden size, N query heads, K key/value heads, M = N + K, L = N + 2K,
+H head size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Attention:
 
     def __init__(self, arch: ModelArch, layer: int, traits: BlockTraits, placement: Placement) -> None:
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
-        self._heads, self._rotated = heads, heads + kv_heads
+        self._heads, self._kv_heads = heads, kv_heads
+        self._rotated_and_not = (heads + kv_heads, kv_heads)
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
         self._layer, self._window, self._scale = layer, arch.windows[layer], head_dim**-0.5
         rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
@@ -53,11 +55,11 @@ class Attention:
 
     def __call__(self, x_TD: Tensor, residual_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
         """`residual + attention(x)`, [T, D]."""
-        heads_TMH = self._qkv_proj(x_TD).view(self._shape)
-        qk_TMH, v_TKH = heads_TMH[:, : self._rotated], heads_TMH[:, self._rotated :]
+        heads_TLH = self._qkv_proj(x_TD).view(self._shape)
+        qk_TMH, v_TKH = heads_TLH.split_with_sizes(self._rotated_and_not, 1)
         if self._head_norm is not None:
             qk_TMH = self._head_norm(qk_TMH)
-        q_TNH, k_TKH = rotation.rotate(qk_TMH, self._heads)
+        q_TNH, k_TKH = rotation.rotate(qk_TMH, self._heads, self._kv_heads)
         out_TNH = step.attend(self._layer, q_TNH, k_TKH, v_TKH, self._scale, self._window)
         return self._o_proj.add_to(residual_TD, out_TNH.flatten(1))
 

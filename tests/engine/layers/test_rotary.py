@@ -94,7 +94,7 @@ def test_rotation_is_multiplication_by_a_unit_number(use_kernels: bool) -> None:
     rotary = RotaryEmbedding(rope, 16, 100, place(use_kernels))
     positions = torch.tensor([0, 5, 99])
     heads = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
-    q, k = rotary.at(positions).rotate(heads[:, :6], 4)
+    q, k = rotary.at(positions).rotate(heads[:, :6], 4, 2)
     assert (q.shape, k.shape) == ((3, 4, 16), (3, 2, 16))
     numbers = torch.complex(heads[:, :6, :8], heads[:, :6, 8:])
     turned = numbers * torch.polar(torch.tensor(1.5), angles(rope, 16, positions))[:, None]
@@ -109,8 +109,8 @@ def test_scores_depend_on_distance_only() -> None:
     query, key = torch.randn(1, 1, 32, generator=generator), torch.randn(1, 1, 32, generator=generator)
 
     def score(query_at: int, key_at: int) -> float:
-        q, _ = rotary.at(torch.tensor([query_at])).rotate(query, 1)
-        k, _ = rotary.at(torch.tensor([key_at])).rotate(key, 1)
+        q, _ = rotary.at(torch.tensor([query_at])).rotate(query, 1, 0)
+        k, _ = rotary.at(torch.tensor([key_at])).rotate(key, 1, 0)
         return float((q * k).sum())
 
     assert score(40, 7) == pytest.approx(score(133, 100), abs=1e-4)
@@ -120,5 +120,5 @@ def test_scores_depend_on_distance_only() -> None:
 @torch.inference_mode()
 def test_rotation_keeps_the_models_type() -> None:
     heads = torch.randn(2, 3, 8, dtype=torch.bfloat16)
-    q, k = RotaryEmbedding(RopeParameters(), 8, 0, place(dtype=torch.bfloat16)).at(torch.arange(2)).rotate(heads, 2)
+    q, k = RotaryEmbedding(RopeParameters(), 8, 0, place(dtype=torch.bfloat16)).at(torch.arange(2)).rotate(heads, 2, 1)
     assert q.dtype == k.dtype == torch.bfloat16
