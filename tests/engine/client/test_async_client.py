@@ -1,0 +1,277 @@
+"""Real processes, real sockets, a fake model: what the client promises while its core lives, hangs and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.errors import ContextTooLong, EngineDead, InvalidRequest, ModelLoadError, QueueFull, RequestFailed
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.text.tokenizer import Tokenizer
+
+from tests.fakes.small_tokenizers import byte_level_backend
+
+pytestmark = pytest.mark.fleet
+
+ROOT = Path(__file__).parents[3]
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path.insert(0, sys.argv[1]); from tests.fakes import scripted_core; "
+    "from pagefleet_engine.engine_core.process import run_core; sys.exit(run_core(scripted_core.build))",
+    str(ROOT),
+)
+TOKENIZER = Tokenizer(byte_level_backend(), {})
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+@contextlib.asynccontextmanager
+async def running(options: str = "", on_death: Callable[[], None] | None = None) -> AsyncIterator[AsyncEngineClient]:
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_num_queued_reqs=8)
+    config = EngineConfig(model=ModelConfig(model=f"fake?{options}"), scheduler=scheduler)
+    client = await AsyncEngineClient.start(config, TOKENIZER, on_death, COMMAND)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def tokens_of(
+    client: AsyncEngineClient, first: int, sampling: SamplingParams, request_id: str = "r"
+) -> list[int]:
+    return [
+        token async for chunk in client.generate([first], sampling, request_id=request_id) for token in chunk.token_ids
+    ]
+
+
+async def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> float:
+    """Wait until something holds; return the seconds it took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < within_s, "it never came to hold"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+async def whole_outputs(client: AsyncEngineClient) -> None:
+    several = [tokens_of(client, 10 * n, SamplingParams(max_tokens=3), f"r{n}") for n in range(8)]
+    assert await asyncio.gather(*several) == [[10 * n + 1, 10 * n + 2, 10 * n + 3] for n in range(8)]
+    assert client.stats is not None
+    assert client.stats.kv_usage == 0
+
+
+async def same_name_twice(client: AsyncEngineClient) -> None:
+    both = await asyncio.gather(*(tokens_of(client, first, SamplingParams(max_tokens=2)) for first in (1, 50)))
+    assert both == [[2, 3], [51, 52]]
+
+
+async def stop_string(client: AsyncEngineClient) -> None:
+    sampling = SamplingParams(max_tokens=400, stop=(TOKENIZER.token_text(40),), ignore_eos=True)
+    chunks = [chunk async for chunk in client.generate([30], sampling, request_id="s")]
+    assert "".join(chunk.text for chunk in chunks) == TOKENIZER.decode(range(31, 40))
+    assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == ("stop", sampling.stop[0])
+    await eventually(lambda: client.stats is not None and client.stats.requests_running == 0)
+
+
+async def early_close(client: AsyncEngineClient) -> None:
+    output = client.generate([10], LONG, request_id="closed")
+    await anext(output)
+    await output.aclose()
+    assert await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0) < 1
+    cancelled = asyncio.create_task(tokens_of(client, 10, LONG, "cancelled"))
+    await asyncio.sleep(0.05)
+    cancelled.cancel()
+    assert await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0) < 1
+    assert client.health().stalled_s == 0
+
+
+async def refusals(client: AsyncEngineClient) -> None:
+    with pytest.raises(InvalidRequest, match="token id 300"):
+        await tokens_of(client, 300, SamplingParams())
+    with pytest.raises(ContextTooLong):
+        await tokens_of(client, 1, SamplingParams(max_tokens=512))
+    with pytest.raises(InvalidRequest) as caught:
+        async for _ in client.generate([1], SamplingParams(), request_id="r", cache_salt="no spaces"):
+            pass
+    assert caught.value.param == "cache_salt"
+    with pytest.raises(InvalidRequest, match="one output"):
+        await tokens_of(client, 1, SamplingParams(n=2))
+
+
+async def garbage(client: AsyncEngineClient) -> None:
+    for data in (b"", b"\xc1", b"GET / HTTP/1.1\r\n\r\n", b"\x91" * 10_000, b"\x92\xa3add\x01"):
+        client._socket.send_bytes(data)
+    assert await tokens_of(client, 10, SamplingParams(max_tokens=1)) == [11]
+    assert client.stats is not None
+    assert client.stats.messages_dropped == 5
+
+
+CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_healthy_core(check: Callable[[AsyncEngineClient], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            assert client.ready.vocab_size == 300
+            await check(client)
+            assert await tokens_of(client, 10, SamplingParams(max_tokens=3)) == [11, 12, 13]
+
+    run(scenario)
+
+
+def test_a_full_queue_is_told_and_recovers() -> None:
+    async def scenario() -> None:
+        async with running("delay=0.005") as client:
+            crowd = [
+                asyncio.create_task(tokens_of(client, 1, SamplingParams(max_tokens=20), f"r{n}")) for n in range(30)
+            ]
+            results = await asyncio.gather(*crowd, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, QueueFull)]
+            assert refused
+            assert all(error.retry_after_s >= 1 for error in refused)
+            assert [result for result in results if not isinstance(result, QueueFull)] == [list(range(2, 22))] * (
+                30 - len(refused)
+            )
+
+    run(scenario)
+
+
+def test_a_killed_core_ends_every_request_within_two_seconds() -> None:
+    async def scenario() -> None:
+        deaths: list[float] = []
+        async with running("delay=0.01", lambda: deaths.append(time.monotonic())) as client:
+            crowd = [asyncio.create_task(tokens_of(client, 1, LONG, f"r{n}")) for n in range(8)]
+            await asyncio.sleep(0.2)
+            killed_at = time.monotonic()
+            os.kill(client.core_pid, signal.SIGKILL)
+            results = await asyncio.gather(*crowd, return_exceptions=True)
+            assert time.monotonic() - killed_at < 2
+            assert [type(result) for result in results] == [EngineDead] * 8
+            assert len(deaths) == 1
+            assert not client.health().alive
+            with pytest.raises(EngineDead):
+                await tokens_of(client, 1, SamplingParams())
+
+    run(scenario)
+
+
+def test_a_stopped_core_shows_as_stalled() -> None:
+    async def scenario() -> None:
+        async with running("delay=0.001") as client:
+            await tokens_of(client, 1, SamplingParams(max_tokens=2))
+            os.kill(client.core_pid, signal.SIGSTOP)
+            assert client.health().stalled_s == 0, "an idle core that is stopped owes nothing yet"
+            waiting = asyncio.create_task(tokens_of(client, 1, SamplingParams(max_tokens=2)))
+            await eventually(lambda: client.health().stalled_s > 0.3)
+            assert client.health().alive
+            os.kill(client.core_pid, signal.SIGCONT)
+            assert await waiting == [2, 3]
+            assert client.health().stalled_s == 0
+
+    run(scenario)
+
+
+def test_signals_are_the_api_process_s_business() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(client.core_pid, number)
+            assert await tokens_of(client, 1, SamplingParams(max_tokens=1)) == [2]
+
+    run(scenario)
+
+
+def test_a_broken_device_fails_the_request_and_then_the_core() -> None:
+    async def scenario() -> None:
+        died = asyncio.Event()
+        async with running("fails=1", died.set) as client:
+            with pytest.raises(RequestFailed):
+                await tokens_of(client, 1, SamplingParams())
+            with pytest.raises(EngineDead):
+                await tokens_of(client, 1, SamplingParams())
+            await asyncio.wait_for(died.wait(), 2)
+
+    run(scenario)
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_the_core_s_words() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ModelLoadError, match=r"^the fake model is torn$"):
+            async with running("broken=torn"):
+                pass
+
+    run(scenario)
+
+
+def test_a_core_that_ends_without_a_word_is_noticed() -> None:
+    async def scenario() -> None:
+        config = EngineConfig(model=ModelConfig(model="fake"))
+        with pytest.raises(ModelLoadError, match="exited with status 3"):
+            await AsyncEngineClient.start(config, TOKENIZER, None, (sys.executable, "-c", "raise SystemExit(3)"))
+
+    run(scenario)
+
+
+def test_closing_ends_the_core_and_removes_its_folder() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            pid, folder = client.core_pid, client._process.folder
+            assert folder.stat().st_mode & 0o777 == 0o700
+            waiting = asyncio.create_task(tokens_of(client, 1, LONG))
+            await asyncio.sleep(0.05)
+        with pytest.raises(EngineDead):
+            await waiting
+        assert not folder.exists()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run(scenario)
+
+
+PARENT = """
+import asyncio, sys
+sys.path.insert(0, {root!r})
+from tests.engine.client.test_async_client import running, tokens_of, LONG
+async def main():
+    async with running("delay=0.01") as client:
+        print(client.core_pid, client._process.folder, flush=True)
+        await tokens_of(client, 1, LONG)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_a_core_ends_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid, folder = parent.stdout.readline().split()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    killed_at = time.monotonic()
+    while _runs(int(pid)) or Path(folder).exists():
+        assert time.monotonic() - killed_at < 1, "the core outlives its parent"
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """False for a zombie too, which a container without an init keeps."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

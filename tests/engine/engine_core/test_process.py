@@ -1,0 +1,136 @@
+"""The core's loop, turn by turn, with a socket made of lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from pagefleet_engine.config import EngineConfig, ModelConfig
+from pagefleet_engine.core.block_pool import IntegrityError
+from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import (
+    AbortRequests,
+    AddRequest,
+    FromCore,
+    Ping,
+    Pong,
+    RequestOutput,
+    ResetPrefixCache,
+    StepOutputs,
+    ToCore,
+)
+from pagefleet_engine.engine_core.process import CoreLoop
+from pagefleet_engine.engine_core.progress import Progress, ProgressReader, ProgressWriter
+from pagefleet_engine.sampling_params import SamplingParams
+
+from tests.fakes.scripted_core import scripted_core
+
+
+class Wire:
+    """A loop with its socket's two ends in hand; time to wait is recorded, not spent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inbox: list[bytes] = []
+        self.sent: list[FromCore] = []
+        self.waits: list[float] = []
+        self.during_step: list[Progress] = []
+        self.reader = ProgressReader(folder / "progress")
+        self.core: EngineCore = scripted_core(EngineConfig(model=ModelConfig(model="fake")), self._before_step)
+        self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        self.waits.append(timeout_s)
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromCore) -> None:
+        self.sent.append(message)
+
+    def turn(self, *messages: ToCore | bytes) -> None:
+        self.inbox += [m if isinstance(m, bytes) else msgspec.msgpack.encode(m) for m in messages]
+        self.loop.turn(5.0)
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        return [output for message in self.sent if isinstance(message, StepOutputs) for output in message.outputs]
+
+    def _before_step(self, plan: StepPlan) -> None:
+        self.during_step.append(self.reader.read())
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Wire:
+    return Wire(tmp_path)
+
+
+def add(request_id: str, max_tokens: int = 2) -> AddRequest:
+    return AddRequest(request_id, [5], SamplingParams(max_tokens=max_tokens), ())
+
+
+def test_a_request_runs_through(wire: Wire) -> None:
+    wire.turn(add("a"))
+    wire.turn()
+    assert [(o.new_token_ids, o.finish_reason) for o in wire.outputs] == [([6], None), ([7], "length")]
+
+
+def test_it_waits_only_when_idle(wire: Wire) -> None:
+    wire.turn(add("a"))
+    wire.turn()
+    wire.turn()
+    wire.turn()
+    assert wire.waits == [5.0, 0.0, 0.0, 5.0]
+
+
+def test_progress_is_stamped_before_a_step_and_cleared_after_the_last(wire: Wire) -> None:
+    wire.turn(add("a"))
+    assert wire.during_step[0].busy
+    assert wire.during_step[0].steps == 0
+    assert wire.reader.read().busy
+    wire.turn()
+    assert not wire.reader.read().busy
+    assert wire.reader.read().steps == 2
+
+
+def test_an_aborted_request_leaves_the_core_idle(wire: Wire) -> None:
+    wire.turn(add("a", 100))
+    wire.turn(AbortRequests(["a"]))
+    assert wire.outputs[-1].finish_reason == "abort"
+    assert not wire.reader.read().busy
+    assert not wire.core.has_work
+
+
+def test_garbage_is_dropped_and_counted(wire: Wire) -> None:
+    wire.turn(b"\xc1", b"", add("a"))
+    last = wire.sent[-1]
+    assert isinstance(last, StepOutputs)
+    assert last.stats.messages_dropped == 2
+    assert wire.outputs[0].new_token_ids == [6]
+
+
+def test_a_request_that_cannot_be_decoded_is_answered(wire: Wire) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(add("a")))
+    fields[3] = {"top_p": 7}
+    wire.turn(msgspec.msgpack.encode(fields))
+    assert [(o.request_id, o.error_kind) for o in wire.outputs] == [("a", "invalid")]
+
+
+def test_a_refused_request_is_answered(wire: Wire) -> None:
+    wire.turn(add("a"), add("a"))
+    assert [o.error_param for o in wire.outputs if o.finish_reason == "error"] == ["request_id"]
+
+
+def test_it_answers_pings_and_forgets_prefixes(wire: Wire) -> None:
+    wire.turn(Ping(3), ResetPrefixCache())
+    assert wire.sent == [Pong(3)]
+
+
+def test_integrity_is_checked_when_it_becomes_idle(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: EngineCore) -> None:
+        raise IntegrityError("a block is lost")
+
+    monkeypatch.setattr(EngineCore, "check_integrity", broken)
+    wire.turn(add("a", max_tokens=1))
+    with pytest.raises(IntegrityError):
+        wire.turn()

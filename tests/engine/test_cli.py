@@ -1,0 +1,131 @@
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pagefleet_engine.cli import build_parser, main, read_configuration
+from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.settings import ALL_GROUPS, engine_config, settings
+
+
+def test_no_options_give_the_defaults() -> None:
+    assert read_configuration(["/m"], {}) == (EngineConfig(model=ModelConfig(model="/m")), ServerConfig())
+
+
+def test_every_field_is_a_flag_with_help() -> None:
+    text = build_parser().format_help()
+    for group in ALL_GROUPS:
+        for field in dataclasses.fields(group):
+            assert field.name == "model" or "--" + field.name.replace("_", "-") in text
+            assert settings()[field.name].help.endswith("."), field.name
+
+
+def test_names_are_unique_over_the_groups() -> None:
+    assert len(settings()) == sum(len(dataclasses.fields(group)) for group in ALL_GROUPS)
+
+
+def test_flags_of_every_type() -> None:
+    flags = (
+        "/m --max-model-len 64 --dtype bfloat16 --gpu-memory-utilization 0.5 --no-enable-prefix-caching "
+        "--kv-cache-memory 1.5G --policy priority --port 0 --access-log --max-body-bytes 64K"
+    )
+    engine, server = read_configuration(flags.split(), {})
+    assert engine == EngineConfig(
+        model=ModelConfig(model="/m", max_model_len=64, dtype="bfloat16"),
+        cache=CacheConfig(gpu_memory_utilization=0.5, enable_prefix_caching=False, kv_cache_memory=3 * 2**29),
+        scheduler=SchedulerConfig(policy="priority"),
+    )
+    assert server == ServerConfig(port=0, access_log=True, max_body_bytes=65536)
+
+
+def test_a_flag_beats_the_environment_and_that_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("model: /file\nblock-size: 8\nmax_num_seqs: 3\nport: 1\nenable_prefix_caching: false\nseed: 4\n")
+    environment = {"PAGEFLEET_ENGINE_MAX_NUM_SEQS": "5", "PAGEFLEET_ENGINE_PORT": "2", "HOME": "/"}
+    engine, server = read_configuration(["--config", str(file), "--port", "3"], environment)
+    assert (engine.model.model, engine.cache.block_size, engine.model.seed) == ("/file", 8, 4)
+    assert (engine.scheduler.max_num_seqs, server.port) == (5, 3)
+    assert not engine.cache.enable_prefix_caching
+
+
+def test_variables_that_kubernetes_adds_for_a_service_are_not_ours() -> None:
+    environment = {"PAGEFLEET_ENGINE_PORT": "tcp://10.0.0.7:80", "PAGEFLEET_ENGINE_SERVICE_HOST": "10.0.0.7"}
+    assert read_configuration(["/m"], environment)[1] == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no model is given"),
+        (["/m", "--block-size", "x"], "block_size is 'x': give a whole number"),
+        (["/m", "--block-size", "0"], "block_size is 0: give at least 1"),
+        (["/m", "--dtype", "int4"], "dtype is 'int4': give one of auto, float32"),
+        (["/m", "--kv-cache-memory", "much"], "give bytes, or a size such as 512M"),
+        (["/m", "--gpu-memory-utilization", "2"], "give a share over 0"),
+        (["/m", "--port", "70000"], "port is 70000"),
+        (["/m", "--max-num-seqs", "100", "--max-num-batched-tokens", "10"], "raise the first or lower the second"),
+        (["/m", "--config", "/no/such.yaml"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", {})
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pagefleet serve: ")
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("max_model_length: 5", "max_model_length is not a setting; did you mean max_model_len?"),
+        ("- 1", "holds no settings"),
+        ("{", "is not YAML"),
+        ("block_size: true", "block_size is 'True'"),
+        ("access_log: [1]", r"access_log is '\[1\]': give true or false"),
+        ("block_size:", "block_size has no value"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        read_configuration(["/m", "--config", str(file)], {})
+
+
+def test_an_unknown_flag_is_argparse_s_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_configuration(["/m", "--max-model-length", "5"], {})
+    assert caught.value.code == 2
+    assert "--max-model-length" in capsys.readouterr().err
+
+
+def test_optional_settings_can_be_unset() -> None:
+    assert engine_config({"model": "/m", "max_model_len": None}).model.max_model_len is None
+    assert engine_config({"model": "/m", "max_model_len": "none"}).model.max_model_len is None
+
+
+@pytest.mark.parametrize("code", ["import pagefleet_engine", "from pagefleet_engine.cli import main; main(['--help'])"])
+def test_import_and_help_wait_for_no_heavy_library(code: str) -> None:
+    check = (
+        "import sys, atexit; atexit.register(lambda: print([m for m in HEAVY if m in sys.modules], file=sys.stderr)); "
+    )
+    script = "HEAVY = ('torch', 'transformers', 'fastapi', 'zmq', 'yaml', 'tokenizers'); " + check + code
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr.strip() == "[]"
+
+
+def test_public_names_are_found_lazily() -> None:
+    import pagefleet_engine
+
+    assert {name: hasattr(pagefleet_engine, name) for name in pagefleet_engine.__all__} == dict.fromkeys(
+        pagefleet_engine.__all__, True
+    )
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = pagefleet_engine.Nothing

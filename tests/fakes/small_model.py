@@ -1,0 +1,42 @@
+"""A model folder with a tiny shape and no weights, for `load_format="dummy"`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.fakes.small_tokenizers import byte_level_backend
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCAB_SIZE = 384
+CONTEXT = 256
+
+
+def write_small_model(folder: Path) -> Path:
+    """Write config.json, tokenizer.json and tokenizer_config.json; returns the folder."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "dtype": "float32",
+        "eos_token_id": 1,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    byte_level_backend().save(str(folder / "tokenizer.json"))
+    return folder
