@@ -147,7 +147,7 @@ def test_max_tokens_beyond_the_context_end_with_length(llm: LLM) -> None:
 )
 def test_a_wrong_prompt_runs_nothing(llm: LLM, prompt: dict[str, Any], error: type[InvalidRequest]) -> None:
     with pytest.raises(error):
-        llm.generate(["fine", prompt], GREEDY)
+        llm.generate([{"prompt": "fine"}, prompt], GREEDY)
     assert len(llm.generate("fine", GREEDY)) == 1
 
 

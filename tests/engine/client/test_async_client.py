@@ -64,7 +64,7 @@ async def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> float:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 async def whole_outputs(client: AsyncEngineClient) -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.step import StepPlan
@@ -32,7 +34,7 @@ def core(device: Device) -> EngineCore:
     return scripted_core(CONFIG, device)
 
 
-def message(request_id: str, first: int = 10, max_tokens: int = 3, **sampling: object) -> AddRequest:
+def message(request_id: str, first: int = 10, max_tokens: int = 3, **sampling: Any) -> AddRequest:
     return AddRequest(request_id, [first - 1, first], SamplingParams(max_tokens=max_tokens, **sampling), (299,))
 
 
