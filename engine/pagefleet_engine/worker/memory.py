@@ -96,6 +96,17 @@ def size_kv_cache(
     return KVCacheSize(num_blocks, config.block_size, bytes_per_block, min(max_model_len, fits))
 
 
+def check_free(size: KVCacheSize, free: int) -> None:
+    """Raises ConfigError when the pool is larger than the memory that is left for it."""
+    num_bytes = size.num_blocks * size.bytes_per_block
+    if num_bytes > free:
+        fits = free // size.bytes_per_block
+        raise ConfigError(
+            f"a KV cache of {size.num_blocks} blocks takes {_size(num_bytes)}, {_size(free)} of memory are free: "
+            f"give --num-kv-blocks {fits} or --kv-cache-memory {free // 1024**2}M at most"
+        )
+
+
 def memory_budget(memory: DeviceMemory, utilization: float, activations: int) -> int:
     """Bytes left for KV cache when this process may bring the device to `utilization` of its memory.
 

@@ -22,6 +22,7 @@ from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
     activation_bytes,
+    check_free,
     cpu_budget,
     memory_budget,
     num_blocks_for,
@@ -79,7 +80,9 @@ class Worker:
         budget = 0
         if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
             budget = self._budget(num_blocks_for(max_model_len, cache.block_size) * bytes_per_block, max_model_len)
-        return size_kv_cache(cache, bytes_per_block, max_model_len, budget, exact_len=asked_for)
+        size = size_kv_cache(cache, bytes_per_block, max_model_len, budget, exact_len=asked_for)
+        check_free(size, probe_memory(self._device).free)
+        return size
 
     def _budget(self, request_bytes: int, max_model_len: int) -> int:
         utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler

@@ -10,6 +10,7 @@ from pagefleet_engine.worker.memory import (
     GIB,
     KVCacheSize,
     activation_bytes,
+    check_free,
     cpu_budget,
     memory_budget,
     num_blocks_for,
@@ -95,6 +96,13 @@ def test_a_cpu_takes_no_more_than_it_can_use_unasked() -> None:
     assert cpu_budget(memory, 0.5, 0, request_bytes=MIB, max_num_seqs=256) == 256 * MIB
     assert cpu_budget(memory, 0.5, 0, request_bytes=6 * GIB, max_num_seqs=256) == 6 * GIB
     assert cpu_budget(DeviceMemory(2 * GIB, 2 * GIB), 0.5, 0, request_bytes=6 * GIB, max_num_seqs=1) == GIB
+
+
+def test_a_pool_larger_than_what_is_free_is_refused() -> None:
+    pool = KVCacheSize(num_blocks=2048, block_size=16, bytes_per_block=MIB, max_model_len=64)
+    check_free(pool, 2 * GIB)
+    with pytest.raises(ConfigError, match=r"2.00 GiB, 3.5 MiB of memory are free: give --num-kv-blocks 3 or .* 3M at"):
+        check_free(pool, 7 * MIB // 2)
 
 
 def test_activations_grow_with_tokens_and_rows() -> None:

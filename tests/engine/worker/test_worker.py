@@ -190,3 +190,9 @@ def test_max_model_len_is_checked_against_the_model() -> None:
         resolve_max_model_len(513, 512)
     with pytest.raises(ConfigError, match="give at least 2"):
         resolve_max_model_len(1, 512)
+
+
+@pytest.mark.parametrize("cache", [CacheConfig(num_kv_blocks=10**15), CacheConfig(kv_cache_memory=2**62)])
+def test_a_pool_beyond_this_machine_is_refused_in_one_line(folder: Path, cache: CacheConfig) -> None:
+    with pytest.raises(ConfigError, match=r"^a KV cache of \d+ blocks takes .* are free: give --num-kv-blocks \d+"):
+        Worker(make_config(folder, cache), folder, llama_arch())
