@@ -84,8 +84,7 @@ def test_the_end_of_text_token_is_not_shown_even_with_special_tokens() -> None:
 
 
 def test_an_unfinished_character_is_flushed_at_the_end() -> None:
-    first_byte = TOKENIZER.encode("😀")[0]
-    assert TOKENIZER.token_bytes(first_byte) == b"\xf0"
+    first_byte = next(token for token in range(400) if TOKENIZER.token_bytes(token) == b"\xf0")
     assert shown(run([RequestOutput("r", [first_byte]), RequestOutput("r", [], "abort")])) == "\ufffd"
     assert shown(run([RequestOutput("r", [first_byte], "length")])) == "\ufffd"
 
