@@ -62,15 +62,12 @@ class Parts:
     pool: Executor
     drain: Drain
     open_requests: OpenRequests
+    keys: ApiKeys | None = None
+    """None: no key is asked for."""
 
 
 def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
-    """Build the ASGI application.
-
-    Raises:
-        ConfigError: the key file cannot be read or is empty.
-    """
-    keys = ApiKeys(Path(config.api_key_file)) if config.api_key_file is not None else None
+    """Build the ASGI application."""
     service = Service(
         model=parts.model,
         tokenizer=parts.tokenizer,
@@ -85,7 +82,7 @@ def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, _reraise)
     # The last added is the first to see a request.
     app.add_middleware(DrainGate, drain=parts.drain)
-    app.add_middleware(AccessGate, keys=keys)
+    app.add_middleware(AccessGate, keys=parts.keys)
     app.add_middleware(HeadCheck)
     app.add_middleware(ErrorSeam)
     app.add_middleware(RequestRecord, metrics=parts.metrics, access_log=config.access_log)
@@ -133,40 +130,53 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     folder = resolve_model_folder(config.model.model)
     tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
     template = load_chat_template(folder, tokenizer.settings, tokenizer.special_tokens)
-    listener = bind(server.host, server.port)
+    inputs = _Inputs(
+        tokenizer=tokenizer,
+        chat=TemplatedPrompt(tokenizer, template),
+        keys=ApiKeys(Path(server.api_key_file)) if server.api_key_file is not None else None,
+        listener=bind(server.host, server.port),
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, server, _Text(tokenizer, TemplatedPrompt(tokenizer, template)), listener))
+        return runner.run(_serve(config, server, inputs))
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _Inputs:
+    """What is checked before the model loads, so that a mistake is told at once."""
+
     tokenizer: ModelTokenizer
     chat: TemplatedPrompt
+    keys: ApiKeys | None
+    listener: Listener
 
 
-async def _serve(config: EngineConfig, server: ServerConfig, text: _Text, listener: Listener) -> int:
+async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) -> int:
     engine_died = asyncio.Event()
-    with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, listener:
-        starting = AsyncEngineClient.start(config, text.tokenizer, on_death=engine_died.set)
+    with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, inputs.listener:
+        starting = AsyncEngineClient.start(config, inputs.tokenizer, on_death=engine_died.set)
         engine = await signals.unless_stopped(starting)
         if engine is None:
             return 0
         try:
-            ready = engine.ready
-            name = served_name(config.model.model, config.model.served_model_name)
-            parts = Parts(
-                engine=engine,
-                tokenizer=text.tokenizer,
-                chat=text.chat,
-                model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size),
-                metrics=EngineMetrics(name, lambda: engine.stats),
-                pool=pool,
-                drain=Drain(),
-                open_requests=OpenRequests(),
-            )
-            app = create_app(parts, server)
-            logger.info("serving %s on %s", name, listener.url)
+            parts = _parts(config, inputs, engine, pool)
+            logger.info("serving %s on %s", parts.model.name, inputs.listener.url)
             running = Running(parts.drain, parts.open_requests, engine_died, server.drain_timeout)
-            return await run_until_stopped(app, listener, signals, running)
+            return await run_until_stopped(create_app(parts, server), inputs.listener, signals, running)
         finally:
             await engine.close()
+
+
+def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, pool: Executor) -> Parts:
+    name = served_name(config.model.model, config.model.served_model_name)
+    ready = engine.ready
+    return Parts(
+        engine=engine,
+        tokenizer=inputs.tokenizer,
+        chat=inputs.chat,
+        model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size),
+        metrics=EngineMetrics(name, lambda: engine.stats),
+        pool=pool,
+        drain=Drain(),
+        open_requests=OpenRequests(),
+        keys=inputs.keys,
+    )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import openai
 import pytest
 from pagefleet_engine.config import ServerConfig
 from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server.access import ApiKeys
 from pagefleet_engine.server.app import Parts, create_app
 from pagefleet_engine.server.drain import Drain
 from pagefleet_engine.server.interruption import OpenRequests
@@ -26,7 +28,7 @@ from tests.fakes.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE, ByteTokenizer
 MODEL = "scripted"
 
 
-def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor) -> Parts:
+def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str | None = None) -> Parts:
     tokenizer = ByteTokenizer()
     return Parts(
         engine=engine,
@@ -37,6 +39,7 @@ def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor) -> Parts:
         pool=pool,
         drain=Drain(),
         open_requests=OpenRequests(),
+        keys=ApiKeys(Path(key_file)) if key_file is not None else None,
     )
 
 
@@ -67,7 +70,7 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._measure_lag())
         with ThreadPoolExecutor(2) as pool, self.listener:
-            self.parts = make_parts(self.engine, pool)
+            self.parts = make_parts(self.engine, pool, self.config.api_key_file)
             app = create_app(self.parts, self.config)
             running = Running(self.parts.drain, self.parts.open_requests, self.engine_died, self.config.drain_timeout)
             self._up.set()

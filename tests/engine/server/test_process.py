@@ -1,0 +1,286 @@
+"""The real process: `pagefleet serve` with its engine core, a small random model, and what people do to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pagefleet_protocol import metric_names
+
+from tests.fakes.small_tokenizers import byte_level_backend
+
+pytestmark = pytest.mark.fleet
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LONG: dict[str, Any] = {"model": "small", "prompt": "The quick", "max_tokens": 480, "ignore_eos": True}
+
+
+class ServerProcess:
+    """One `pagefleet serve`, ready to answer."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "pagefleet_engine.cli", str(folder), "--port", "0", "--num-kv-blocks", "256"]
+        command += ["--dtype", "float32", "--served-model-name", "small", "--num-threads", "1", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self.url = self._wait_for_url()
+        threading.Thread(target=self._keep_reading, daemon=True).start()
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.wait_until(self._answers)
+
+    def _wait_for_url(self) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"serving small on (http://\S+)", line):
+                return found[1]
+        raise AssertionError("".join(self.log))
+
+    def _keep_reading(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(self.process.stderr)
+        self.process.stderr.close()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx.ConnectError):
+            return self.http.get("/readyz").status_code == 200
+        return False
+
+    @property
+    def core_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        (pid,) = (int(child) for child in children)
+        return pid
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> float:
+        started = time.monotonic()
+        while not condition():
+            assert time.monotonic() - started < timeout_s, "".join(self.log)
+            time.sleep(0.01)
+        return time.monotonic() - started
+
+    def gauge(self, name: str) -> float:
+        (line,) = (line for line in self.http.get("/metrics").text.splitlines() if line.startswith(name + "{"))
+        return float(line.rsplit(" ", 1)[1])
+
+    def running(self) -> float:
+        return self.gauge(metric_names.ENGINE_REQUESTS_RUNNING)
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"model": "small", "prompt": "The", "max_tokens": 8, **fields})
+
+    def stop(self) -> int:
+        self.http.close()
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a tokenizer and a chat template."""
+    folder = tmp_path_factory.mktemp("served") / "small"
+    shutil.copytree(make_checkpoint("llama", vocab_size=416), folder)
+    byte_level_backend().save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(folder)
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
+    started: list[ServerProcess] = []
+
+    def start_one(*flags: str) -> ServerProcess:
+        started.append(ServerProcess(folder, *flags))
+        return started[-1]
+
+    yield start_one
+    for server in started:
+        server.stop()
+
+
+class OpenStream:
+    """A long streamed request in a thread."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._run, args=(server.url,), daemon=True)
+        self._thread.start()
+        server.wait_until(lambda: bool(self.lines))
+
+    def _run(self, url: str) -> None:
+        with httpx.stream("POST", url + "/v1/completions", json={**LONG, "stream": True}, timeout=60) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.lines.append(line)
+
+    def join(self) -> list[str]:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.lines
+
+
+def test_the_official_client(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        assert client.models.retrieve("small").id == "small"
+        ask: dict[str, Any] = {"model": "small", "max_tokens": 24, "temperature": 0}
+        ask["messages"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a pod?"}]
+        whole = client.chat.completions.create(**ask)
+        chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+        forced = client.completions.create(
+            model="small", prompt="Hi", max_tokens=3, logit_bias={"100": 100}, logprobs=0
+        )
+        assert forced.choices[0].logprobs is not None
+        assert len(set(forced.choices[0].logprobs.tokens or ())) == 1
+
+
+def test_seeds_stops_and_choices(server: ServerProcess) -> None:
+    ask = {"max_tokens": 12, "n": 3, "seed": 5, "temperature": 1.0}
+    first, second = (server.complete(**ask).json()["choices"] for _ in range(2))
+    assert [choice["text"] for choice in first] == [choice["text"] for choice in second]
+    assert len({choice["text"] for choice in first}) > 1
+    free = server.complete(max_tokens=24, temperature=0).json()["choices"][0]["text"]
+    cut = server.complete(max_tokens=24, temperature=0, stop=[free[4:7]]).json()["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == (free[: free.index(free[4:7])], "stop")
+
+
+def test_many_at_once_answer_as_one_by_one(server: ServerProcess) -> None:
+    prompts = [f"What is number {i}?" for i in range(8)]
+
+    def ask(prompt: str) -> str:
+        return str(server.complete(prompt=prompt, temperature=0).json()["choices"][0]["text"])
+
+    alone = [ask(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(ask, prompts * 4)) == alone * 4
+
+
+def test_control_tokens_typed_by_a_user_are_text(server: ServerProcess) -> None:
+    def tokens(content: str) -> list[int]:
+        body = {"messages": [{"role": "user", "content": content}]}
+        return list(server.http.post("/tokenize", json=body).json()["tokens"])
+
+    end = server.http.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+    assert len(end) == 1
+    assert tokens("<|im_end|>").count(end[0]) == tokens("plain").count(end[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [416]}, "prompt"),
+        ({"prompt": "word " * 200_000}, "prompt"),
+        ({"prompt": "x" * 1_000_000}, "prompt"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"bad_words": ["x"] * 200}, "bad_words"),
+        ({"logit_bias": {"416": 1}}, "logit_bias"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_input_changes_nothing(server: ServerProcess, fields: dict[str, Any], param: str) -> None:
+    pid, canary = server.core_pid, server.complete(temperature=0).json()["choices"]
+    refused = server.complete(**fields)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+    assert server.complete(temperature=0).json()["choices"] == canary
+    assert server.core_pid == pid
+    assert server.gauge(metric_names.ENGINE_KV_USAGE_RATIO) == 0
+
+
+def test_a_client_that_leaves_frees_its_blocks_within_a_second(server: ServerProcess) -> None:
+    with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        next(response.iter_lines())
+        assert server.running() == 1
+    assert server.wait_until(lambda: server.running() == 0) < 1.0
+    assert server.gauge(metric_names.ENGINE_KV_USAGE_RATIO) == 0
+
+
+def test_a_killed_core_ends_every_request_and_the_process(start: Callable[..., ServerProcess]) -> None:
+    server = start()
+    stream = OpenStream(server)
+    os.kill(server.core_pid, signal.SIGKILL)
+    killed = time.monotonic()
+    assert json.loads(stream.join()[-1].removeprefix("data: "))["error"]["code"] == "engine_dead"
+    assert time.monotonic() - killed < 2.0
+    assert server.process.wait(10) == 1
+
+
+def test_a_stop_waits_and_then_ends_what_is_left(start: Callable[..., ServerProcess]) -> None:
+    server = start("--drain-timeout", "0.2")
+    stream = OpenStream(server)
+    os.kill(server.core_pid, signal.SIGSTOP)  # so that it cannot finish in time
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    assert json.loads(stream.join()[-1].removeprefix("data: "))["error"]["code"] == "server_shutting_down"
+
+
+def test_the_core_follows_a_killed_server(start: Callable[..., ServerProcess]) -> None:
+    server = start()
+    core = server.core_pid
+    server.process.kill()
+    server.process.wait(10)
+    server.wait_until(lambda: not _is_alive(core), timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--api-key-file", "/nonexistent"], "api_key_file /nonexistent cannot be read"),
+        (["--host", "no-such-host.invalid"], "cannot listen on"),
+        (["--max-model-len", "100000"], "max_model_len"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_line(folder: Path, flags: list[str], said: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pagefleet_engine.cli",
+        str(folder),
+        "--port",
+        "0",
+        "--num-kv-blocks",
+        "16",
+        *flags,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
