@@ -12,10 +12,11 @@ from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 
 
-def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits) -> None:
+def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits) -> bool:
     """Compute prompts of these lengths in one step, then one token of each in another; leaves nothing but used pages.
 
     The pool needs `num_blocks_for` the length plus 1 for each; blocks are taken from 0 on.
+    Returns whether every prompt gave a token; False means that the model computes no numbers.
     """
     new, prompts, outputs = [], [], []
     next_block = 0
@@ -32,6 +33,7 @@ def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits)
     if alive:
         runner.execute(StepPlan(0, (), (), alive, len(alive)))
     runner.release([row.request_id for row in new])
+    return not first.failed
 
 
 def fullest_step(limits: RunnerLimits) -> list[int]:

@@ -114,7 +114,11 @@ class Worker:
         row_lens = short_step(limits, self.cache.num_blocks)
         if row_lens:
             started = time.monotonic()
-            rehearse(self._runner, row_lens, limits)
+            if not rehearse(self._runner, row_lens, limits):
+                _log.warning(
+                    "the model's output is not a number: the checkpoint is damaged, or overflows in %s; try --dtype",
+                    _name(self._dtype),
+                )
             _log.debug("warmed up in %.2f s", time.monotonic() - started)
 
     def _make_runner(self, limits: RunnerLimits, num_blocks: int) -> ModelRunner:

@@ -19,6 +19,7 @@ from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.worker import Worker, resolve_max_model_len
 from pagefleet_protocol.block_hash import PrefixScope
@@ -196,3 +197,12 @@ def test_max_model_len_is_checked_against_the_model() -> None:
 def test_a_pool_beyond_this_machine_is_refused_in_one_line(folder: Path, cache: CacheConfig) -> None:
     with pytest.raises(ConfigError, match=r"^a KV cache of \d+ blocks takes .* are free: give --num-kv-blocks \d+"):
         Worker(make_config(folder, cache), folder, llama_arch())
+
+
+def test_a_model_that_computes_no_numbers_is_said_at_the_start(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecoderModel, "logits", lambda _, hidden_SD: torch.full((len(hidden_SD), 300), torch.nan))
+    Worker(make_config(folder), folder, llama_arch())
+    assert "not a number" in caplog.text
+    assert "overflows in float32" in caplog.text
