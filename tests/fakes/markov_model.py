@@ -111,4 +111,4 @@ def make_runner(model: MarkovModel, max_num_seqs: int = 8, max_model_len: int = 
         block_size=BLOCK_SIZE,
         vocab_size=len(model.table_VV),
     )
-    return ModelRunner(model, NoAttention(), limits, torch.device("cpu"), seed)
+    return ModelRunner(model, NoAttention(), torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2), limits, seed)
