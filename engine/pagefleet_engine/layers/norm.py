@@ -5,7 +5,7 @@ Shapes: T tokens, D width, N query heads, K key heads, M = N + K, H head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -18,14 +18,13 @@ from pagefleet_engine.layers.weight import Placement, Weight
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * w`."""
 
-    __slots__ = ("_eps", "_slot", "_torch_norm", "_weight_D")
+    __slots__ = ("_apply", "_eps", "_slot", "_use_kernels")
 
     def __init__(self, width: int, eps: float, placement: Placement) -> None:
-        self._weight_D: Tensor
-        self._torch_norm: _TorchNorm | None = None
+        self._apply: Callable[[Tensor], Tensor]
         self._eps = eps
-        install = self._install_for_kernels if placement.use_kernels else self._install
-        self._slot = Weight((width,), None, placement, install)
+        self._use_kernels = placement.use_kernels
+        self._slot = Weight((width,), None, placement, self._install)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -33,36 +32,22 @@ class RMSNorm:
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """A new tensor of x's shape and dtype."""
-        if self._torch_norm is None:
-            return rms_norm(x_TD, self._weight_D, self._eps)
-        return self._torch_norm(x_TD)
-
-    def _install_for_kernels(self, weight_D: Tensor) -> None:
-        self._weight_D = weight_D
+        return self._apply(x_TD)
 
     def _install(self, weight_D: Tensor) -> None:
-        self._torch_norm = _TorchNorm(weight_D, self._eps)
+        if self._use_kernels:
+            self._apply = partial(rms_norm, weight_D=weight_D, eps=self._eps)
+        else:
+            self._apply = _TorchNorm(weight_D, self._eps)
 
 
 class HeadNorm:
     """RMSNorm of each query head by one weight and of each key head by another, in one pass over both."""
 
-    __slots__ = (
-        "_eps",
-        "_heads",
-        "_kv_heads",
-        "_ones_H",
-        "_parts",
-        "_slots",
-        "_torch_norm",
-        "_use_kernels",
-        "_weight_MH",
-    )
+    __slots__ = ("_apply", "_eps", "_heads", "_kv_heads", "_parts", "_slots", "_use_kernels")
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement) -> None:
-        self._weight_MH: Tensor
-        self._ones_H: Tensor
-        self._torch_norm: _TorchNorm | None = None
+        self._apply: Callable[[Tensor], Tensor]
         self._heads, self._kv_heads, self._eps = heads, kv_heads, eps
         self._use_kernels = placement.use_kernels
         self._parts: dict[str, Tensor] = {}
@@ -77,9 +62,7 @@ class HeadNorm:
 
     def __call__(self, qk_TMH: Tensor) -> Tensor:
         """Queries first, then keys; a new tensor of the same shape and dtype."""
-        if self._torch_norm is None:
-            return rms_norm(qk_TMH, self._ones_H, self._eps).mul_(self._weight_MH)
-        return self._torch_norm(qk_TMH)
+        return self._apply(qk_TMH)
 
     def _install(self, name: str, weight_H: Tensor) -> None:
         self._parts[name] = weight_H
@@ -87,11 +70,21 @@ class HeadNorm:
             return
         q_H, k_H = self._parts["q_norm"], self._parts["k_norm"]
         weight_MH = torch.cat((q_H.expand(self._heads, -1), k_H.expand(self._kv_heads, -1)))
-        if self._use_kernels:
-            self._weight_MH, self._ones_H = weight_MH, torch.ones_like(q_H)
-        else:
-            self._torch_norm = _TorchNorm(weight_MH, self._eps)
+        self._apply = (_KernelHeadNorm if self._use_kernels else _TorchNorm)(weight_MH, self._eps)
         self._parts.clear()
+
+
+class _KernelHeadNorm:
+    """The kernel takes one weight for all heads: it gets ones, and the heads' own weights follow."""
+
+    __slots__ = ("_eps", "_ones_H", "_weight_MH")
+
+    def __init__(self, weight_MH: Tensor, eps: float) -> None:
+        self._weight_MH, self._eps = weight_MH, eps
+        self._ones_H = torch.ones_like(weight_MH[0])
+
+    def __call__(self, x_TMH: Tensor) -> Tensor:
+        return rms_norm(x_TMH, self._ones_H, self._eps).mul_(self._weight_MH)
 
 
 class _TorchNorm:

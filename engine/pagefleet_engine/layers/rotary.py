@@ -30,7 +30,7 @@ class RotaryEmbedding:
     __slots__ = ("_head_dim", "_placement", "_rope", "_table_PH")
 
     def __init__(self, rope: RopeParameters, head_dim: int, max_positions: int, placement: Placement) -> None:
-        """`max_positions` is the length of the table."""
+        """`max_positions`: length of the table; without kernels positions have no bound."""
         self._rope, self._head_dim, self._placement = rope, head_dim, placement
         self._table_PH: Tensor | None = None
         if placement.use_kernels:
