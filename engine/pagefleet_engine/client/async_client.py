@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -86,6 +85,7 @@ class AsyncEngineClient:
         try:
             client._process.start(client._core_ended)
             client._reader = asyncio.get_running_loop().create_task(client._read())
+            client._reader.add_done_callback(client._reader_ended)
             await client._started
         except BaseException:
             await client.close()
@@ -159,8 +159,7 @@ class AsyncEngineClient:
         self._process.stop()
         if self._reader is not None:
             self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+            await asyncio.wait([self._reader])
         if self._started.done() and not self._started.cancelled():
             self._started.exception()  # seen, whoever waited for it
         self._started.cancel()
@@ -261,7 +260,18 @@ class AsyncEngineClient:
                 ModelLoadError(f"the engine core {status} while it loaded the model: see the log"),
             )
             return
-        _log.error("the engine core (pid %d) %s with %d open requests", self.core_pid, status, len(self._streams))
+        self._die(f"the engine core (pid {self.core_pid}) {status}")
+
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        """Nobody delivers any more: the engine is as good as dead, and must not look alive."""
+        if reader.cancelled() or self._death is not None:
+            return
+        _log.error("reading from the engine core failed", exc_info=reader.exception())
+        self._refuse_start(ModelLoadError("the engine core could not be understood: see the log"))
+        self._die("the client of the engine core failed")
+
+    def _die(self, why: str) -> None:
+        _log.error("%s with %d open requests", why, len(self._streams))
         self._death = EngineDead("The engine stopped unexpectedly.")
         self._fail_all()
         if self._on_death is not None:

@@ -183,10 +183,12 @@ def run_core(build: BuildCore) -> int:
 
 
 def _end_with_parent(folder: Path) -> None:
-    while sys.stdin.buffer.read(4096):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)  # a killed parent leaves it behind
-    os._exit(0)
+    try:
+        while sys.stdin.buffer.read(4096):
+            pass
+    finally:  # whatever ended the watch: a core that nobody watches must not go on
+        shutil.rmtree(folder, ignore_errors=True)  # a killed parent leaves it behind
+        os._exit(0)
 
 
 def main() -> int:

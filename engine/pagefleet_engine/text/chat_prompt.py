@@ -18,7 +18,6 @@ of one character are not protected.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,9 +42,10 @@ class ChatPrompt:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        spellings = sorted((s for s in tokenizer.special_spellings if len(s) > 1), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, spellings))) if spellings else None
-        tails = {spelling[:length] for spelling in spellings for length in range(1, len(spelling))}
+        # Plain searches, one spelling after the other: on a hostile megabyte a regular expression of hundreds of
+        # alternatives takes seconds, and holds the interpreter's lock all the while.
+        self._spellings = sorted((s for s in tokenizer.special_spellings if len(s) > 1), key=len, reverse=True)
+        tails = {spelling[:length] for spelling in self._spellings for length in range(1, len(spelling))}
         self._tails = tuple(sorted(tails, key=len, reverse=True))
         self._twin: tokenizers.Tokenizer | None = None
 
@@ -74,11 +74,12 @@ class ChatPrompt:
         flat = [{**message, "content": _as_text(message.get("content"))} for message in messages]
         marked = self._template.render(self._protect(flat), add_generation_prompt, self._protect(dict(variables or {})))
         plain = marked.replace(_MARK, "")
-        if plain == marked or self._special is None:
+        if plain == marked or all(plain.count(spelling) == marked.count(spelling) for spelling in self._spellings):
             return self._tokenizer.encode(plain, add_special_tokens=False)
-        if len(self._special.findall(plain)) == len(self._special.findall(marked)):
-            return self._tokenizer.encode(plain, add_special_tokens=False)
-        renamed = self._special.sub(lambda match: _private(match[0]), marked).replace(_MARK, "")
+        renamed = marked
+        for spelling in self._spellings:
+            renamed = renamed.replace(spelling, _private(spelling))
+        renamed = renamed.replace(_MARK, "")
         ids: list[int] = self._twin_tokenizer().encode(without_surrogates(renamed), add_special_tokens=False).ids
         return ids
 
@@ -93,16 +94,15 @@ class ChatPrompt:
         return value
 
     def _mark(self, text: str) -> str:
-        if self._special is None:
-            return text
         for private in (_MARK, _PRIVATE_OPEN, _PRIVATE_CLOSE):
             text = text.replace(private, "\ufffd")
-        text = self._special.sub(lambda match: match[0][0] + _MARK + match[0][1:], text)
+        for spelling in self._spellings:
+            text = text.replace(spelling, spelling[0] + _MARK + spelling[1:])
         kept = text.rstrip()  # templates trim
-        for tail in self._tails:
-            if kept.endswith(tail):
-                at = len(kept) - len(tail) + 1
-                return text[:at] + _MARK + text[at:]
+        if kept.endswith(self._tails):
+            longest = next(tail for tail in self._tails if kept.endswith(tail))
+            at = len(kept) - len(longest) + 1
+            return text[:at] + _MARK + text[at:]
         return text
 
     def _twin_tokenizer(self) -> tokenizers.Tokenizer:

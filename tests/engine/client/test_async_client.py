@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.engine_core.output_text import OutputText
 from pagefleet_engine.errors import ContextTooLong, EngineDead, InvalidRequest, ModelLoadError, QueueFull, RequestFailed
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.text.tokenizer import Tokenizer
@@ -207,6 +208,27 @@ def test_a_broken_device_fails_the_request_and_then_the_core() -> None:
             await asyncio.wait_for(died.wait(), 2)
 
     run(scenario)
+
+
+def test_a_client_that_cannot_deliver_is_dead_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: OutputText, output: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    async def scenario() -> None:
+        died = asyncio.Event()
+        async with running("", died.set) as client:
+            monkeypatch.setattr(OutputText, "push", broken)
+            with pytest.raises(EngineDead):
+                await tokens_of(client, 1, SamplingParams())
+            assert died.is_set()
+            assert not client.health().alive
+
+    run(scenario)
+
+
+def test_the_api_process_needs_no_tensor_library() -> None:
+    script = "import sys, pagefleet_engine.client.async_client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_the_core_s_words() -> None:
