@@ -58,6 +58,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingFields
     max_tokens: int | None = None
     """`max_completion_tokens` where given, else `max_tokens`."""
+    max_tokens_param: str = "max_tokens"
+    """Which of the two it was."""
     logprobs: bool = False
     top_logprobs: int = 0
     stream: bool = False
@@ -148,6 +150,7 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         messages=messages,
         sampling=sampling,
         max_tokens=older if newer is None else newer,
+        max_tokens_param="max_tokens" if newer is None else "max_completion_tokens",
         logprobs=logprobs,
         top_logprobs=top_logprobs or 0,
         stream=stream,

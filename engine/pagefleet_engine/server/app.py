@@ -127,6 +127,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
         ConfigError: a setting cannot work, or the model cannot be loaded.
     """
     set_up_logging("server")
+    _log_errors_of_uvicorn()
     folder = resolve_model_folder(config.model.model)
     tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
     template = load_chat_template(folder, tokenizer.settings, tokenizer.special_tokens)
@@ -138,6 +139,14 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, server, inputs))
+
+
+def _log_errors_of_uvicorn() -> None:
+    """Send uvicorn's errors where ours go; its warnings tell of every stray byte on the port."""
+    theirs = logging.getLogger("uvicorn")
+    theirs.handlers[:] = logging.getLogger("pagefleet_engine").handlers
+    theirs.setLevel(logging.ERROR)
+    theirs.propagate = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +185,7 @@ def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, poo
         model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size),
         metrics=EngineMetrics(name, lambda: engine.stats),
         pool=pool,
-        drain=Drain(),
+        drain=Drain(config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs),
         open_requests=OpenRequests(),
         keys=inputs.keys,
     )

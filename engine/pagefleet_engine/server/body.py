@@ -1,4 +1,4 @@
-"""Reads a request's JSON body, counting while it arrives."""
+"""Reads a request's JSON body, counting while it arrives: its own bytes, and those of all bodies together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 from pagefleet_protocol.openai_json import decode_object
 from starlette.requests import ClientDisconnect, Request
 
+from pagefleet_engine.errors import QueueFull
 from pagefleet_engine.server.errors import HttpRefusal
+
+MAX_BODIES_BYTES = 256 * 1024 * 1024
+"""Of all bodies that are being read or decoded."""
 
 _READ_TIMEOUT_S = 60.0
 _DECODE_HERE_BYTES = 32 * 1024
@@ -19,39 +23,49 @@ _CLOSE = {"connection": "close"}
 class BodyReader:
     """Reads bodies of up to `max_bytes`; large ones are decoded in `pool`, off the event loop."""
 
-    def __init__(self, max_bytes: int, pool: Executor) -> None:
+    def __init__(self, max_bytes: int, pool: Executor, max_bodies_bytes: int = MAX_BODIES_BYTES) -> None:
         self._max_bytes = max_bytes
         self._pool = pool
+        self._max_bodies_bytes = max_bodies_bytes
+        self._held_bytes = 0
 
     async def read_object(self, request: Request) -> dict[str, Any]:
         """Return the body's JSON object.
 
         Raises:
             HttpRefusal: too large, or it takes longer than a minute to arrive.
+            QueueFull: all bodies together are too large.
             BodyError: not a JSON object.
         """
-        body = await self._read(request)
-        if len(body) <= _DECODE_HERE_BYTES:
-            return decode_object(body)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, decode_object, body)
+        parts: list[bytes] = []
+        try:
+            await self._read(request, parts)
+            body = b"".join(parts)
+            if len(body) <= _DECODE_HERE_BYTES:
+                return decode_object(body)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, decode_object, body)
+        finally:
+            self._held_bytes -= sum(map(len, parts))
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, parts: list[bytes]) -> None:
         declared = request.headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > self._max_bytes:
             raise self._too_large()
-        parts, size = [], 0
+        size = 0
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
                 async for part in request.stream():
+                    parts.append(part)
                     size += len(part)
+                    self._held_bytes += len(part)
                     if size > self._max_bytes:
                         raise self._too_large()
-                    parts.append(part)
+                    if self._held_bytes > self._max_bodies_bytes:
+                        raise QueueFull("The server holds too many large requests. Try again later.", 1.0)
         except TimeoutError:
             raise HttpRefusal(408, "The body did not arrive in time.", code="timeout", headers=_CLOSE) from None
         except ClientDisconnect:
             raise HttpRefusal(400, "The connection closed before the body was complete.") from None
-        return b"".join(parts)
 
     def _too_large(self) -> HttpRefusal:
         message = f"The request body is over {self._max_bytes} bytes."

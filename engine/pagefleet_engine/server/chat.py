@@ -54,7 +54,7 @@ class ChatRoute:
 
     async def _prepare(self, chat: ChatRequest) -> PreparedPrompt:
         ids = await self._service.prompts.of_chat(chat.messages, chat.add_generation_prompt)
-        max_tokens = fitting_max_tokens(chat.max_tokens, len(ids), self._service.model, "max_tokens")
+        max_tokens = fitting_max_tokens(chat.max_tokens, len(ids), self._service.model, chat.max_tokens_param)
         logprobs = chat.top_logprobs if chat.logprobs else None
         sampling = to_sampling_params(
             chat.sampling, self._service.model, max_tokens, logprobs, chat.sampling.prompt_logprobs

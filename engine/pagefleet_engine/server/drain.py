@@ -1,4 +1,4 @@
-"""The end of the server: refuse what is new, wait for what runs."""
+"""How many requests the server works on: at most so many at once, and none new once it drains."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pagefleet_engine.errors import QueueFull
 from pagefleet_engine.server.access import ROUTES, Access
 from pagefleet_engine.server.errors import ServerStoppingError
 
 
 class Drain:
-    """Whether the server takes new requests, and how many it works on."""
+    """Whether the server takes new requests, and how many it works on.
 
-    def __init__(self) -> None:
+    Args:
+        max_in_flight: more than the engine would run and queue are refused before their bodies are read.
+    """
+
+    def __init__(self, max_in_flight: int) -> None:
         self.draining = False
+        self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -32,9 +38,12 @@ class Drain:
 
         Raises:
             ServerStoppingError: none is taken any more.
+            QueueFull: too many are worked on.
         """
         if self.draining:
             raise ServerStoppingError
+        if self._in_flight >= self._max_in_flight:
+            raise QueueFull(f"The server works on {self._in_flight} requests already. Try again later.", 1.0)
         self._in_flight += 1
         self._idle.clear()
 

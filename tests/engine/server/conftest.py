@@ -37,7 +37,7 @@ def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str |
         model=ServedModel(MODEL, 1_700_000_000, MAX_MODEL_LEN, VOCAB_SIZE),
         metrics=EngineMetrics(MODEL, lambda: engine.stats),
         pool=pool,
-        drain=Drain(),
+        drain=Drain(max_in_flight=256),
         open_requests=OpenRequests(),
         keys=ApiKeys(Path(key_file)) if key_file is not None else None,
     )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from pagefleet_engine.errors import QueueFull
+from pagefleet_engine.server.body import BodyReader
+from starlette.requests import Request
 
 from tests.engine.server.conftest import MODEL, LiveServer
 from tests.fakes.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE
@@ -145,6 +150,12 @@ CHAT_CASES: list[tuple[str, dict[str, Any], str | None, str | None]] = [
     ("top_logprobs string", {"logprobs": True, "top_logprobs": "5"}, "top_logprobs", "invalid_type"),
     ("logprobs number", {"logprobs": 1}, "logprobs", "invalid_type"),
     ("max_completion_tokens 0", {"max_completion_tokens": 0}, "max_completion_tokens", "integer_below_min_value"),
+    (
+        "max_completion_tokens 10^6",
+        {"max_completion_tokens": 10**6},
+        "max_completion_tokens",
+        "context_length_exceeded",
+    ),
     ("chat_template", {"chat_template": "{{ 7*7 }}"}, "chat_template", "unsupported_parameter"),
     ("chat_template_kwargs", {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", None),
     ("tools", {"tools": [{}]}, "tools", "unsupported_parameter"),
@@ -336,6 +347,36 @@ def test_sizes_are_counted_while_they_arrive(server: LiveServer) -> None:
     expect_refusal(declared, 413, None, "request_too_large")
     assert declared.headers["connection"] == "close"
     expect_engine_untouched(server, before)
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    async def ask() -> tuple[int, int]:
+        with ThreadPoolExecutor(1) as pool:
+            reader = BodyReader(1000, pool, max_bodies_bytes=150)
+            waiting = asyncio.create_task(reader.read_object(request_of(b"x" * 100, asyncio.Event())))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                await reader.read_object(request_of(b"x" * 100))
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            fitting = await reader.read_object(request_of(b'{"a":' + b"1" * 100 + b"}"))
+        return len(fitting), len(await reader.read_object(request_of(b"{}")))
+
+    assert asyncio.run(ask()) == (1, 0)
+
+
+def request_of(body: bytes, rest: asyncio.Event | None = None) -> Request:
+    """A request whose body comes at once, or whose end waits for `rest`."""
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if sent and rest is not None:
+            await rest.wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": rest is not None}
+
+    return Request({"type": "http", "headers": [], "method": "POST"}, receive)
 
 
 def test_one_byte_chunks(server: LiveServer) -> None:

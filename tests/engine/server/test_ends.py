@@ -242,6 +242,22 @@ def test_probes_look_at_progress(
     assert server.http.get("/livez").status_code == live
 
 
+def test_too_many_requests_at_once_are_refused(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server()
+    server.engine.hold_after = 0
+    sockets = [send_raw(server) for _ in range(256)]
+    server.wait_until(lambda: len(server.engine.running) == 256, timeout_s=20)
+    refused = server.complete()
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert server.http.get("/readyz").status_code == 200
+    for sock in sockets:
+        sock.close()
+    server.wait_until(lambda: not server.engine.running)
+    server.engine.hold_after = None
+    assert server.complete().status_code == 200
+
+
 def test_a_slow_reader_holds_up_nobody(start_server: Callable[..., LiveServer]) -> None:
     server = start_server()
     with send_raw(server, stream=True, n=16, max_tokens=200):

@@ -167,10 +167,12 @@ def test_nothing_is_sent_before_the_first_piece(kind: type[WholeResponse] | type
 
 def test_the_drain_counts() -> None:
     async def work() -> None:
-        drain = Drain()
+        drain = Drain(max_in_flight=2)
         await drain.wait_until_idle()
         drain.enter()
         drain.enter()
+        with pytest.raises(errors.QueueFull):
+            drain.enter()
         drain.begin()
         with pytest.raises(ServerStoppingError):
             drain.enter()
