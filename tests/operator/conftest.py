@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -156,7 +155,11 @@ class RunningFleet:
     def settled(self, engines: int, service: str = "qwen") -> bool:
         """Whether so many engines of one revision serve and nothing is under way."""
         view = self.view(service)
-        if view is None or any(one.status == "False" for one in view.status.conditions if one.type == "Ready"):
+        if (
+            view is None
+            or view.status is None
+            or any(one.status == "False" for one in view.status.conditions if one.type == "Ready")
+        ):
             return False
         quiet = all(one.reason == "Settled" for one in view.status.conditions if one.type == "Progressing")
         return quiet and sum(name.startswith(f"{service}-engine") for name, _ in view.instances) == engines
@@ -164,6 +167,7 @@ class RunningFleet:
     def url(self, service: str = "qwen") -> str:
         view = self.view(service)
         assert view is not None
+        assert view.status is not None
         assert view.status.url is not None
         return view.status.url
 
@@ -218,11 +222,3 @@ def start_fleet(tmp_path: Path, commands: Commands, quick: Timing) -> StartFleet
                 await asyncio.wait({running.finished})
 
     return start
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

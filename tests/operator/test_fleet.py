@@ -126,6 +126,18 @@ def test_engine_that_is_never_ready_is_ended_after_its_time(start_fleet: Any, do
     asyncio.run(scenario())
 
 
+def test_router_waits_for_engines_as_long_as_it_has_to(start_fleet: Any, document: Any, quick: Timing) -> None:
+    async def scenario() -> None:
+        timing = dataclasses.replace(quick, startup=0.3)
+        async with start_fleet(document(replicas=0), timing=timing) as fleet:
+            await fleet.until(lambda: fleet.states() == {"router-0": "starting"})
+            await asyncio.sleep(0.8)
+            assert fleet.states() == {"router-0": "starting"}
+            assert not fleet.reporter.heard("failed")
+
+    asyncio.run(scenario())
+
+
 def test_rolling_update_loses_no_request(start_fleet: Any, document: Any) -> None:
     async def scenario() -> None:
         slow = ["--answer-s", "0.1"]

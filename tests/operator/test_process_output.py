@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pagefleet_operator.local.backoff import Backoff
-from pagefleet_operator.local.log_files import ProcessLog, printable
+from pagefleet_operator.local.log_files import ProcessLog, printable, without_stamp
 from pagefleet_operator.local.probe import probe
 from pagefleet_operator.local.process import exit_text
 
@@ -34,6 +34,19 @@ def test_what_would_steer_a_terminal_is_removed_from_lines_but_not_from_the_file
 
 def test_a_progress_bar_keeps_its_last_state() -> None:
     assert printable("10 %\r50 %\r100 %\r") == "100 %"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("2026-11-21 12:05:43 ERROR server: the engine core died", "server: the engine core died"),
+        ("2026-11-21T12:05:43.123Z INFO: loaded", "loaded"),
+        ("error: model folder missing: /m", "error: model folder missing: /m"),
+        ("ValueError: 2026-11-21 12:05:43 ERROR x", "ValueError: 2026-11-21 12:05:43 ERROR x"),
+    ],
+)
+def test_a_status_needs_no_time_stamp(line: str, message: str) -> None:
+    assert without_stamp(line) == message
 
 
 def test_an_endless_line_is_cut_into_pieces(tmp_path: Path) -> None:

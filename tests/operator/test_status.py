@@ -122,7 +122,7 @@ OLD = Instance(0, "old", State.READY, served=True)
         ([Instance(0, "new", State.STARTING)], ("True", "Starting", "0 of 1 engines ready")),
         (
             [Instance(0, "new", State.FAILED, restarts=1)],
-            ("False", "Waiting", "for engines to recover; EngineReady says why"),
+            ("False", "Waiting", "waits for engines to recover; EngineReady says why"),
         ),
     ],
 )

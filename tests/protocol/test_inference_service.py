@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_protocol.field_errors import InvalidDocument, path_text
+from pagefleet_protocol.field_errors import FieldError, InvalidDocument, path_text
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service, quantity
 
 FIVE_LINES = {
@@ -178,7 +178,8 @@ PATHS = [
 
 @given(path=st.sampled_from(PATHS), value=json_values)
 def test_whatever_is_written_is_accepted_or_refused_in_words(path: str, value: object) -> None:
-    service, errors = None, ()
+    service: InferenceService | None = None
+    errors: tuple[FieldError, ...] = ()
     try:
         service = parse_inference_service(document(path, value))
     except InvalidDocument as invalid:

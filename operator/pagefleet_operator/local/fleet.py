@@ -185,7 +185,7 @@ class Fleet:
             self._launcher.release_ports(self._runners.pop(name).service)
         if not self._stopping:
             self._add_missing(tasks)
-        self._reporter.show([runner.view() for runner in self._runners.values() if runner.service.status])
+        self._reporter.show([runner.view() for runner in self._runners.values()])
         for name, runner in self._runners.items():
             if runner.ready and name not in self._announced:
                 self._announced.add(name)

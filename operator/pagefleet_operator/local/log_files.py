@@ -9,6 +9,7 @@ from pathlib import Path
 _MAX_LINE = 16_384
 _MAX_FILE_BYTES = 16 << 20
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+_STAMP = re.compile(r"^[\dT:,. -]{19,32}Z? +(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[: ]*")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -56,6 +57,11 @@ class ProcessLog:
             self._size += len(data)
         except OSError:
             self.num_lost_bytes += len(data)
+
+
+def without_stamp(line: str) -> str:
+    """Return a log line from its message on: who reads a status knows the time, and that it is about an error."""
+    return _STAMP.sub("", line)
 
 
 def printable(text: str) -> str:

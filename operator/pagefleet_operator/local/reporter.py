@@ -37,7 +37,8 @@ class ServiceView:
     """One service as it is now."""
 
     name: str
-    status: InferenceServiceStatus
+    status: InferenceServiceStatus | None
+    """None once it was asked to leave."""
     instances: tuple[tuple[str, Instance], ...]
     """Names of instances and what is known of them."""
 
@@ -130,6 +131,7 @@ class LiveReporter:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._output = OutputThread()
+        self._shown: Sequence[ServiceView] = ()
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._output.put(self._live.start)
 
@@ -143,9 +145,11 @@ class LiveReporter:
         self._output.put(lambda: self._console.print(text, soft_wrap=True))
 
     def show(self, services: Sequence[ServiceView]) -> None:
-        """Redraw the table."""
-        table = status_table(services)
-        self._output.put(lambda: self._live.update(table, refresh=True))
+        """Redraw the table when something in it changed."""
+        if services != self._shown:
+            self._shown = services
+            table = status_table(services)
+            self._output.put(lambda: self._live.update(table, refresh=True))
 
     def close(self) -> None:
         """Leave the last table on the screen."""
@@ -155,19 +159,27 @@ class LiveReporter:
 
 def status_table(services: Sequence[ServiceView]) -> Group:
     """Return the table of all instances, and a line for each service that is not ready."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
     for heading in ("INSTANCE", "STATE", "RESTARTS"):
         table.add_column(heading, no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    notes = []
+    notes: list[Text] = []
     for service in services:
         for name, instance in service.instances:
             state = Text(instance.state.value, style=_COLOURS[instance.state])
             table.add_row(name, state, str(instance.restarts), Text(instance.detail, style="dim"))
-        ready = find_condition(service.status, "Ready")
-        progressing = find_condition(service.status, "Progressing")
-        style = "green" if ready and ready.status == "True" else "yellow"
-        notes.append(Text(f"{service.name} {service.status.ready}: {ready.message if ready else ''}", style=style))
-        if progressing and progressing.reason != "Settled":
-            notes.append(Text(f"{service.name}: {progressing.message}", style="dim"))
-    return Group(Text(""), table, *notes)
+        if service.status is not None:
+            notes += _notes(service.name, service.status)
+    return Group(Text(""), table, *notes) if table.row_count else Group()
+
+
+def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
+    """Return what to say of a service below the table."""
+    notes = []
+    ready, progressing = find_condition(status, "Ready"), find_condition(status, "Progressing")
+    if ready is not None:
+        style = "green" if ready.status == "True" else "yellow"
+        notes.append(Text(f"{name} {status.ready}: {ready.message}", style=style))
+    if progressing is not None and (progressing.status == "True" or progressing.reason == "RolloutStopped"):
+        notes.append(Text(f"{name}: {progressing.message}", style="dim"))
+    return notes

@@ -77,9 +77,7 @@ class ServiceRunner:
 
     def view(self) -> ServiceView:
         """Return what there is to show."""
-        status = self.service.status
-        if status is None:
-            raise AssertionError("a service is shown after its first reconcile")
+        status = None if self._leaving else self.service.status
         return ServiceView(self.service.name, status, tuple((one.name, one.observe()) for one in self._all()))
 
     def _plan(self) -> Plan:

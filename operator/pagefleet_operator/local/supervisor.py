@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pagefleet_operator.errors import OperatorError
 from pagefleet_operator.local.backoff import Backoff
 from pagefleet_operator.local.launcher import Launcher
-from pagefleet_operator.local.log_files import ProcessLog
+from pagefleet_operator.local.log_files import ProcessLog, without_stamp
 from pagefleet_operator.local.probe import probe
 from pagefleet_operator.local.process import Child, Launch, exit_text
 from pagefleet_operator.local.reporter import Reporter
@@ -64,7 +64,7 @@ class Supervisor:
         """Return what the plan has to know."""
         detail = self._detail
         if self._state is State.STARTING and self._log.last_line:
-            detail = self._log.last_line[:300]
+            detail = without_stamp(self._log.last_line)[:300]
         return Instance(self.number, self._workload.revision, self._state, self._served, self._restarts, detail)
 
     def drain(self, *, routed: bool = True) -> None:
@@ -160,7 +160,8 @@ class Supervisor:
             if self._state is State.READY and num_unready >= timing.ready_failures:
                 self._enter(State.NOT_READY, problem)
             if ready_since is None:
-                if time.monotonic() - began > timing.startup:
+                # A router waits for engines as long as it has to.
+                if time.monotonic() - began > timing.startup and self._workload.role == "engine":
                     return f"not ready after {timing.startup:g} s: {problem}"
                 continue
             dead = await probe(url + paths.live, timing.probe_timeout)
@@ -197,7 +198,7 @@ class Supervisor:
         leaving.cancel()
 
     def _last_words(self, status: int) -> str:
-        words = self._log.last_line[:300]
+        words = without_stamp(self._log.last_line)[:300]
         return f"{words} ({exit_text(status)})" if words else exit_text(status)
 
     def _enter(self, state: State, detail: str) -> None:

@@ -138,7 +138,9 @@ def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> _Ve
     if any(one.state is State.STARTING and not one.failing for one in current):
         return _Verdict(True, "Starting", f"{_count_ready(current)} of {workload.replicas} {_plural(workload)} ready")
     if _count_ready(current) < workload.replicas:
-        return _Verdict(False, "Waiting", f"for {_plural(workload)} to recover; {workload.role.title()}Ready says why")
+        return _Verdict(
+            False, "Waiting", f"waits for {_plural(workload)} to recover; {workload.role.title()}Ready says why"
+        )
     return None
 
 
