@@ -26,9 +26,7 @@ _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
 _FAMILY = {"mistral": {"sliding_window": 24}, "qwen3": {"head_dim": 32}}
 
 
-def save_checkpoint(
-    folder: Path, arch_name: str, dtype: torch.dtype, shard_size: str, overrides: dict[str, Any]
-) -> None:
+def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, overrides: dict[str, Any]) -> None:
     """Write config.json and weights of a model of the family; norms and biases are random too."""
     name = _CLASSES[arch_name]
     config = getattr(transformers, f"{name}Config")(**(_TINY | _FAMILY.get(arch_name, {}) | overrides))
@@ -38,7 +36,7 @@ def save_checkpoint(
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in parameter_name else 0.0, std=0.2)
     with contextlib.redirect_stderr(io.StringIO()):  # the progress bar
-        model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
+        model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
 
 
 def reference_model(folder: Path) -> Any:
