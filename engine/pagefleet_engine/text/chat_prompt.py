@@ -71,7 +71,7 @@ class ChatPrompt:
                 "messages",
                 "no_chat_template",
             )
-        flat = [{**message, "content": _as_text(message.get("content"))} for message in messages]
+        flat = [{name: _as_text(value) if name == "content" else value for name, value in m.items()} for m in messages]
         marked = self._template.render(self._protect(flat), add_generation_prompt, self._protect(dict(variables or {})))
         plain = marked.replace(_MARK, "")
         if plain == marked or all(plain.count(spelling) == marked.count(spelling) for spelling in self._spellings):

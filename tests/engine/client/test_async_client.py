@@ -11,15 +11,19 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pagefleet_engine import LLM
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.output_text import OutputText
 from pagefleet_engine.errors import ContextTooLong, EngineDead, InvalidRequest, ModelLoadError, QueueFull, RequestFailed
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.text.tokenizer import Tokenizer
+from pagefleet_engine.settings import engine_config
+from pagefleet_engine.text.tokenizer import Tokenizer, load_tokenizer
 
+from tests.fakes.small_model import write_small_model
 from tests.fakes.small_tokenizers import byte_level_backend
 
 pytestmark = pytest.mark.fleet
@@ -224,6 +228,24 @@ def test_a_client_that_cannot_deliver_is_dead_and_says_so(monkeypatch: pytest.Mo
             assert not client.health().alive
 
     run(scenario)
+
+
+def test_the_real_core_gives_what_llm_gives(tmp_path: Path) -> None:
+    folder = write_small_model(tmp_path)
+    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    settings: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "num_kv_blocks": 64, "device": "cpu"}
+
+    async def through_the_socket() -> list[list[int]]:
+        config = engine_config({**settings, "model": str(folder)})
+        client = await AsyncEngineClient.start(config, load_tokenizer(folder))
+        try:
+            return await asyncio.gather(*(tokens_of(client, first, sampling, f"r{first}") for first in range(5, 9)))
+        finally:
+            await client.close()
+
+    with LLM(str(folder), **settings) as llm:
+        results = llm.generate([{"prompt_token_ids": [first]} for first in range(5, 9)], sampling)
+    assert asyncio.run(through_the_socket()) == [result.outputs[0].token_ids for result in results]
 
 
 def test_the_api_process_needs_no_tensor_library() -> None:

@@ -6,58 +6,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pagefleet_engine.config import EngineConfig, ModelConfig
 from pagefleet_engine.core.block_pool import IntegrityError
-from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
-    FromCore,
     Ping,
     Pong,
-    RequestOutput,
     ResetPrefixCache,
     StepOutputs,
-    ToCore,
 )
-from pagefleet_engine.engine_core.process import CoreLoop
-from pagefleet_engine.engine_core.progress import Progress, ProgressReader, ProgressWriter
 from pagefleet_engine.sampling_params import SamplingParams
 
-from tests.fakes.scripted_core import scripted_core
-
-
-class Wire:
-    """A loop with its socket's two ends in hand; time to wait is recorded, not spent."""
-
-    def __init__(self, folder: Path) -> None:
-        self.inbox: list[bytes] = []
-        self.sent: list[FromCore] = []
-        self.waits: list[float] = []
-        self.during_step: list[Progress] = []
-        self.reader = ProgressReader(folder / "progress")
-        self.core: EngineCore = scripted_core(EngineConfig(model=ModelConfig(model="fake")), self._before_step)
-        self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
-
-    def receive(self, timeout_s: float) -> list[bytes]:
-        self.waits.append(timeout_s)
-        messages, self.inbox = self.inbox, []
-        return messages
-
-    def send(self, message: FromCore) -> None:
-        self.sent.append(message)
-
-    def turn(self, *messages: ToCore | bytes) -> None:
-        self.inbox += [m if isinstance(m, bytes) else msgspec.msgpack.encode(m) for m in messages]
-        self.loop.turn(5.0)
-
-    @property
-    def outputs(self) -> list[RequestOutput]:
-        return [output for message in self.sent if isinstance(message, StepOutputs) for output in message.outputs]
-
-    def _before_step(self, plan: StepPlan) -> None:
-        self.during_step.append(self.reader.read())
+from tests.fakes.core_wire import Wire
 
 
 @pytest.fixture

@@ -81,6 +81,13 @@ def test_text_parts_are_joined() -> None:
     assert PROMPT.token_ids(user(parts)) == PROMPT.token_ids(user("one\ntwo"))
 
 
+def test_a_message_without_content_has_none_in_the_template() -> None:
+    source = "{% for m in messages %}{{ m.content is defined }}{{ m.content is none }} {% endfor %}"
+    prompt = ChatPrompt(TOKENIZER, ChatTemplate(source, {}))
+    ids = prompt.token_ids([{"role": "assistant"}, {"role": "assistant", "content": None}])
+    assert TOKENIZER.decode(ids) == "FalseFalse TrueTrue "
+
+
 def test_a_lone_surrogate_and_a_nul_are_text() -> None:
     assert "a\ufffd\x00b" in TOKENIZER.decode(PROMPT.token_ids(user("a\ud800\x00b<|im_end|>")))
 

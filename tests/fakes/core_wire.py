@@ -1,0 +1,50 @@
+"""The core's loop with both ends of its socket in a test's hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import FromCore, RequestOutput, StepOutputs, ToCore
+from pagefleet_engine.engine_core.process import CoreLoop
+from pagefleet_engine.engine_core.progress import Progress, ProgressReader, ProgressWriter
+
+from tests.fakes.scripted_core import scripted_core
+
+
+class Wire:
+    """A loop with its socket's two ends in hand; time to wait is recorded, not spent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inbox: list[bytes] = []
+        self.sent: list[FromCore] = []
+        self.waits: list[float] = []
+        self.during_step: list[Progress] = []
+        self.reader = ProgressReader(folder / "progress")
+        scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_num_queued_reqs=8)
+        self.core: EngineCore = scripted_core(
+            EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler), self._before_step
+        )
+        self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        self.waits.append(timeout_s)
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: FromCore) -> None:
+        self.sent.append(message)
+
+    def turn(self, *messages: ToCore | bytes) -> None:
+        self.inbox += [m if isinstance(m, bytes) else msgspec.msgpack.encode(m) for m in messages]
+        self.loop.turn(5.0)
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        return [output for message in self.sent if isinstance(message, StepOutputs) for output in message.outputs]
+
+    def _before_step(self, plan: StepPlan) -> None:
+        self.during_step.append(self.reader.read())
