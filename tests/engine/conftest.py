@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_checkpoint("qwen3", dtype="bfloat16", shard_size="50KB", **config)`: a folder to read, made once a session."""
+    """`make_checkpoint("qwen3", dtype="bfloat16", shard_size="50KB", **config)`: made once, read only."""
     made: dict[str, Path] = {}
 
     def make(arch_name: str, *, dtype: str = "float32", shard_size: str = "1GB", **overrides: Any) -> Path:
