@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagefleet_engine.server.choices import Collected, TokenCounts, collect
-from pagefleet_engine.server.generation import Job, PreparedPrompt, jobs_of
+from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
 from pagefleet_engine.server.logprobs import chat_logprobs, prompt_logprobs
 from pagefleet_engine.server.ports import Chunk, Tokenizer
 from pagefleet_engine.server.request_ids import new_id
@@ -40,17 +40,19 @@ class ChatRoute:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
         service = self._service
-        chat = read_chat_request(await service.read_body(request))
+        body = await service.read_body(request)
+        arrived = service.generator.now()
+        chat = read_chat_request(body)
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         prompt = await self._prepare(chat)
         head = AnswerHead(new_id("chatcmpl"), int(time.time()), service.model.name)
-        jobs = jobs_of(head.id, [prompt], chat.priority, chat.cache_salt)
+        chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, chat.cache_salt), arrived)
         if not chat.stream:
-            return WholeResponse(self._whole(chat, head, prompt, jobs), service.open_requests)
+            return WholeResponse(self._whole(chat, head, prompt, chunks), service.open_requests)
         choice = ChatChoiceFormat([prompt], chat, service.tokenizer)
         writer = EventWriter("chat.completion.chunk", head, choice, TokenCounts([prompt]), chat.stream_options)
-        return EventStream(event_stream(service.generator.run(jobs), writer), service.open_requests)
+        return EventStream(event_stream(chunks, writer), service.open_requests)
 
     async def _prepare(self, chat: ChatRequest) -> PreparedPrompt:
         ids = await self._service.prompts.of_chat(chat.messages, chat.add_generation_prompt)
@@ -62,9 +64,9 @@ class ChatRoute:
         return PreparedPrompt(ids, sampling)
 
     async def _whole(
-        self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, jobs: Sequence[Job]
+        self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, chunks: Chunks
     ) -> AsyncGenerator[bytes, None]:
-        choices, usage = await collect(self._service.generator.run(jobs), [prompt])
+        choices, usage = await collect(chunks, [prompt])
         asked = choices[0].prompt_logprobs
         if chat.sampling.prompt_logprobs is not None and asked is None:
             asked = []  # a prompt of one token has none

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from pagefleet_protocol.openai_common import Usage, usage
 
 from pagefleet_engine.engine_core.messages import WireLogprobs
-from pagefleet_engine.server.generation import PreparedPrompt
+from pagefleet_engine.server.generation import Chunks, PreparedPrompt
 from pagefleet_engine.server.ports import Chunk
 
 
@@ -54,9 +54,7 @@ class Collected:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
 
 
-async def collect(
-    chunks: AsyncGenerator[tuple[int, Chunk], None], prompts: Sequence[PreparedPrompt]
-) -> tuple[list[Collected], Usage]:
+async def collect(chunks: Chunks, prompts: Sequence[PreparedPrompt]) -> tuple[list[Collected], Usage]:
     """Run choices to their end; return them by index, with the usage."""
     choices = [Collected() for prompt in prompts for _ in range(prompt.sampling.n)]
     counts = TokenCounts(prompts)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagefleet_engine.server.choices import Collected, TokenCounts, collect
-from pagefleet_engine.server.generation import Job, PreparedPrompt, jobs_of
+from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
 from pagefleet_engine.server.logprobs import CompletionLogprobList, prompt_logprobs
 from pagefleet_engine.server.ports import Chunk, Tokenizer
 from pagefleet_engine.server.request_ids import new_id
@@ -41,18 +41,20 @@ class CompletionRoute:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
         service = self._service
-        asked = read_completion_request(await service.read_body(request))
+        body = await service.read_body(request)
+        arrived = service.generator.now()
+        asked = read_completion_request(body)
         service.check_model(asked.model)
         service.count_ignored(asked.ignored)
         prompts = await self._prepare(asked)
         echoes = await self._echoes(asked, prompts)
         head = AnswerHead(new_id("cmpl"), int(time.time()), service.model.name)
-        jobs = jobs_of(head.id, prompts, asked.priority, asked.cache_salt)
+        chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, asked.cache_salt), arrived)
         if not asked.stream:
-            return WholeResponse(self._whole(head, asked, prompts, echoes, jobs), service.open_requests)
+            return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
         choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)
         writer = EventWriter("text_completion", head, choice, TokenCounts(prompts), asked.stream_options)
-        return EventStream(event_stream(service.generator.run(jobs), writer), service.open_requests)
+        return EventStream(event_stream(chunks, writer), service.open_requests)
 
     async def _prepare(self, asked: CompletionRequest) -> list[PreparedPrompt]:
         model, prepared = self._service.model, []
@@ -80,9 +82,9 @@ class CompletionRoute:
         asked: CompletionRequest,
         prompts: Sequence[PreparedPrompt],
         echoes: Sequence[str],
-        jobs: Sequence[Job],
+        chunks: Chunks,
     ) -> AsyncGenerator[bytes, None]:
-        choices, usage = await collect(self._service.generator.run(jobs), prompts)
+        choices, usage = await collect(chunks, prompts)
         n = asked.sampling.n
         shaped = []
         for i, choice in enumerate(choices):

@@ -14,6 +14,9 @@ from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.server.ports import Chunk, Engine
 
+Chunks = AsyncGenerator[tuple[int, Chunk], None]
+"""Choice index and chunk, as they come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -50,21 +53,28 @@ class Generator:
         self._metrics = metrics
         self._clock = clock
 
-    def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    def now(self) -> float:
+        """Return the time on the generator's clock."""
+        return self._clock()
+
+    def run(self, jobs: Sequence[Job], arrived: float) -> Chunks:
         """Yield (choice index, chunk) as they come; closing it aborts what still runs.
+
+        Args:
+            jobs: one per choice.
+            arrived: `now()` when the request was there, before its prompt was built.
 
         Raises:
             EngineError: the first failure of any choice; the others are aborted.
         """
-        arrived = self._clock()
         return self._alone(jobs[0], arrived) if len(jobs) == 1 else self._merged(jobs, arrived)
 
-    async def _alone(self, job: Job, arrived: float) -> AsyncGenerator[tuple[int, Chunk], None]:
+    async def _alone(self, job: Job, arrived: float) -> Chunks:
         async with aclosing(self._measured(job, arrived)) as chunks:
             async for chunk in chunks:
                 yield 0, chunk
 
-    async def _merged(self, jobs: Sequence[Job], arrived: float) -> AsyncGenerator[tuple[int, Chunk], None]:
+    async def _merged(self, jobs: Sequence[Job], arrived: float) -> Chunks:
         # Unbounded, yet it holds no more than the answers themselves.
         queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
 

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 from pagefleet_protocol.openai_chat import Message
 from pagefleet_protocol.openai_completions import Prompt
+from pagefleet_protocol.openai_json import BodyError, decode_object
 
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
 from pagefleet_engine.server.ports import ChatPrompt, ServedModel, Tokenizer
@@ -111,4 +112,14 @@ def _for_template(message: Message) -> dict[str, Any]:
     if message.role == "developer":
         fields["role"] = "system"
     fields.setdefault("content", "")
+    for call in fields.get("tool_calls", ()):
+        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
     return fields
+
+
+def _parsed(arguments: str) -> Any:
+    """Return the object that a tool call's arguments spell, as templates expect it; what is no JSON stays text."""
+    try:
+        return decode_object(arguments.encode())
+    except (BodyError, UnicodeEncodeError):
+        return arguments

@@ -14,7 +14,7 @@ import msgspec
 from pagefleet_protocol.openai_common import StreamOptions
 
 from pagefleet_engine.server.choices import TokenCounts
-from pagefleet_engine.server.generation import PreparedPrompt
+from pagefleet_engine.server.generation import Chunks, PreparedPrompt
 from pagefleet_engine.server.ports import Chunk
 
 _END = b"}\n\n"
@@ -85,9 +85,7 @@ class EventWriter:
         return b'],"usage":' + msgspec.json.encode(self._counts.usage()) + _END
 
 
-async def event_stream(
-    chunks: AsyncGenerator[tuple[int, Chunk], None], writer: EventWriter
-) -> AsyncGenerator[bytes, None]:
+async def event_stream(chunks: Chunks, writer: EventWriter) -> AsyncGenerator[bytes, None]:
     """Yield framed events until every choice has ended, then the usage."""
     async with aclosing(chunks):
         async for index, chunk in chunks:

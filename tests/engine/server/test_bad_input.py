@@ -270,7 +270,26 @@ def test_detokenize_checks_the_vocabulary(server: LiveServer) -> None:
     expect_refusal(refused, 400, "tokens", "token_id_out_of_range")
 
 
-VALUES: list[Any] = [None, True, 7, 1.5, "text", [], [1], ["x"], {}, {"a": 1}, [None], -1, 2**64, "", [[1]], [{}]]
+SIZES = [0, MAX_MODEL_LEN - 1, MAX_MODEL_LEN, MAX_MODEL_LEN + 1, VOCAB_SIZE, 2**31 - 1, 2**31, 2**63]
+VALUES: list[Any] = [
+    *SIZES,
+    None,
+    True,
+    7,
+    1.5,
+    "text",
+    [],
+    [1],
+    ["x"],
+    {},
+    {"a": 1},
+    [None],
+    -1,
+    2**64,
+    "",
+    [[1]],
+    [{}],
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -285,6 +304,7 @@ def test_every_field_takes_every_json_type_without_a_500(server: LiveServer, val
     for name in sorted(names):
         for response in (server.complete(**{name: value}), server.chat(**{name: value})):
             assert response.status_code in (200, 400, 404), (name, value, response.text)
+            assert response.status_code != 404 or name == "model"
 
 
 def test_a_hundred_thousand_messages_answer_at_once(server: LiveServer) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
 
 from tests.engine.server.conftest import MODEL, LiveServer
+from tests.fakes.scripted_engine import answer
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 100}
 
@@ -133,6 +135,17 @@ def test_failures_in_a_stream_are_its_last_event(
     assert envelope["error"]["code"] == code
     assert "0xdead" not in last
     server.wait_until(lambda: not server.engine.running)
+
+
+def test_the_official_client_sees_the_error_in_a_stream(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server()
+    server.engine.fail_after = (3, EngineDead("The engine stopped."))
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model=MODEL, prompt="Hello", stream=True)
+        seen = [next(stream).choices[0].text for _ in range(3)]
+        with pytest.raises(openai.APIError, match="engine stopped"):
+            next(stream)
+    assert "".join(seen) == answer("Hello", 3)
 
 
 def test_our_own_bugs_are_logged_with_the_request_id(
