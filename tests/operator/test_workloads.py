@@ -19,7 +19,7 @@ def test_five_lines_need_one_engine_and_one_router(build: Any) -> None:
         *("--dtype", "auto", "--drain-timeout", "30"),
     )
     assert plan.engine.replicas == plan.router.replicas == 1
-    assert plan.router.args == ("--policy", "prefix")
+    assert plan.router.args == ("--policy", "prefix", "--drain-timeout", "30")
     assert (plan.router.probes.live, plan.router.probes.ready) == ("/livez", "/readyz")
 
 
@@ -36,7 +36,7 @@ def test_every_setting_reaches_its_flag_and_own_flags_come_last(build: Any) -> N
         *("--max-model-len", "512", "--drain-timeout", "2.5", "--seed", "7"),
     )
     assert (plan.engine.replicas, plan.router.replicas) == (3, 2)
-    assert plan.router.args == ("--policy", "least-load")
+    assert plan.router.args == ("--policy", "least-load", "--drain-timeout", "2.5")
 
 
 def test_plan_is_the_same_in_any_process() -> None:

@@ -22,6 +22,7 @@ from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_operator.errors import StateDirError
 
 _LOCK = "lock"
+_LOGS = "logs"
 _RECORD = "processes.json"
 
 
@@ -46,6 +47,7 @@ class StateDir:
         self._processes: dict[str, tuple[int, str]] = {}
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (path / _LOGS).mkdir(exist_ok=True)
             self._lock = (path / _LOCK).open("a+")
         except OSError as error:
             raise StateDirError(
@@ -72,9 +74,7 @@ class StateDir:
 
     def log_path(self, instance: str) -> Path:
         """Return where an instance's output goes."""
-        folder = self.path / "logs"
-        folder.mkdir(exist_ok=True)
-        return folder / f"{instance}.log"
+        return self.path / _LOGS / f"{instance}.log"
 
     def endpoints_path(self, service: str) -> Path:
         """Return the endpoints file of a service's routers."""

@@ -143,16 +143,19 @@ class Supervisor:
         ready_since: float | None = None
         num_unready = num_dead = 0
         while True:
-            await asyncio.sleep(timing.starting_probe_period if ready_since is None else timing.probe_period)
+            elapsed = time.monotonic() - began
+            # Eager at first, patient with what takes long.
+            eager = timing.starting_probe_period + elapsed / 20 if ready_since is None else timing.probe_period
+            await asyncio.sleep(min(eager, timing.probe_period))
             problem = await probe(url + paths.ready, timing.probe_timeout)
             if problem is None:
                 # What may get traffic lives: no second question.
                 num_unready = num_dead = 0
                 if self._state is not State.READY:
+                    self._enter(State.READY, "again" if ready_since else f"after {time.monotonic() - began:.1f} s")
                     self.url = url
-                    ready_since = ready_since or time.monotonic()
                     self._served = True
-                    self._enter(State.READY, f"after {time.monotonic() - began:.1f} s")
+                    ready_since = ready_since or time.monotonic()
                 elif ready_since and time.monotonic() - ready_since > timing.stable:
                     self._backoff.reset()
                 continue
@@ -161,7 +164,7 @@ class Supervisor:
                 self._enter(State.NOT_READY, problem)
             if ready_since is None:
                 # A router waits for engines as long as it has to.
-                if time.monotonic() - began > timing.startup and self._workload.role == "engine":
+                if elapsed > timing.startup and self._workload.role == "engine":
                     return f"not ready after {timing.startup:g} s: {problem}"
                 continue
             dead = await probe(url + paths.live, timing.probe_timeout)

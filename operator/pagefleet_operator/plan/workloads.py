@@ -98,7 +98,7 @@ def plan_workloads(service: InferenceService, drain_timeout_s: float, spare_gpu:
             name=router_name(service),
             role="router",
             verb="route",
-            args=("--policy", service.spec.router.policy),
+            args=("--policy", service.spec.router.policy, "--drain-timeout", f"{drain_timeout_s:g}"),
             replicas=service.spec.router.replicas,
             resources=Resources(),
             drain_timeout_s=drain_timeout_s,
