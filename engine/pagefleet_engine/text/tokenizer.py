@@ -91,9 +91,10 @@ class Tokenizer:
         """Return the bytes that a token stands for inside a text; none for an id outside the vocabulary."""
         known = self._bytes.get(token_id)
         if known is None:
-            token = self._backend.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None
-            known = b"" if token is None else self.bytes_rule.of(token)
-            self._bytes[token_id] = known
+            if not 0 <= token_id < self._vocab_size:  # not remembered: there is no end of such ids
+                return b""
+            token = self._backend.id_to_token(token_id)
+            known = self._bytes[token_id] = b"" if token is None else self.bytes_rule.of(token)
         return known
 
     def token_text(self, token_id: int) -> str:
