@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 import httptools
 import uvloop
@@ -20,7 +21,7 @@ ANSWER = (
 )
 CHUNK = b'data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"yes "}}]}\n\n'
 METRICS = "".join(
-    f"# TYPE {name} gauge\n{name}{{model_name=\"fake\"}} 0\n"
+    f'# TYPE {name} gauge\n{name}{{model_name="fake"}} 0\n'
     for name in (ENGINE_REQUESTS_RUNNING, ENGINE_REQUESTS_WAITING, ENGINE_KV_USAGE_RATIO)
 ).encode()
 
@@ -45,8 +46,7 @@ class EngineProtocol(asyncio.Protocol):
         self._stream: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stream:

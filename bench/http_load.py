@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import httptools
 
@@ -35,8 +36,7 @@ class ClientConnection(asyncio.Protocol):
         self._sent = self._first = self._last = self._pause = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done and not self._done.done():
@@ -94,7 +94,9 @@ class Pool:
 
 def raw_request(host: str, path: str, body: bytes) -> bytes:
     """The bytes of a POST."""
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

@@ -44,7 +44,11 @@ def chat_bodies(count: int, shared_chars: int, own_chars: int, stream: bool) -> 
     prefixes = [text(shared_chars) for _ in range(20)]
     return [
         json.dumps(
-            {"model": "fake", "stream": stream, "messages": [{"role": "user", "content": rng.choice(prefixes) + text(own_chars)}]}
+            {
+                "model": "fake",
+                "stream": stream,
+                "messages": [{"role": "user", "content": rng.choice(prefixes) + text(own_chars)}],
+            }
         ).encode()
         for _ in range(count)
     ]
@@ -120,7 +124,9 @@ async def one_round(router: int, engine: int, pid: int, seconds: float) -> dict[
     figures["alone, added ms p50"] = alone[0][0] - alone[1][0]
     figures["alone, added ms p99"] = alone[0][1] - alone[1][1]
     streams = [raw_request(host, PATH, body) for body in chat_bodies(400, 20, 40, True)]
-    first = [latencies(await open_loop(pool, streams, 200, seconds), lambda s: s.first_byte) for pool in (through, direct)]
+    first = [
+        latencies(await open_loop(pool, streams, 200, seconds), lambda s: s.first_byte) for pool in (through, direct)
+    ]
     figures["200 streams/s, first byte added ms p50"] = first[0][0] - first[1][0]
     figures["200 streams/s, first byte added ms p99"] = first[0][1] - first[1][1]
     return figures
@@ -142,16 +148,27 @@ def main() -> None:
     engines, ports = start([sys.executable, str(HERE / "fake_engine.py")], "ready")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "endpoints.json"
-        file.write_bytes(encode_endpoints(tuple(Endpoint(f"e{i}", f"http://127.0.0.1:{p}", "fake") for i, p in enumerate(ports))))
+        file.write_bytes(
+            encode_endpoints(tuple(Endpoint(f"e{i}", f"http://127.0.0.1:{p}", "fake") for i, p in enumerate(ports)))
+        )
         port = free_port()
         router = subprocess.Popen(
-            [str(Path(sys.executable).with_name("pagefleet-route")), "--endpoints-file", str(file), "--port", str(port),
-             "--policy", arguments.policy]
+            [
+                str(Path(sys.executable).with_name("pagefleet-route")),
+                "--endpoints-file",
+                str(file),
+                "--port",
+                str(port),
+                "--policy",
+                arguments.policy,
+            ]
         )
         try:
             wait_ready(port, router)
             at_rest = resident_mb(router.pid)
-            rounds = [uvloop.run(one_round(port, ports[0], router.pid, arguments.seconds)) for _ in range(arguments.rounds)]
+            rounds = [
+                uvloop.run(one_round(port, ports[0], router.pid, arguments.seconds)) for _ in range(arguments.rounds)
+            ]
             after = resident_mb(router.pid)
         finally:
             router.terminate()

@@ -74,13 +74,17 @@ def specs(arguments: argparse.Namespace) -> list[EngineSpec]:
     found = [EngineSpec("pagefleet", "pagefleet", sys.executable, {"dtype": "bfloat16"})]
     if arguments.vllm_python:
         preload = ":".join(arguments.vllm_preload)
-        env = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "4"} | ({"LD_PRELOAD": preload} if preload else {})
+        env = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "4"} | (
+            {"LD_PRELOAD": preload} if preload else {}
+        )
         options = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
         found.append(EngineSpec("vllm", "vllm", arguments.vllm_python, options, env))
     if arguments.transformers_python:
         for size in (1, 16):
             found.append(
-                EngineSpec(f"transformers, batch {size}", "transformers", arguments.transformers_python, {"batch_size": size})
+                EngineSpec(
+                    f"transformers, batch {size}", "transformers", arguments.transformers_python, {"batch_size": size}
+                )
             )
     return found
 
@@ -97,7 +101,10 @@ def run(engines: Sequence[EngineProcess], rounds: int) -> dict[str, Figures]:
                 continue  # the warm-up compiles and fills allocators
             for name, value in one.items():
                 figures[engine.spec.name].setdefault(name, []).append(value)
-            print(f"round {number + 1} {engine.spec.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in one.items()), flush=True)
+            print(
+                f"round {number + 1} {engine.spec.name}: " + ", ".join(f"{k} {v:.1f}" for k, v in one.items()),
+                flush=True,
+            )
     return figures
 
 
@@ -116,7 +123,9 @@ def ratios(figures: dict[str, Figures]) -> dict[str, dict[str, float]]:
         }
         if "8 requests, tokens/s" in theirs:
             one_by_one = statistics.median(theirs["8 requests, tokens/s"])
-            found[peer]["32 requests against one by one"] = statistics.median(ours["32 requests, tokens/s"]) / one_by_one
+            found[peer]["32 requests against one by one"] = (
+                statistics.median(ours["32 requests, tokens/s"]) / one_by_one
+            )
     return found
 
 
@@ -132,7 +141,8 @@ def main() -> None:
     arguments = parser.parse_args()
     model = llama_checkpoint(arguments.model, LLAMA_125M)
     engines = [
-        EngineProcess(spec, model, Path(tempfile.gettempdir()) / f"bench-{spec.adapter}.log") for spec in specs(arguments)
+        EngineProcess(spec, model, Path(tempfile.gettempdir()) / f"bench-{spec.adapter}.log")
+        for spec in specs(arguments)
     ]
     try:
         figures = run(engines, arguments.rounds)
@@ -143,7 +153,12 @@ def main() -> None:
     found = ratios(figures)
     print("\nmedian over rounds")
     for name, rows in figures.items():
-        print(f"  {name}: " + ", ".join(f"{k} {statistics.median(v):.1f}" for k, v in (rows | {k: [v] for k, v in load[name].items()}).items()))
+        print(
+            f"  {name}: "
+            + ", ".join(
+                f"{k} {statistics.median(v):.1f}" for k, v in (rows | {k: [v] for k, v in load[name].items()}).items()
+            )
+        )
     for peer, rows in found.items():
         if "load, s" in load[peer]:
             rows["load"] = load[peer]["load, s"] / load["pagefleet"]["load, s"]

@@ -39,7 +39,11 @@ class EngineProcess:
         started = time.perf_counter()
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                text=True,
                 env={**os.environ, **spec.env},
             )
         self.load_seconds = float(self._read()["load_seconds"])

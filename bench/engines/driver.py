@@ -35,9 +35,7 @@ class Pagefleet:
         self._llm = LLM(model=model, **options)
 
     def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
-        params = [
-            self._params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens
-        ]
+        params = [self._params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
         results = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
 
@@ -52,9 +50,7 @@ class Vllm:
         self._llm = LLM(model=model, skip_tokenizer_init=True, disable_log_stats=True, **options)
 
     def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
-        params = [
-            self._params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens
-        ]
+        params = [self._params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
         results = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
 
@@ -85,7 +81,11 @@ class Transformers:
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         out = self._model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=longest, min_new_tokens=longest, do_sample=False,
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            do_sample=False,
             pad_token_id=0,
         )
         return [row[width : width + n].tolist() for row, n in zip(out, output_lens, strict=True)]

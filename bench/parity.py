@@ -1,0 +1,68 @@
+"""The engine against transformers in float32: greedy tokens in every mode, and log-probabilities of whole prompts.
+
+python bench/parity.py --json bench/results/parity.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from pagefleet_engine import LLM, SamplingParams
+from report import write_report
+
+from tests.fakes.checkpoints import reference_model, save_checkpoint
+from tests.fakes.greedy_parity import MODES, engine_tokens, prompts_of, reference_tokens
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+NUM_PROMPTS, LONGEST, NUM_TOKENS = 32, 300, 64
+
+
+def largest_logprob_difference(folder: Path, prompts: list[list[int]]) -> float:
+    """Over all positions and the 20 likeliest tokens of each prompt."""
+    model, largest = reference_model(folder), 0.0
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=20)
+    with LLM(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=512, num_threads=1) as llm:
+        results = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    for prompt, result in zip(prompts, results, strict=True):
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        for position, candidates in enumerate((result.prompt_logprobs or [])[1:]):
+            for token_id, entry in (candidates or {}).items():
+                largest = max(largest, abs(entry.logprob - logprobs[position, token_id].item()))
+    return largest
+
+
+def main() -> None:
+    """Compare, print, write; exit status 1 on any difference."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    prompts = prompts_of(NUM_PROMPTS, LONGEST)
+    figures: dict[str, dict[str, object]] = {}
+    for name in ARCHITECTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            save_checkpoint(Path(folder), name, "float32", "1GB", {})
+            expected = reference_tokens(Path(folder), prompts, NUM_TOKENS)
+            rows: dict[str, object] = {"largest logprob difference": largest_logprob_difference(Path(folder), prompts)}
+            for mode in MODES:
+                tokens, _ = engine_tokens(Path(folder), prompts, NUM_TOKENS, mode)
+                same = sum(a == b for a, b in zip(tokens, expected, strict=True))
+                rows[mode.name] = f"{same} of {len(prompts)} equal"
+        figures[name] = rows
+        print(name, rows, flush=True)
+    if arguments.json:
+        write_report(arguments.json, "parity", {"prompts": NUM_PROMPTS, "tokens": NUM_TOKENS, "architectures": figures})
+    whole = f"{NUM_PROMPTS} of {NUM_PROMPTS} equal"
+    if any(rows[mode.name] != whole for rows in figures.values() for mode in MODES):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
