@@ -1,0 +1,45 @@
+"""The access log: one JSON line per request. It names what was asked of whom, never the request's text."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+import msgspec
+
+
+class AccessRecord(msgspec.Struct, frozen=True):
+    """One finished request. Times in milliseconds."""
+
+    request_id: str
+    route: str
+    status: int
+    engine: str | None
+    retries: int
+    first_byte_ms: float | None
+    total_ms: float
+    bytes_out: int
+
+
+class AccessLog:
+    """Writes records as lines; a sink that is gone ends the log, not the router."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out: TextIO | None = out
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, record: AccessRecord) -> None:
+        """Write one line."""
+        if self._out is None:
+            return
+        try:
+            self._out.write(self._encoder.encode(record).decode() + "\n")
+        except OSError:
+            self._out = None
+
+    def flush(self) -> None:
+        """Push out what is buffered; called once in a while."""
+        if self._out is not None:
+            try:
+                self._out.flush()
+            except OSError:
+                self._out = None

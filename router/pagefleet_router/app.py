@@ -1,0 +1,169 @@
+"""Puts the router together and runs it: listen, watch the clock, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from pagefleet_router.access_log import AccessLog
+from pagefleet_router.api_keys import ApiKeys
+from pagefleet_router.config import RouterConfig
+from pagefleet_router.discovery.file import FileSource
+from pagefleet_router.discovery.source import EndpointSource
+from pagefleet_router.discovery.static import StaticSource
+from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.errors import ConfigError, shutting_down
+from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionTiming
+from pagefleet_router.proxy.dispatcher import Dispatcher
+from pagefleet_router.proxy.exchange import Services
+from pagefleet_router.proxy.front import FrontDoor, FrontLimits
+from pagefleet_router.proxy.pool import UpstreamPools
+from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.policy import LeastLoad, Policy, PrefixAffinity
+from pagefleet_router.scheduling.retry_budget import RetryBudget
+from pagefleet_router.signals.monitor import Monitor, MonitorTiming
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+_DRAIN_POLL_S = 0.05
+_BACKLOG = 1024
+
+
+class Router:
+    """One router in one event loop.
+
+    Args:
+        config: the settings.
+        timing: limits for client connections.
+        monitor_timing: how engines are watched.
+    """
+
+    def __init__(
+        self, config: RouterConfig, timing: ConnectionTiming | None = None, monitor_timing: MonitorTiming | None = None
+    ) -> None:
+        self.config = config
+        self.table = EndpointTable()
+        self.connections: set[ClientConnection] = set()
+        self.budget = RetryBudget()
+        self.metrics = RouterMetrics(lambda: self.table.snapshot, lambda: self.budget.live_requests)
+        self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
+        self._timing = timing or ConnectionTiming()
+        self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
+        self._dispatcher = Dispatcher(
+            self.table, make_policy(config), self.budget, OutlierDetector(), self.metrics, time.monotonic,
+            self._monitor.mark_refused,
+        )  # fmt: skip
+        self.table.subscribe(self._follow)
+        self._log = AccessLog(sys.stdout) if config.access_log else None
+        services = Services(self._dispatcher, self.pools, config.first_byte_timeout, config.gap_timeout)
+        keys = ApiKeys(config.api_key_file) if config.api_key_file else None
+        self.front = FrontDoor(
+            self.table, services, self.metrics, FrontLimits(config.max_concurrent), keys, self._log
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        """Listen and follow the engines; yields the port.
+
+        Raises:
+            ConfigError: the address cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        host, port = self.config.host, self.config.port
+        try:
+            server = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another --port") from error
+        tasks = [loop.create_task(self._source().run(self.table.replace)), loop.create_task(self._tick())]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._monitor.stop()
+            for connection in list(self.connections):
+                connection.abort()
+            self.pools.keep_only(set())
+
+    async def drain(self) -> None:
+        """Take nothing new, wait for what runs up to `drain_timeout`, then end what is left with an error."""
+        self.front.draining = True
+        for connection in list(self.connections):
+            connection.close_when_idle()
+        deadline = time.monotonic() + self.config.drain_timeout
+        while self.budget.live_requests and time.monotonic() < deadline:  # noqa: ASYNC110 - no event per request
+            await asyncio.sleep(_DRAIN_POLL_S)
+        left = [connection.responder for connection in self.connections if connection.responder is not None]
+        for responder in left:
+            responder.cut(shutting_down())
+        if left:
+            logger.warning("%d requests were cut: the drain timeout is over", len(left))
+            await asyncio.sleep(_DRAIN_POLL_S)  # let the last bytes leave
+
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self.front, self.connections, self.config.max_body_bytes, time.monotonic, self._timing)
+
+    def _source(self) -> EndpointSource:
+        config = self.config
+        if config.endpoints_file is not None:
+            return FileSource(config.endpoints_file)
+        assert config.model_name is not None
+        return StaticSource(config.engine, config.model_name)
+
+    def _follow(self, left: set[str], came: set[str]) -> None:
+        for engine_id in left:
+            self._dispatcher.forget(engine_id)
+        self.pools.keep_only({engine.endpoint.url for engine in self.table.snapshot.engines})
+        logger.info("engines: %d (%d new, %d gone)", len(self.table.snapshot.engines), len(came), len(left))
+
+    def _on_healthy(self, engine_id: str) -> None:
+        self._dispatcher.healthy(engine_id)
+
+    async def _tick(self) -> None:
+        """Look at all deadlines together: cheaper than a timer per request."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            self.metrics.num_connections = len(self.connections)
+            for connection in list(self.connections):
+                connection.check(now)
+            self.pools.drop_stale(now)
+            if self._log is not None:
+                self._log.flush()
+
+
+def make_policy(config: RouterConfig) -> Policy:
+    """Return the policy that the settings name."""
+    rng = random.Random()  # noqa: S311 - breaks ties, guards nothing
+    if config.policy == "least-load":
+        return LeastLoad(rng)
+    return PrefixAffinity(PrefixIndex(config.prefix_pieces), rng, time.monotonic)
+
+
+async def serve(config: RouterConfig) -> int:
+    """Run until a signal: the first one drains, the second ends everything at once. Returns the exit status."""
+    router = Router(config)
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    async with router.running() as port:
+        logger.info("listening on http://%s:%d, policy %s", config.host, port, config.policy)
+        await signals.get()
+        drain, again = loop.create_task(router.drain()), loop.create_task(signals.get())
+        logger.info("draining %d requests", router.budget.live_requests)
+        done, pending = await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        return 0 if drain in done else 1

@@ -1,0 +1,82 @@
+"""The router's settings: one frozen dataclass. Flags, environment variables and YAML keys follow from its fields."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pagefleet_router.errors import ConfigError
+
+PolicyName = Literal["prefix", "least-load"]
+POLICIES: tuple[PolicyName, ...] = ("prefix", "least-load")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Everything `pagefleet route` can be told. Seconds and bytes, unless a name says otherwise.
+
+    Raises:
+        ConfigError: a value is out of its range, or no engines are named.
+    """
+
+    endpoints_file: Path | None = field(default=None, metadata={"help": "File of engines, re-read when it changes."})
+    engine: tuple[str, ...] = field(default=(), metadata={"help": "URL of an engine, http://HOST:PORT; repeatable."})
+    model_name: str | None = field(default=None, metadata={"help": "The model that the engines of --engine serve."})
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
+    port: int = field(default=8000, metadata={"help": "Port to listen on; 0 takes a free one."})
+    policy: PolicyName = field(default="prefix", metadata={"help": "How an engine is chosen."})
+    api_key_file: Path | None = field(default=None, metadata={"help": "File of API keys, one a line."})
+    drain_timeout: float = field(default=30.0, metadata={"help": "What running requests get after SIGTERM."})
+    max_body_bytes: int = field(default=32 * 2**20, metadata={"help": "Largest request body."})
+    max_concurrent: int = field(default=16384, metadata={"help": "Requests in flight; more are refused with 503."})
+    max_connections: int = field(default=20000, metadata={"help": "Open client connections; more are closed at once."})
+    connect_timeout: float = field(default=1.0, metadata={"help": "For a connection to an engine."})
+    first_byte_timeout: float = field(default=0.0, metadata={"help": "Until an engine's answer begins; 0: no limit."})
+    gap_timeout: float = field(default=120.0, metadata={"help": "Longest pause within an engine's answer."})
+    prefix_pieces: int = field(default=262_144, metadata={"help": "Pieces of 512 bytes that the prefix index holds."})
+    access_log: bool = field(default=False, metadata={"help": "One JSON line per request on standard output."})
+
+    def __post_init__(self) -> None:
+        """Check every field, and what belongs together."""
+        if (self.endpoints_file is None) == (not self.engine):
+            raise ConfigError("give either --endpoints-file FILE or --engine URL (which may be repeated)")
+        if self.engine and not self.model_name:
+            raise ConfigError("--engine needs --model-name NAME: the name that clients put into `model`")
+        for url in self.engine:
+            check_engine_url(url)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}: give 0 to 65535")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy is {self.policy!r}: give one of {', '.join(POLICIES)}")
+        for name in ("max_body_bytes", "max_concurrent", "max_connections", "prefix_pieces"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give a number above 0")
+        for name in ("connect_timeout", "gap_timeout", "drain_timeout", "first_byte_timeout"):
+            value = getattr(self, name)
+            may_be_zero = name in {"drain_timeout", "first_byte_timeout"}
+            if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+                raise ConfigError(f"{name} is {value:g}: give seconds {'from' if may_be_zero else 'above'} 0")
+
+
+def check_engine_url(url: str) -> tuple[str, int]:
+    """Return host and port of an engine's base URL.
+
+    Raises:
+        ConfigError: it is not of the form http://HOST:PORT.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or url not in (f"http://{host}:{port}", f"http://[{host}]:{port}"):
+        raise ConfigError(f"engine {url!r} is not a base URL: write http://HOST:PORT")
+    return host, port
+
+
+def setting_names() -> tuple[str, ...]:
+    """Return every field's name."""
+    return tuple(one.name for one in fields(RouterConfig))

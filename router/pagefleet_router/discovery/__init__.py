@@ -1,0 +1,1 @@
+"""Where the list of engines comes from."""

@@ -1,0 +1,175 @@
+"""What the router knows of its engines: an immutable snapshot, replaced as a whole whenever something changes.
+
+The one live part is each engine's `Tally`, our own count of what runs there: a copy of it would always be late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pagefleet_protocol.endpoints import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PolledLoad:
+    """What an engine said of itself at the last poll."""
+
+    num_running: float = 0.0
+    num_waiting: float = 0.0
+    kv_usage: float = 0.0
+    """Share of KV blocks in use, 0 to 1."""
+    num_foreign: float = 0.0
+    """Running and waiting requests that did not come through this router."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this router has sent to one engine and not yet got back, and how much it sent lately."""
+
+    num_requests: int = 0
+    num_pieces: int = 0
+    """Uncached prompt pieces among them."""
+    recent: float = 0.0
+    """Requests ever sent, old ones weighing less (see `settle`)."""
+    recent_at: float = 0.0
+
+    def begin(self, pieces: int, now: float) -> None:
+        """Count a request that is being sent."""
+        self.num_requests += 1
+        self.num_pieces += pieces
+        self.recent = self.settle(now) + 1.0
+        self.recent_at = now
+
+    def end(self, pieces: int) -> None:
+        """Count its end."""
+        self.num_requests -= 1
+        self.num_pieces -= pieces
+
+    def settle(self, now: float) -> float:
+        """Return `recent` as of `now`: a request's weight halves every 20 s."""
+        return self.recent * math.exp2((self.recent_at - now) / 20.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineView:
+    """One engine, as the scheduler sees it."""
+
+    endpoint: Endpoint
+    ready: bool = False
+    ejected: bool = False
+    load: PolledLoad = PolledLoad()
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def id(self) -> str:
+        """The endpoint's id."""
+        return self.endpoint.id
+
+    @property
+    def num_requests(self) -> float:
+        """Requests that the engine has now, as far as we know."""
+        return self.tally.num_requests + self.load.num_foreign
+
+    @property
+    def state(self) -> str:
+        """One word for the metrics."""
+        if self.endpoint.draining:
+            return "draining"
+        if self.ejected:
+            return "ejected"
+        return "ready" if self.ready else "unready"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All engines at one moment.
+
+    `usable` holds, for every model that an endpoint names, the engines that may get new requests.
+    """
+
+    engines: tuple[EngineView, ...] = ()
+    usable: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The served models, in the order of the endpoints."""
+        return tuple(self.usable)
+
+
+def is_usable(engine: EngineView) -> bool:
+    """Whether an engine may get new requests: the filter that does not depend on the request."""
+    return engine.ready and not engine.ejected and not engine.endpoint.draining
+
+
+def build_snapshot(engines: Sequence[EngineView]) -> Snapshot:
+    """Group the usable engines by model."""
+    usable: dict[str, list[EngineView]] = {engine.endpoint.model: [] for engine in engines}
+    for engine in engines:
+        if is_usable(engine):
+            usable[engine.endpoint.model].append(engine)
+    return Snapshot(tuple(engines), {model: tuple(found) for model, found in usable.items()})
+
+
+class EndpointTable:
+    """Holds the current snapshot; every change makes a new one.
+
+    `on_change` is called with the ids that left and the ids that came whenever the list itself changes.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot()
+        self._listeners: list[Callable[[set[str], set[str]], None]] = []
+
+    def subscribe(self, on_change: Callable[[set[str], set[str]], None]) -> None:
+        """Ask to be told when engines leave or come."""
+        self._listeners.append(on_change)
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        """Take over a new list. An engine whose id and URL stay keeps its state; any other starts unready."""
+        known = {engine.id: engine for engine in self.snapshot.engines}
+        engines, came = [], set()
+        for endpoint in endpoints:
+            old = known.get(endpoint.id)
+            if old is not None and (old.endpoint.url, old.endpoint.model) == (endpoint.url, endpoint.model):
+                engines.append(old if old.endpoint == endpoint else replace(old, endpoint=endpoint))
+                del known[endpoint.id]
+            else:
+                engines.append(EngineView(endpoint))
+                came.add(endpoint.id)
+        self.snapshot = build_snapshot(engines)
+        if came or known:
+            for listener in self._listeners:
+                listener(set(known), came)
+
+    def engine(self, engine_id: str) -> EngineView | None:
+        """Return one engine as it is now, None when it left."""
+        return next((engine for engine in self.snapshot.engines if engine.id == engine_id), None)
+
+    def set_ready(self, engine_id: str, ready: bool) -> bool:
+        """Note what a probe found; returns whether that is news."""
+        engine = self.engine(engine_id)
+        if engine is None or engine.ready == ready:
+            return False
+        self._put(replace(engine, ready=ready))
+        return True
+
+    def set_ejected(self, engine_id: str, ejected: bool) -> None:
+        """Note an ejection or its end."""
+        engine = self.engine(engine_id)
+        if engine is not None and engine.ejected != ejected:
+            self._put(replace(engine, ejected=ejected))
+
+    def set_load(self, engine_id: str, running: float, waiting: float, kv_usage: float) -> None:
+        """Note what a poll found."""
+        engine = self.engine(engine_id)
+        if engine is None:
+            return
+        foreign = max(0.0, running + waiting - engine.tally.num_requests)
+        load = PolledLoad(running, waiting, kv_usage, foreign)
+        if load != engine.load:
+            self._put(replace(engine, load=load))
+
+    def _put(self, new: EngineView) -> None:
+        self.snapshot = build_snapshot([new if old.id == new.id else old for old in self.snapshot.engines])

@@ -1,0 +1,104 @@
+"""What can go wrong, and the one seam from there to HTTP.
+
+    RouterError
+    ├── ConfigError     a setting cannot work: the process does not start
+    └── Refusal         a request gets this answer instead of an engine's
+
+Failures between router and engine are values (`Failure`), because they decide over retries before they become answers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from pagefleet_protocol import headers
+from pagefleet_protocol.errors import error_json
+
+
+class RouterError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class ConfigError(RouterError, ValueError):
+    """A setting is wrong; the message says what to do."""
+
+
+class Refusal(RouterError):
+    """An HTTP error answer. Its message is for the client: no path, no address, nothing of another tenant."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers: Mapping[str, str] = headers or {}
+
+    def body(self) -> bytes:
+        """Return OpenAI's envelope as JSON."""
+        return error_json(self.status, self.message, self.param, self.code)
+
+    def event(self) -> bytes:
+        """Return the envelope as the last event of a stream."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+class Failure(enum.Enum):
+    """Why an engine gave no whole answer."""
+
+    REFUSED = "refused"
+    """Nothing listens there."""
+    UNREACHABLE = "unreachable"
+    """No connection in time."""
+    RESET = "reset"
+    """The connection ended early."""
+    SILENT = "silent"
+    """No byte in time."""
+    GARBAGE = "garbage"
+    """What came is not HTTP, or its head is over the limit."""
+    STATUS = "status"
+    """The engine answered 500, 502, 503 or 504."""
+
+
+_LOST = "The engine that worked on this request was lost. Send the request again."
+_ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
+    Failure.REFUSED: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
+    Failure.UNREACHABLE: (504, "No engine could be reached in time. Send the request again.", "engine_unreachable"),
+    Failure.RESET: (502, _LOST, "engine_lost"),
+    Failure.SILENT: (504, "The engine did not answer in time. Send the request again.", "engine_timeout"),
+    Failure.GARBAGE: (502, "The engine's answer could not be read.", "engine_answer_invalid"),
+    Failure.STATUS: (502, _LOST, "engine_failed"),
+}
+
+
+def refusal_of(failure: Failure) -> Refusal:
+    """Return what a client is told once no engine is left to try."""
+    status, message, code = _ANSWERS[failure]
+    return Refusal(status, message, code=code)
+
+
+def no_engine() -> Refusal:
+    """Return the answer when no engine can take a request now."""
+    message = "No engine is ready for this model. Try again shortly."
+    return Refusal(503, message, code="no_engine_ready", headers={headers.RETRY_AFTER: "2"})
+
+
+def overloaded() -> Refusal:
+    """Return the answer when the router itself has too much to do."""
+    message = "The server has too many requests at once. Try again shortly."
+    return Refusal(503, message, code="server_is_overloaded", headers={headers.RETRY_AFTER: "1"})
+
+
+def shutting_down() -> Refusal:
+    """Return the answer for whatever arrives while the router drains, or is left when its time is over."""
+    message = "The server is shutting down. Send the request again."
+    return Refusal(503, message, code="server_shutting_down", headers={headers.RETRY_AFTER: "1"})

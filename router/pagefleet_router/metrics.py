@@ -1,0 +1,128 @@
+"""Prometheus metrics: plain integers on the way of a request, read by a collector when somebody scrapes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from pagefleet_protocol.version import VERSION
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from pagefleet_router.endpoints import Snapshot
+
+PREFIX = "pagefleet_router_"
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+STATES = ("ready", "unready", "ejected", "draining")
+
+
+class SecondsHistogram:
+    """Counts durations into BUCKETS."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> Sequence[tuple[str, int]]:
+        """Return cumulative counts by upper bound."""
+        bounds = [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
+
+class RouterMetrics(Collector):
+    """What the router counts.
+
+    Args:
+        snapshot: returns the engines as they are now.
+        in_flight: returns the number of requests in flight.
+    """
+
+    def __init__(self, snapshot: Callable[[], Snapshot], in_flight: Callable[[], int]) -> None:
+        self._snapshot = snapshot
+        self._in_flight = in_flight
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """Finished requests by route and status; 499: the client left before an answer."""
+        self.durations: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
+        self.first_byte = SecondsHistogram()
+        self.retries: Counter[str] = Counter()
+        self.retries_denied = 0
+        self.failures: Counter[str] = Counter()
+        self.ejections = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.streams_cut = 0
+        self.num_connections = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def finished(self, route: str, status: int, seconds: float) -> None:
+        """Count a request's end."""
+        self.requests[route, status] += 1
+        self.durations[route].observe(seconds)
+
+    def text(self) -> bytes:
+        """Return the exposition."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        yield InfoMetricFamily(PREFIX + "build", "The version.", {"version": VERSION})
+        requests = CounterMetricFamily(PREFIX + "requests", "Finished requests.", labels=("route", "status"))
+        for (route, status), count in self.requests.items():
+            requests.add_metric((route, str(status)), count)
+        yield requests
+        durations = HistogramMetricFamily(PREFIX + "request_seconds", "Until the answer's end.", labels=("route",))
+        for route, histogram in self.durations.items():
+            durations.add_metric((route,), histogram.buckets(), histogram.total)
+        yield durations
+        first = HistogramMetricFamily(PREFIX + "upstream_first_byte_seconds", "Until an engine's answer begins.")
+        first.add_metric((), self.first_byte.buckets(), self.first_byte.total)
+        yield first
+        yield _by_reason("retries", "Requests sent again to another engine.", self.retries)
+        yield _by_reason("upstream_failures", "Attempts without a good answer.", self.failures)
+        yield from self._totals()
+        yield from self._gauges()
+
+    def _totals(self) -> Iterator[Metric]:
+        for name, text, value in (
+            ("retries_denied", "Retries that the budget did not allow.", self.retries_denied),
+            ("ejections", "Engines ejected for failing in a row.", self.ejections),
+            ("prefix_queries_pieces", "Prompt pieces looked up in the prefix index.", self.prefix_queries),
+            ("prefix_hits_pieces", "Those that the chosen engine probably had.", self.prefix_hits),
+            ("streams_cut", "Streams that ended with an error event.", self.streams_cut),
+        ):
+            yield CounterMetricFamily(PREFIX + name, text, value=value)
+
+    def _gauges(self) -> Iterator[Metric]:
+        engines = self._snapshot().engines
+        yield GaugeMetricFamily(PREFIX + "requests_in_flight", "Requests in flight.", value=self._in_flight())
+        yield GaugeMetricFamily(PREFIX + "client_connections", "Open connections.", value=self.num_connections)
+        states = GaugeMetricFamily(PREFIX + "endpoints", "Engines by state.", labels=("state",))
+        for state in STATES:
+            states.add_metric((state,), sum(engine.state == state for engine in engines))
+        yield states
+        in_flight = GaugeMetricFamily(PREFIX + "engine_requests_in_flight", "Ours, per engine.", labels=("engine",))
+        for engine in engines:
+            in_flight.add_metric((engine.id,), engine.tally.num_requests)
+        yield in_flight
+
+
+def _by_reason(name: str, text: str, counts: Counter[str]) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, text, labels=("reason",))
+    for reason, count in counts.items():
+        family.add_metric((reason,), count)
+    return family

@@ -1,0 +1,1 @@
+"""Which engine has probably seen the beginning of a prompt."""

@@ -1,0 +1,33 @@
+"""One request of a client, as far as HTTP goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagefleet_router.errors import Refusal
+from pagefleet_router.proxy.access import Route
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """Filled by the parser: first the head, then `body`, then it is handed on."""
+
+    method: str = ""
+    target: bytes = b""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Names in lower case."""
+    http_1_0: bool = False
+    body: bytes = b""
+    keep_alive: bool = True
+    route: Route | None = None
+    """What the head asks for, once it was checked."""
+    tenant: bytes | None = None
+    """The hash of the API key; None where none is asked for."""
+    request_id: bytes = b""
+    refusal: Refusal | None = None
+    """Set when the head alone decides: the body is read over and not kept."""
+    began_at: float = 0.0
+
+    def values(self, name: bytes) -> list[bytes]:
+        """Return the values of one header."""
+        return [value for key, value in self.headers if key == name]

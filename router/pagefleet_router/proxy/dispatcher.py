@@ -1,0 +1,87 @@
+"""Chooses engines for requests, and turns what became of them into ejections, readiness and metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from pagefleet_router.endpoints import EndpointTable, EngineView
+from pagefleet_router.errors import Failure
+from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.scheduling.filters import candidates
+from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.policy import Choice, Policy
+from pagefleet_router.scheduling.request_view import RequestView
+from pagefleet_router.scheduling.retry_budget import RetryBudget
+
+logger = logging.getLogger(__name__)
+
+_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET})
+"""The work at the old engine is gone, so a retry replaces it and adds no load. The budget is against engines that are
+there but fail: retries are what would keep them down."""
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """What all requests share when they look for an engine."""
+
+    table: EndpointTable
+    policy: Policy
+    budget: RetryBudget
+    outliers: OutlierDetector
+    metrics: RouterMetrics
+    clock: Callable[[], float]
+    on_refused: Callable[[str], None]
+    """Called with the id of an engine that nothing listens for."""
+
+    def choose(self, view: RequestView, tried: Collection[str]) -> Choice | None:
+        """Return an engine that was not tried yet; None when there is none."""
+        engines = candidates(self.table.snapshot, view, tried)
+        return self.policy.choose(view, engines) if engines else None
+
+    def choose_again(self, view: RequestView, tried: Collection[str], failure: Failure) -> tuple[Choice | None, bool]:
+        """Return an engine for a retry, if there is one and the budget allows it, and whether the budget counts it."""
+        choice = self.choose(view, tried)
+        if choice is None:
+            return None, False
+        counted = failure not in _NOT_BUDGETED
+        if counted and not self.budget.try_retry():
+            self.metrics.retries_denied += 1
+            return None, False
+        self.metrics.retries[failure.value] += 1
+        return choice, counted
+
+    def sent(self, view: RequestView, choice: Choice) -> None:
+        """Note that an engine gets a request."""
+        choice.engine.tally.begin(len(view.pieces) - choice.num_matched, self.clock())
+        self.policy.sent(view, choice.engine)
+        metrics = self.metrics
+        metrics.prefix_queries += len(view.pieces)
+        metrics.prefix_hits += choice.num_matched
+
+    def succeeded(self, engine: EngineView) -> None:
+        """Note a whole answer below 500."""
+        self.outliers.succeeded(engine.id)
+
+    def failed(self, engine: EngineView, failure: Failure) -> None:
+        """Note that an engine gave no good answer."""
+        self.metrics.failures[failure.value] += 1
+        if failure is Failure.REFUSED:
+            self.policy.lost(engine.id)
+            self.on_refused(engine.id)
+        if self.outliers.failed(engine.id, self.clock(), len(self.table.snapshot.engines)):
+            self.metrics.ejections += 1
+            self.table.set_ejected(engine.id, True)
+            logger.warning("engine %s is ejected after failures in a row", engine.id)
+
+    def healthy(self, engine_id: str) -> None:
+        """Take a good probe as a reason to end an ejection whose time is over."""
+        if self.outliers.probed(engine_id, self.clock()):
+            self.table.set_ejected(engine_id, False)
+            logger.info("engine %s is back after its ejection", engine_id)
+
+    def forget(self, engine_id: str) -> None:
+        """Drop what is known of an engine that left."""
+        self.policy.lost(engine_id)
+        self.outliers.forget(engine_id)

@@ -1,0 +1,175 @@
+"""The front door: checks heads, answers the router's own routes, and starts an exchange for every other."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from pagefleet_protocol.headers import REQUEST_ID
+
+from pagefleet_router.access_log import AccessLog, AccessRecord
+from pagefleet_router.api_keys import ApiKeys
+from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.errors import Refusal, no_engine, overloaded, shutting_down
+from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.proxy.access import MODEL_PREFIX, Kind, Route, route_of
+from pagefleet_router.proxy.body import model_not_found, view_request
+from pagefleet_router.proxy.client_connection import ClientConnection, Responder
+from pagefleet_router.proxy.client_request import ClientRequest
+from pagefleet_router.proxy.exchange import Exchange, Services
+from pagefleet_router.proxy.http_names import PATH
+from pagefleet_router.proxy.http_names import REQUEST_ID as HARMLESS_ID
+from pagefleet_router.scheduling.request_view import RequestView
+
+_JSON = b"application/json"
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+_REQUEST_ID = REQUEST_ID.encode()
+_UNKNOWN = Route("unknown", Kind.PROXY, ())
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """What the front door allows."""
+
+    max_concurrent: int
+
+
+class FrontDoor:
+    """Implements the front of every client connection."""
+
+    def __init__(
+        self, table: EndpointTable, services: Services, metrics: RouterMetrics, limits: FrontLimits,
+        keys: ApiKeys | None, log: AccessLog | None,
+    ) -> None:  # fmt: skip
+        self.draining = False
+        self._table = table
+        self._services = services
+        self._metrics = metrics
+        self._limits = limits
+        self._keys = keys
+        self._log = log
+        self._id_prefix = f"req-{secrets.token_hex(8)}-".encode()
+        self._ids = itertools.count(1)
+
+    def on_head(self, request: ClientRequest) -> None:
+        """Give the request its id, find its route, check its key."""
+        request.request_id = self._request_id(request)
+        try:
+            self._admit(request)
+        except Refusal as refusal:
+            request.refusal = refusal
+
+    def on_request(self, request: ClientRequest, client: ClientConnection) -> None:
+        """Answer, or begin an exchange."""
+        route = request.route
+        assert route is not None
+        try:
+            if route.kind is Kind.PROXY:
+                self._proxy(request, client)
+            else:
+                client.answer(200, *self._own(route.kind, request))
+                self._note(request, 200, None)
+        except Refusal as refusal:
+            self._note(request, refusal.status, None)
+            client.refuse(refusal)
+
+    def on_refused(self, request: ClientRequest, refusal: Refusal) -> None:
+        """Count a request that did not pass its head's checks."""
+        self._note(request, refusal.status, None)
+
+    def on_finished(self, responder: Responder) -> None:
+        """Count and log an exchange's end."""
+        assert isinstance(responder, Exchange)
+        self._note(responder.request, responder.status, responder)
+
+    def _request_id(self, request: ClientRequest) -> bytes:
+        given = request.values(_REQUEST_ID)
+        if len(given) == 1 and HARMLESS_ID.fullmatch(given[0]):
+            return given[0]
+        return b"%b%d" % (self._id_prefix, next(self._ids))
+
+    def _admit(self, request: ClientRequest) -> None:
+        target = request.target.decode("latin-1")
+        path = target.partition("?")[0]
+        if not PATH.fullmatch(path):
+            raise Refusal(400, "The request target is not a valid path.", code="invalid_http")
+        route = request.route = route_of(path)
+        if self._keys is not None and (route is None or not route.public):
+            given = request.values(b"authorization")
+            request.tenant = self._keys.tenant(given[0]) if len(given) == 1 else None
+            if request.tenant is None:
+                message = "Give a valid API key as one header: 'Authorization: Bearer KEY'."
+                raise Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        if route is None:
+            raise Refusal(404, "There is no such route.", code="unknown_url")
+        if request.method not in route.methods:
+            allow = {"allow": ", ".join(route.methods)}
+            raise Refusal(405, "This route does not take this method.", code="method_not_allowed", headers=allow)
+        if self.draining and not route.public:
+            request.keep_alive = False
+            raise shutting_down()
+
+    def _proxy(self, request: ClientRequest, client: ClientConnection) -> None:
+        services = self._services
+        if services.dispatcher.budget.live_requests >= self._limits.max_concurrent:
+            raise overloaded()
+        if request.method == "POST":
+            with_pieces = services.dispatcher.policy.uses_prefixes
+            view = view_request(request.body, self._table.snapshot, request.tenant, with_pieces)
+        else:
+            view = RequestView(None)
+        exchange = Exchange(request, view, client, services)
+        client.begin(exchange)
+        exchange.start()
+
+    def _own(self, kind: Kind, request: ClientRequest) -> tuple[bytes, bytes]:
+        if kind is Kind.METRICS:
+            return _PROMETHEUS, self._metrics.text()
+        if kind is Kind.READYZ:
+            return _JSON, self._readiness()
+        if kind is Kind.MODELS:
+            models = [_model_card(name) for name in self._table.snapshot.models]
+            return _JSON, msgspec.json.encode({"object": "list", "data": models})
+        if kind is Kind.MODEL:
+            path = request.target.partition(b"?")[0]
+            name = unquote_to_bytes(path[len(MODEL_PREFIX) :]).decode("utf-8", "replace")
+            if name not in self._table.snapshot.usable:
+                raise model_not_found(name)
+            return _JSON, msgspec.json.encode(_model_card(name))
+        return _JSON, b'{"status":"alive"}'
+
+    def _readiness(self) -> bytes:
+        if self.draining:
+            raise shutting_down()
+        num_ready = sum(map(len, self._table.snapshot.usable.values()))
+        if not num_ready:
+            raise no_engine()
+        return msgspec.json.encode({"status": "ready", "engines": num_ready})
+
+    def _note(self, request: ClientRequest, status: int, exchange: Exchange | None) -> None:
+        seconds = self._services.dispatcher.clock() - request.began_at
+        route = request.route or _UNKNOWN
+        self._metrics.finished(route.name, status, seconds)
+        if self._log is None:
+            return
+        first = exchange.first_byte_s if exchange else None
+        self._log.write(
+            AccessRecord(
+                request_id=request.request_id.decode(),
+                route=route.name,
+                status=status,
+                engine=exchange.engine.id if exchange and exchange.engine else None,
+                retries=exchange.num_retries if exchange else 0,
+                first_byte_ms=None if first is None else round(first * 1e3, 2),
+                total_ms=round(seconds * 1e3, 2),
+                bytes_out=exchange.num_bytes_out if exchange else 0,
+            )
+        )
+
+
+def _model_card(name: str) -> Mapping[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "pagefleet"}

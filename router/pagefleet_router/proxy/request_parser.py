@@ -1,0 +1,166 @@
+"""Bytes of a client connection to requests: httptools' parser, plus the limits and refusals it leaves to us."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import httptools
+
+from pagefleet_router.errors import Refusal
+from pagefleet_router.proxy.client_request import ClientRequest
+from pagefleet_router.proxy.http_names import HOST, MAX_HEAD_BYTES, MAX_HEADERS
+
+_MAX_PIPELINED = 32
+_CHUNK_OVERHEAD = 8
+"""Bytes on the wire per byte of body, at most: one-byte chunks cost six."""
+
+
+class RequestParser:
+    """Parses one connection. Complete requests gather in `ready`.
+
+    Args:
+        max_body_bytes: limit of a body, however it is framed.
+        on_head: called when a request's head is complete; may set its `refusal`.
+    """
+
+    def __init__(self, max_body_bytes: int, on_head: Callable[[ClientRequest], None]) -> None:
+        self.ready: deque[ClientRequest] = deque()
+        self.in_message = False
+        """Whether a request has begun and is not complete."""
+        self._max_body_bytes = max_body_bytes
+        self._on_head = on_head
+        self._parser = httptools.HttpRequestParser(self)
+        self._refusal: Refusal | None = None
+        self._body: bytes | bytearray | None = None
+        self._num_body_bytes = 0
+        self._begin()
+
+    @property
+    def in_body(self) -> bool:
+        """Whether a request's head is complete and its body is not."""
+        return self.in_message and not self._in_head
+
+    def feed(self, data: bytes) -> None:
+        """Parse what came.
+
+        Raises:
+            Refusal: this and everything after it cannot be read; answer, and close.
+        """
+        if self._in_head:
+            self._head_bytes += len(data)
+        self._wire_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise Refusal(400, "This server does not switch protocols.", code="upgrade_not_supported") from None
+        except httptools.HttpParserError:
+            raise self._refusal or Refusal(400, "The request is not valid HTTP/1.1.", code="invalid_http") from None
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            raise _head_too_large()
+        if self._wire_bytes > _CHUNK_OVERHEAD * self._num_body_bytes + 4 * MAX_HEAD_BYTES + len(data):
+            raise Refusal(400, "The request has too much framing for its body.", code="invalid_http")
+
+    def on_message_begin(self) -> None:
+        """Start a request."""
+        if len(self.ready) >= _MAX_PIPELINED:
+            self._refuse(Refusal(400, "Too many requests were sent without waiting for answers.", code="invalid_http"))
+        self._begin()
+        self.in_message = True
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the target."""
+        self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header; those after the body are read over."""
+        if not self._in_head:
+            return
+        headers = self._request.headers
+        if len(headers) >= MAX_HEADERS:
+            self._refuse(_head_too_large())
+        headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Check what the head says about itself and its body, then show it to `on_head`."""
+        self._in_head = False
+        self._head_bytes = 0
+        request = self._request
+        request.method = self._parser.get_method().decode()
+        request.http_1_0 = self._parser.get_http_version() != "1.1"
+        try:
+            declared = check_framing(request)
+            if declared > self._max_body_bytes:
+                raise self._body_too_large()
+        except Refusal as refusal:
+            self._refuse(refusal)
+        self._on_head(request)
+
+    def on_body(self, data: bytes) -> None:
+        """Collect the body, unless the head was refused."""
+        self._num_body_bytes += len(data)
+        if self._num_body_bytes > self._max_body_bytes:
+            self._refuse(self._body_too_large())
+        if self._request.refusal is not None:
+            return
+        if self._body is None:
+            self._body = data
+        elif isinstance(self._body, bytearray):
+            self._body += data
+        else:
+            self._body = bytearray(self._body + data)
+
+    def on_message_complete(self) -> None:
+        """Hand the request on."""
+        request = self._request
+        request.body = bytes(self._body or b"")
+        request.keep_alive = request.keep_alive and self._parser.should_keep_alive()
+        self._body = None
+        self.in_message = False
+        self._wire_bytes = self._num_body_bytes = 0
+        self._in_head = True
+        self.ready.append(request)
+
+    def _begin(self) -> None:
+        self._request = ClientRequest()
+        self._in_head = True
+        self._head_bytes = 0
+        self._wire_bytes = 0
+        self._num_body_bytes = 0
+        self._body = None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        # Only httptools' own error leaves its parser; ours is kept aside.
+        self._refusal = refusal
+        raise refusal
+
+    def _body_too_large(self) -> Refusal:
+        limit = self._max_body_bytes
+        return Refusal(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+def check_framing(request: ClientRequest) -> int:
+    """Return the declared length of the body, 0 when it is chunked or absent.
+
+    Raises:
+        Refusal: two readers of this head could disagree on where the request ends or whom it is for.
+    """
+    lengths = request.values(b"content-length")
+    codings = request.values(b"transfer-encoding")
+    hosts = request.values(b"host")
+    if len(lengths) + len(codings) > 1:
+        raise Refusal(400, "The request's length is given more than once.", code="invalid_http")
+    if codings and (codings[0].lower() != b"chunked" or request.http_1_0):
+        raise Refusal(400, "The only transfer coding is 'chunked', in HTTP/1.1.", code="invalid_http")
+    if len(hosts) > 1 or (not hosts and not request.http_1_0) or (hosts and not HOST.fullmatch(hosts[0])):
+        raise Refusal(400, "The request needs one valid Host header.", code="invalid_host")
+    if not lengths:
+        return 0
+    if not lengths[0].isdigit() or len(lengths[0]) > 18:
+        raise Refusal(400, "Content-Length is not a number.", code="invalid_http")
+    return int(lengths[0])
+
+
+def _head_too_large() -> Refusal:
+    message = f"The request's head is over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers."
+    return Refusal(431, message, code="head_too_large")

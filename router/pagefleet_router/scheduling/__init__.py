@@ -1,0 +1,1 @@
+"""The choice of an engine: filter, score, pick, all plain functions over one snapshot."""

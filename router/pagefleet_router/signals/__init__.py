@@ -1,0 +1,1 @@
+"""What engines say of themselves: readiness and load."""

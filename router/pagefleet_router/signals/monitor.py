@@ -1,0 +1,108 @@
+"""Watches every engine: one task each, which asks /readyz and, while it is ready, /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.signals.http_get import ProbeError, get
+from pagefleet_router.signals.metrics_text import parse_gauges
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorTiming:
+    """Seconds."""
+
+    period: float = 1.0
+    """Between two looks at a ready engine; jittered, so that routers and engines do not march in step."""
+    unready_period: float = 0.25
+    """The same while it is not ready."""
+    timeout: float = 2.0
+    failures: int = 2
+    """Probes without an answer in a row that make a ready engine unready; an answer that says so does at once."""
+
+
+class Monitor:
+    """Keeps readiness and load in the table current.
+
+    `on_healthy` is called with the id of an engine that answered a probe well, so that ejections can end.
+    """
+
+    def __init__(
+        self, table: EndpointTable, on_healthy: Callable[[str], None], timing: MonitorTiming | None = None
+    ) -> None:
+        self._table = table
+        self._on_healthy = on_healthy
+        self._timing = timing or MonitorTiming()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._hurry: dict[str, asyncio.Event] = {}
+        table.subscribe(self._follow)
+
+    def mark_refused(self, engine_id: str) -> None:
+        """Take an engine that refuses connections out of traffic now; its probes bring it back."""
+        if self._table.set_ready(engine_id, False):
+            logger.warning("engine %s refuses connections: not ready", engine_id)
+        if engine_id in self._hurry:
+            self._hurry[engine_id].set()
+
+    async def stop(self) -> None:
+        """End all probes."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def _follow(self, left: set[str], came: set[str]) -> None:
+        for engine_id in left:
+            self._tasks.pop(engine_id).cancel()
+            del self._hurry[engine_id]
+        for engine_id in came:
+            self._hurry[engine_id] = asyncio.Event()
+            self._tasks[engine_id] = asyncio.get_running_loop().create_task(self._watch(engine_id))
+
+    async def _watch(self, engine_id: str) -> None:
+        failures = 0
+        while (engine := self._table.engine(engine_id)) is not None:
+            url = engine.endpoint.url
+            try:
+                status, _ = await get(url, "/readyz", self._timing.timeout)
+                reason, failures = f"/readyz answers {status}", 0
+            except ProbeError as error:
+                status, reason = 0, str(error)
+                failures += 1
+            ready = status == 200 or (status == 0 and engine.ready and failures < self._timing.failures)
+            if self._table.set_ready(engine_id, ready):
+                logger.info("engine %s is %s", engine_id, "ready" if ready else f"not ready: {reason}")
+            if status == 200:
+                self._on_healthy(engine_id)
+                await self._poll_load(engine_id, url)
+            await self._pause(engine_id, ready)
+
+    async def _poll_load(self, engine_id: str, url: str) -> None:
+        try:
+            status, text = await get(url, "/metrics", self._timing.timeout)
+        except ProbeError:
+            return  # the last figures stay; our own counts are current anyway
+        gauges = parse_gauges(text) if status == 200 else None
+        if gauges is not None:
+            self._table.set_load(engine_id, gauges.num_running, gauges.num_waiting, gauges.kv_usage)
+
+    async def _pause(self, engine_id: str, ready: bool) -> None:
+        period = self._timing.period if ready else self._timing.unready_period
+        hurry = self._hurry.get(engine_id)
+        if hurry is None:
+            return
+        hurry.clear()
+        try:
+            async with asyncio.timeout(period * random.uniform(0.8, 1.2)):  # noqa: S311 - jitter, no secret
+                await hurry.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._timing.unready_period)
