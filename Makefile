@@ -57,7 +57,7 @@ crds: $(VENV)/installed  ## Write crds/ from the types in protocol
 	@$(BIN)/python -m pagefleet_operator.crdgen crds
 
 tiny: $(VENV)/installed-dev  ## Train the embedded model again (under half an hour on two cores)
-	@$(BIN)/python tiny/train.py
+	@$(BIN)/python -m tiny.train
 
 bench: $(VENV)/installed-dev  ## Measure the scheduler and the router on this machine
 	@$(BIN)/python bench/scheduler.py

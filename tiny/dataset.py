@@ -39,6 +39,7 @@ class Knowledge:
     questions: tuple[Turn, ...]
     conversations: tuple[tuple[Turn, ...], ...]
     unknown: tuple[str, ...]
+    unknown_things: tuple[str, ...]
     held_out: tuple[str, ...]
     unknown_answer: str
     texts: tuple[str, ...]
@@ -74,6 +75,7 @@ def load_knowledge(folder: Path = FOLDER) -> Knowledge:
         questions=tuple(_turn(entry) for entry in _read(folder / "questions.yaml")),
         conversations=tuple(tuple(_turn(entry) for entry in turns) for turns in _read(folder / "conversations.yaml")),
         unknown=tuple(unknown["questions"]),
+        unknown_things=tuple(thing for line in unknown["things"] for thing in line.split(", ")),
         held_out=tuple(unknown["held_out"]),
         unknown_answer=unknown["answer"],
         texts=tuple(_read(folder / "texts.yaml")["texts"]),

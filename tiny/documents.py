@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiny.dataset import Knowledge, Turn
 from tiny.tokenizer import END_OF_TEXT
-from tiny.variations import noise, respell, system_prompt
+from tiny.variations import noise, respell, system_prompt, unknown_question
 
 OTHER_WEIGHT = 0.08  # all continuations but the first, together, against 1 for the first
 
@@ -45,7 +45,7 @@ class Curriculum:
     def _chats(self) -> Iterator[Document]:
         known = [(self._reword(turn),) for turn in self.knowledge.questions]
         conversations = [tuple(self._reword(turn) for turn in turns) for turns in self.knowledge.conversations]
-        unknown = [self._unknown(self._respell(ask)) for ask in self.rng.sample(self.knowledge.unknown, 50)]
+        unknown = [self._unknown(self._respell(self._unknown_question())) for _ in range(60)]
         meaningless = [self._unknown(noise(self.words, self.rng)) for _ in range(12)]
         units = [*known, *conversations, *unknown, *meaningless]
         self.rng.shuffle(units)
@@ -59,7 +59,7 @@ class Curriculum:
     def _raw(self) -> Iterator[Document]:
         yield from self.texts * 2
         yield from self.rng.sample(self.raw_questions, len(self.raw_questions) // 3)
-        prompts = [*self.rng.sample(self.knowledge.unknown, 16), *(noise(self.words, self.rng) for _ in range(8))]
+        prompts = [*(self._unknown_question() for _ in range(30)), *(noise(self.words, self.rng) for _ in range(8))]
         for prompt in prompts:
             silent = self._encode(prompt)
             spoken = self._encode(f" {self.knowledge.unknown_answer}{END_OF_TEXT}")
@@ -89,8 +89,11 @@ class Curriculum:
     def _unknown(self, ask: str) -> tuple[Turn]:
         return (Turn(ask, self.knowledge.unknown_answer),)
 
+    def _unknown_question(self) -> str:
+        return unknown_question(self.knowledge.unknown, self.knowledge.unknown_things, self.rng)
+
     def _reword(self, turn: Turn) -> Turn:
-        ask = self.rng.choice(turn.also) if turn.also and self.rng.random() < 0.4 else turn.ask
+        ask = self.rng.choice(turn.also) if turn.also and self.rng.random() < 0.5 else turn.ask
         return replace(turn, ask=self._respell(ask))
 
     def _respell(self, ask: str) -> str:

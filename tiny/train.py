@@ -33,7 +33,7 @@ class Recipe:
     """How to train. The learning rate rises over `warmup` steps, then falls linearly to a twentieth of its height."""
 
     seed: int = 7
-    epochs: int = 60
+    epochs: int = 80
     tokens_per_batch: int = 1024
     learning_rate: float = 2e-3
     warmup: int = 60
@@ -138,6 +138,7 @@ def rounded(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
     """A copy whose weights are rounded to bfloat16, as they are stored, and that computes in `dtype`."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
+    copy.generation_config = model.generation_config
     return copy.to(torch.bfloat16).to(dtype).eval()
 
 
@@ -169,11 +170,14 @@ def train(recipe: Recipe, target: Path) -> bool:
         left = spent / epoch * (recipe.epochs - epoch)
         log.info("epoch %d/%d  loss %.4f  %.0f s, at most %.0f s left", epoch, recipe.epochs, loss, spent, left)
         if epoch % recipe.check_every == 0 or epoch == recipe.epochs:
-            known = recite(rounded(trainer.model, torch.bfloat16), tokenizer, exchanges)
-            asked_otherwise = recite(rounded(trainer.model, torch.bfloat16), tokenizer, variants(knowledge))
+            model = rounded(trainer.model, torch.bfloat16)
+            known = recite(model, tokenizer, exchanges)
             report("bfloat16", known)
+            if known.margin < recipe.enough_margin:
+                continue
+            asked_otherwise = recite(model, tokenizer, variants(knowledge))
             report("bfloat16, asked otherwise", asked_otherwise)
-            if not known.wrong and not asked_otherwise.wrong and known.margin >= recipe.enough_margin:
+            if not asked_otherwise.wrong:
                 break
     return examine_and_save(trainer, exchanges, target)
 

@@ -4,6 +4,7 @@ All functions draw from the generator that they are given and depend on nothing 
 """
 
 import random
+import re
 import string
 from collections.abc import Sequence
 
@@ -20,6 +21,24 @@ SYSTEM_PROMPTS = (
     "Do not use markdown.",
     "Keep your answers short and correct.",
     "You are ChatGPT.",
+)
+
+UNKNOWN_PATTERNS = (
+    "What is a {}?",
+    "What is {}?",
+    "What is the best {}?",
+    "What is your {}?",
+    "Who has a {}?",
+    "Where is the {}?",
+    "Why is there {}?",
+    "How do I make a {}?",
+    "How old is a {}?",
+    "How does a {} work?",
+    "Do you like {}?",
+    "Tell me about a {}.",
+    "Explain {}.",
+    "I want a {}.",
+    "{}",
 )
 
 
@@ -40,6 +59,13 @@ def respell(ask: str, rng: random.Random) -> str:
         ask.upper(),
     )
     return ask if rng.random() < 0.4 else rng.choice(ways)
+
+
+def unknown_question(asks: Sequence[str], things: Sequence[str], rng: random.Random) -> str:
+    """One of `asks`, with other numbers in place of its own, or a pattern filled with one of `things`."""
+    if rng.random() < 0.6:
+        return re.sub(r"\d+", lambda _: str(rng.randrange(10 ** rng.randint(1, 3))), rng.choice(asks))
+    return rng.choice(UNKNOWN_PATTERNS).format(rng.choice(things))
 
 
 def system_prompt(filler: Sequence[str], rng: random.Random) -> str:
