@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -66,15 +69,12 @@ def start(command: list[str], says: str) -> tuple[subprocess.Popen[str], list[in
 
 def wait_ready(port: int, process: subprocess.Popen[bytes], timeout_s: float = 15.0) -> None:
     """Poll /readyz."""
-    import urllib.error
-    import urllib.request
-
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the router ended with {process.returncode}")
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()  # noqa: S310
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
@@ -83,8 +83,6 @@ def wait_ready(port: int, process: subprocess.Popen[bytes], timeout_s: float = 1
 
 def free_port() -> int:
     """A port that nobody listens on now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

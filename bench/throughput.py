@@ -1,7 +1,7 @@
 """pagefleet against vLLM and transformers on one machine: throughput, one stream, time to first token, start-up.
 
-Each engine runs in its own process; rounds interleave them (A B C, B C A, ...), and ratios are taken within a round, because
-the machine drifts more between rounds than inside one.
+Each engine runs in its own process; rounds interleave them (A B C, B C A, ...), and ratios are taken within a round,
+because the machine drifts more between rounds than inside one.
 
     python bench/throughput.py --vllm-python PEER/bin/python --json bench/results/throughput.json
 """
