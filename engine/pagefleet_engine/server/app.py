@@ -44,8 +44,6 @@ from pagefleet_engine.text.chat_template import load_chat_template
 from pagefleet_engine.text.tokenizer import Tokenizer as ModelTokenizer
 from pagefleet_engine.text.tokenizer import load_tokenizer
 
-logger = logging.getLogger(__name__)
-
 TEXT_THREADS = 2
 """Threads that tokenize, template and decode large bodies."""
 
@@ -168,8 +166,8 @@ async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) ->
             return 0
         try:
             parts = _parts(config, inputs, engine, pool)
-            logger.info("serving %s on %s", parts.model.name, inputs.listener.url)
-            running = Running(parts.drain, parts.open_requests, engine_died, server.drain_timeout)
+            announcement = f"serving {parts.model.name}"
+            running = Running(parts.drain, parts.open_requests, engine_died, server.drain_timeout, announcement)
             return await run_until_stopped(create_app(parts, server), inputs.listener, signals, running)
         finally:
             await engine.close()

@@ -108,11 +108,13 @@ class Running:
     open_requests: OpenRequests
     engine_died: asyncio.Event
     drain_timeout_s: float
+    announcement: str = "serving"
+    """Logged with the URL once connections are accepted."""
 
 
 async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSignals, running: Running) -> int:
     """Serve until a signal or the engine's death; end every open request; return the exit status."""
-    server = _Server(_uvicorn_config(app))
+    server = _Server(_uvicorn_config(app), f"{running.announcement} on {listener.url}")
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     await _first_of(signals.first, running.engine_died, serving)
     running.drain.begin()
@@ -140,7 +142,15 @@ async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: floa
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: signals are the drain's."""
+    """uvicorn without its signal handlers: signals are the drain's. Logs `announcement` when it listens."""
+
+    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+        super().__init__(config)
+        self._announcement = announcement
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        logger.info("%s", self._announcement)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
