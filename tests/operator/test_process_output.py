@@ -139,5 +139,6 @@ def test_probe_of_nothing_and_of_silence() -> None:
 
 def test_how_a_process_ended_is_said_in_words() -> None:
     assert exit_text(3) == "exit status 3"
-    assert exit_text(-signal.SIGKILL) == "killed by SIGKILL"
+    assert exit_text(-signal.SIGSEGV) == "killed by SIGSEGV"
+    assert "because memory ran out" in exit_text(-signal.SIGKILL)
     assert exit_text(-100) == "killed by signal 100"

@@ -111,6 +111,7 @@ def test_ctrl_c_stops_all_children_and_is_a_clean_end(start_up: StartUp, documen
     up.process.send_signal(signal.SIGINT)
     assert up.finish() == 0
     assert "stops: running requests may finish" in up.text
+    assert up.text.endswith("\nstopped\n")
     assert "\x1b" not in up.text
     assert "Traceback" not in up.text
     assert all_gone(pids, 0.0)

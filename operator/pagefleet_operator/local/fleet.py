@@ -110,6 +110,7 @@ class Fleet:
                     self._reconcile(tasks)
             finally:
                 watching.cancel()
+        self._reporter.say("stopped")
         return 130 if self._killed else 0
 
     async def _follow_edits(self, tasks: asyncio.TaskGroup) -> None:

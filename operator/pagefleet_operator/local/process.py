@@ -91,6 +91,8 @@ def exit_text(status: int) -> str:
     """Say in words how a process ended."""
     if status >= 0:
         return f"exit status {status}"
+    if -status == signal.SIGKILL:
+        return "killed by SIGKILL (by hand, or by the kernel because memory ran out)"
     try:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:

@@ -147,7 +147,9 @@ def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus)
     lines = []
     ready, was_ready = find_condition(status, "Ready"), find_condition(before, "Ready")
     if was_ready and ready and was_ready.status != ready.status:
-        lines.append(f"{'ready' if ready.status == 'True' else 'not ready'}, {ready.message}")
+        serves = all(role.ready for role in status.roles)
+        word = "ready" if ready.status == "True" else "partly ready" if serves else "not ready"
+        lines.append(f"{word}, {ready.message}")
     progress, was_progress = find_condition(status, "Progressing"), find_condition(before, "Progressing")
     if (
         progress

@@ -202,7 +202,10 @@ class Supervisor:
 
     def _last_words(self, status: int) -> str:
         words = without_stamp(self._log.last_line)[:300]
-        return f"{words} ({exit_text(status)})" if words else exit_text(status)
+        if not words:
+            return exit_text(status)
+        # A process that was killed had no time to say why.
+        return f"{words} ({exit_text(status)})" if status >= 0 else f"{exit_text(status)}; its last line: {words}"
 
     def _enter(self, state: State, detail: str) -> None:
         if self._leave.is_set() and state is not State.DRAINING:
