@@ -140,14 +140,15 @@ class LLM:
         Raises:
             InvalidRequest: the model has no chat template or the template refuses the messages.
         """
-        if self._chat is None:
+        if self._chat is None or self._tokenizer is None:
             raise InvalidRequest("Without a tokenizer there is no chat: leave skip_tokenizer_init out.", "messages")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         variables = {**(chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
         prompts: list[Prompt] = []
         for conversation in conversations:
             token_ids = self._chat.token_ids(conversation, add_generation_prompt, variables)  # type: ignore[arg-type]
-            prompts.append({"prompt_token_ids": token_ids})
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+            prompts.append({"prompt_token_ids": token_ids, "prompt": text})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def get_tokenizer(self) -> Any:
@@ -177,10 +178,12 @@ class LLM:
     def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Return a prompt's text, if it has one, and its token ids."""
         content: Any = prompt
+        text: str | None = None
         if isinstance(prompt, Mapping):
-            content = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt")
+            text = prompt.get("prompt")
+            content = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else text
         if isinstance(content, Sequence) and not isinstance(content, str):
-            return None, [int(token_id) for token_id in content]
+            return text, [int(token_id) for token_id in content]
         if not isinstance(content, str):
             raise InvalidRequest(
                 "A prompt is a text, token ids, {'prompt': ...} or {'prompt_token_ids': ...}.", "prompt"

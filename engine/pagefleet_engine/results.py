@@ -41,7 +41,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """None for a prompt given as token ids."""
+    """Text of the prompt, for a conversation with its template; None where only token ids were given."""
     prompt_token_ids: list[int]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     """Per prompt token; the first has none."""

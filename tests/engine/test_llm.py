@@ -117,6 +117,7 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     (result,) = llm.chat(conversation, GREEDY)
     rendered = llm.get_tokenizer().apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
     (plain,) = llm.generate(rendered, GREEDY)
+    assert result.prompt == rendered
     assert result.prompt_token_ids == plain.prompt_token_ids
     assert result.outputs[0].token_ids == plain.outputs[0].token_ids
     assert len(llm.chat([conversation, conversation], GREEDY)) == 2
