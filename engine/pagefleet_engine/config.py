@@ -61,7 +61,9 @@ class CacheConfig:
         _at_least("num_kv_blocks", self.num_kv_blocks, 1)
         _at_least("kv_cache_memory", self.kv_cache_memory, 1)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(f"gpu_memory_utilization is {self.gpu_memory_utilization}: give a share over 0, at most 1")
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}: give a share over 0, at most 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

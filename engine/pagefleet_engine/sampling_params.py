@@ -87,7 +87,9 @@ def _check(p: SamplingParams) -> None:
     _integer(p, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidRequest(
-            f"'min_tokens' ({p.min_tokens}) must not be over 'max_tokens' ({p.max_tokens}).", "min_tokens", "invalid_value"
+            f"'min_tokens' ({p.min_tokens}) must not be over 'max_tokens' ({p.max_tokens}).",
+            "min_tokens",
+            "invalid_value",
         )
     _check_stops(p)
     _check_token_sets(p)
@@ -100,7 +102,9 @@ def _check_stops(p: SamplingParams) -> None:
         if not isinstance(text, str) or not text:
             raise InvalidRequest("'stop' takes strings of at least one character.", "stop", "invalid_value")
         if len(text) > MAX_STOP_STRING_CHARS:
-            raise InvalidRequest(f"a 'stop' string has at most {MAX_STOP_STRING_CHARS} characters.", "stop", "string_above_max_length")
+            raise InvalidRequest(
+                f"a 'stop' string has at most {MAX_STOP_STRING_CHARS} characters.", "stop", "string_above_max_length"
+            )
     if p.stop and not p.detokenize:
         raise InvalidRequest("'stop' needs 'detokenize'.", "stop", "invalid_value")
 
@@ -113,10 +117,14 @@ def _check_token_sets(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidRequest("'allowed_token_ids' must not be empty.", "allowed_token_ids", "invalid_value")
     if len(p.bad_words) > MAX_BAD_WORDS or any(not isinstance(word, str) or not word for word in p.bad_words):
-        raise InvalidRequest(f"'bad_words' takes at most {MAX_BAD_WORDS} non-empty strings.", "bad_words", "invalid_value")
+        raise InvalidRequest(
+            f"'bad_words' takes at most {MAX_BAD_WORDS} non-empty strings.", "bad_words", "invalid_value"
+        )
     bias = p.logit_bias or {}
     if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(f"'logit_bias' takes at most {MAX_LOGIT_BIAS} tokens.", "logit_bias", "object_above_max_length")
+        raise InvalidRequest(
+            f"'logit_bias' takes at most {MAX_LOGIT_BIAS} tokens.", "logit_bias", "object_above_max_length"
+        )
     for token, value in bias.items():
         if not isinstance(token, int) or token < 0:
             raise InvalidRequest("'logit_bias' has token ids as keys.", "logit_bias", "invalid_value")
@@ -131,9 +139,13 @@ def _integer(p: SamplingParams, name: str, low: int, high: int, optional: bool =
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"Invalid type for '{name}': expected an integer.", name, "invalid_type")
     if value < low:
-        raise InvalidRequest(f"Invalid '{name}': expected a value >= {low}, but got {value}.", name, "integer_below_min_value")
+        raise InvalidRequest(
+            f"Invalid '{name}': expected a value >= {low}, but got {value}.", name, "integer_below_min_value"
+        )
     if value > high:
-        raise InvalidRequest(f"Invalid '{name}': expected a value <= {high}, but got {str(value)[:24]}.", name, "integer_above_max_value")
+        raise InvalidRequest(
+            f"Invalid '{name}': expected a value <= {high}, but got {str(value)[:24]}.", name, "integer_above_max_value"
+        )
 
 
 def _number(p: SamplingParams, name: str, low: float, high: float, open_low: bool = False) -> None:
@@ -142,4 +154,8 @@ def _number(p: SamplingParams, name: str, low: float, high: float, open_low: boo
         raise InvalidRequest(f"Invalid type for '{name}': expected a number.", name, "invalid_type")
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise InvalidRequest(f"Invalid '{name}': expected a value in {bracket}{low:g}, {high:g}], but got {value!r:.24}.", name, "decimal_out_of_range")
+        raise InvalidRequest(
+            f"Invalid '{name}': expected a value in {bracket}{low:g}, {high:g}], but got {value!r:.24}.",
+            name,
+            "decimal_out_of_range",
+        )
