@@ -181,7 +181,7 @@ class LLM:
         text: str | None = None
         if isinstance(prompt, Mapping):
             text = prompt.get("prompt")
-            content = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else text
+            content = prompt.get("prompt_token_ids", text)
         if isinstance(content, Sequence) and not isinstance(content, str):
             return text, [int(token_id) for token_id in content]
         if not isinstance(content, str):
