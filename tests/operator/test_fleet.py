@@ -80,6 +80,7 @@ def test_killed_engine_comes_back_while_the_other_serves(start_fleet: Any, docum
             os.kill(victim, signal.SIGKILL)
             await fleet.until(lambda: fleet.reporter.heard("killed by SIGKILL"))
             await fleet.until(lambda: fleet.settled(2))
+            assert "qwen: partly ready, 1 of 2 engines ready" in fleet.reporter.said
             answers = [await fleet.ask() for _ in range(6)]
             assert {status for status, _ in answers} == {200}
             assert victim not in {body["pid"] for _, body in answers}
@@ -152,6 +153,7 @@ def test_rolling_update_loses_no_request(start_fleet: Any, document: Any) -> Non
                 await fleet.until(lambda: load.markers["two"] >= 20)
             assert load.failures == []
             assert load.markers["one"] == only_new
+            assert fleet.reporter.heard("qwen: settled, everything runs as the spec says")
             assert fleet.view().status.observed_generation == 2
 
     asyncio.run(scenario())

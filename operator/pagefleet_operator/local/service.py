@@ -143,18 +143,21 @@ class ServiceRunner:
 
 
 def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus) -> list[str]:
-    """Return what became different enough to be told: being ready or not, and a rollout that stopped."""
+    """Return what became different enough to be told: being ready or not, and the end of a rollout, good or bad."""
     lines = []
     ready, was_ready = find_condition(status, "Ready"), find_condition(before, "Ready")
     if was_ready and ready and was_ready.status != ready.status:
-        serves = all(role.ready for role in status.roles)
-        word = "ready" if ready.status == "True" else "partly ready" if serves else "not ready"
-        lines.append(f"{word}, {ready.message}")
+        word = "ready" if ready.status == "True" else "partly ready" if _serves(status) else "not ready"
+        # What went wrong with which instance was told when it happened.
+        lines.append(f"{word}, {ready.message.partition(';')[0]}")
     progress, was_progress = find_condition(status, "Progressing"), find_condition(before, "Progressing")
-    if (
-        progress
-        and progress.reason == "RolloutStopped"
-        and (not was_progress or was_progress.reason != progress.reason)
-    ):
-        lines.append(f"the rollout stopped: {progress.message}")
+    if was_progress and progress and was_progress.reason != progress.reason:
+        if progress.reason == "RolloutStopped":
+            lines.append(f"the rollout stopped: {progress.message}")
+        elif progress.reason == "Settled" and was_progress.reason in ("RollingOut", "Scaling"):
+            lines.append(f"settled, {progress.message}")
     return lines
+
+
+def _serves(status: InferenceServiceStatus) -> bool:
+    return all(role.ready for role in status.roles)
