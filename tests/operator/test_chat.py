@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 import threading
@@ -158,6 +160,27 @@ def test_the_command_works_in_a_pipe(server: Script) -> None:
     command = [sys.executable, "-m", "pagefleet_operator.chat", server.url]
     result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=30)
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello there\n", "")
+
+
+def test_the_command_works_in_a_terminal(server: Script) -> None:
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "pagefleet_operator.chat", server.url]
+    environment = {**os.environ, "TERM": "dumb"}  # no control sequences between prompt and text
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    text = ""
+    try:
+        # Each prompt is waited for: what is typed before it may be discarded.
+        for expected, typed in (("> ", b"hi\n"), ("Hello there\r\n> ", b"/help\n"), ("answer\r\n> ", b"\x04")):
+            while expected not in text:
+                text += os.read(controller, 4096).decode()
+            text = text.partition(expected)[2]
+            os.write(controller, typed)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
 
 
 def test_nothing_that_answers_is_told_with_the_remedy() -> None:

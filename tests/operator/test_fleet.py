@@ -198,6 +198,21 @@ def test_scales_by_editing_the_file(start_fleet: Any, document: Any) -> None:
     asyncio.run(scenario())
 
 
+def test_of_many_edits_the_last_one_counts(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document()) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            for number in range(100):
+                fleet.edit(document(replicas=number % 4, engine={"args": ["--marker", f"edit {number}"]}))
+                await asyncio.sleep(0.01)
+            fleet.edit(document(replicas=2, engine={"args": ["--marker", "last"]}))
+            await fleet.until(lambda: fleet.settled(2) and fleet.view().status.observed_generation > 1)
+            assert {(await fleet.ask())[1]["marker"] for _ in range(4)} == {"last"}
+            assert set(fleet.states().values()) == {"ready"}
+
+    asyncio.run(scenario())
+
+
 def test_invalid_edit_is_told_once_and_changes_nothing(start_fleet: Any, document: Any) -> None:
     async def scenario() -> None:
         async with start_fleet(document()) as fleet:

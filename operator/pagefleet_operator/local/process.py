@@ -73,7 +73,7 @@ class Child:
     def terminate(self) -> None:
         """Ask it to finish and end."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+            self._process.terminate()
 
     def kill(self) -> None:
         """End it and all it started, now."""
