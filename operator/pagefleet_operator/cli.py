@@ -17,16 +17,19 @@ engine after the other without losing a request. Ctrl-C lets running requests fi
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 after a clean stop, 1 when it cannot run, 130 when a second Ctrl-C ended it."""
     arguments = _parser().parse_args(argv)
-    # After parsing: --help is instant, and a mistake on the command line costs nothing.
-    from pagefleet_operator.local.up import up  # noqa: PLC0415
+    try:
+        # After parsing: --help is instant, and a mistake on the command line costs nothing.
+        from pagefleet_operator.local.up import up  # noqa: PLC0415
 
-    return up(
-        manifest=arguments.manifest,
-        host=arguments.host,
-        port=arguments.port,
-        state_dir=arguments.state_dir,
-        environment=os.environ,
-    )
+        return up(
+            manifest=arguments.manifest,
+            host=arguments.host,
+            port=arguments.port,
+            state_dir=arguments.state_dir,
+            environment=os.environ,
+        )
+    except KeyboardInterrupt:
+        return 130  # a Ctrl-C before there was anything to stop
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pagefleet_operator.cli import main
 from pagefleet_operator.local.state_dir import start_time
 
 pytestmark = pytest.mark.fleet
@@ -212,3 +213,11 @@ def test_help_imports_nothing_slow() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False, timeout=30).returncode == 0
     )
+
+
+def test_ctrl_c_before_there_is_anything_to_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(**_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pagefleet_operator.local.up.up", interrupted)
+    assert main([str(tmp_path)]) == 130

@@ -131,8 +131,10 @@ class Fleet:
             raise ManifestError(f"{self._settings.manifest}: {problem}" for problem in problems)
 
     def _claim_ports(self, manifest: Manifest) -> None:
-        if set(self._runners) <= {service.name for service in manifest.services}:
-            for service in manifest.services:
+        """Reserve addresses, but none for new services while a removed one may still hold the port they should get."""
+        nothing_leaves = set(self._runners) <= {service.name for service in manifest.services}
+        for service in manifest.services:
+            if nothing_leaves or service.name in self._runners:
                 self._launcher.claim_ports(service)
 
     def _accept(self, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
@@ -154,7 +156,7 @@ class Fleet:
 
     def _add_missing(self, tasks: asyncio.TaskGroup) -> None:
         if any(name not in self._wanted for name in self._runners):
-            return  # a removed service may hold the port that a new one should get
+            return  # see _claim_ports
         for name, service in list(self._wanted.items()):
             if name in self._runners:
                 continue
