@@ -5,6 +5,7 @@ The engine core runs in the caller's process, without sockets: it starts fast an
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +25,12 @@ from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import ENGINE_GROUPS, close_matches, engine_config, settings
 from pagefleet_engine.text.chat_prompt import ChatPrompt
 from pagefleet_engine.text.chat_template import load_chat_template
-from pagefleet_engine.text.tokenizer import Tokenizer, load_tokenizer, read_eos_token_ids
+from pagefleet_engine.text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, read_eos_token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
@@ -58,7 +61,8 @@ class LLM:
 
     Args:
         model: a folder in Hugging Face layout, or builtin://tiny.
-        skip_tokenizer_init: load no tokenizer; prompts are token ids then, and outputs have no text.
+        skip_tokenizer_init: load no tokenizer; prompts are token ids then, and outputs have no text. So it is also, with
+            a warning, where the folder holds none.
         settings: any field of `ModelConfig`, `CacheConfig` and `SchedulerConfig` by its name.
 
     Raises:
@@ -75,7 +79,9 @@ class LLM:
         self._tokenizer: Tokenizer | None = None
         self._chat: ChatPrompt | None = None
         self._eos_token_ids = read_eos_token_ids(folder)
-        if not skip_tokenizer_init:
+        if not skip_tokenizer_init and not has_tokenizer(self._tokenizer_folder):
+            logger.warning("%s holds no tokenizer: prompts must be token ids, outputs have no text", self._tokenizer_folder)
+        elif not skip_tokenizer_init:
             self._tokenizer = load_tokenizer(self._tokenizer_folder)
             self._eos_token_ids = tuple(dict.fromkeys([*self._eos_token_ids, *self._tokenizer.eos_token_ids]))
             template = load_chat_template(

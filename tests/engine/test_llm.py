@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,15 @@ def test_without_a_tokenizer(folder: Path) -> None:
             llm.generate("text", GREEDY)
         with pytest.raises(InvalidRequest, match="Without a tokenizer"):
             llm.chat([{"role": "user", "content": "x"}])
+
+
+def test_a_folder_without_a_tokenizer_serves_token_ids(
+    make_checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(make_checkpoint("llama")) as llm:
+        (result,) = llm.generate([3, 4], GREEDY)
+    assert result.outputs[0].token_ids
+    assert "holds no tokenizer" in caplog.text
 
 
 @pytest.mark.parametrize(

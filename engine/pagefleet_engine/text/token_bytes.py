@@ -2,7 +2,8 @@
 
 Covers the two families of decoder-only models: byte-level BPE (GPT-2's alphabet of printable stand-ins, in Llama 3 and
 Qwen) and SentencePiece with byte fallback (`▁` for a space, `<0x0A>` for a byte, in Llama 2 and Mistral). A token then
-always means the same bytes, which is what makes incremental decoding exact; only the start of a text is special.
+always means the same bytes, which is what makes incremental decoding exact; only the start of a text is special. A
+tokenizer without a decoder writes its tokens with a space between them.
 """
 
 from __future__ import annotations
@@ -38,16 +39,18 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
     Raises:
         ModelLoadError: the decoder is of another family.
     """
-    kind = (decoder or {}).get("type")
-    if decoder is not None and kind == "ByteLevel":
+    if decoder is None:
+        return TokenBytes(lambda token: f" {token}".encode(), leading_spaces=1)
+    kind = decoder.get("type")
+    if kind == "ByteLevel":
         return TokenBytes(_byte_level)
-    if decoder is not None and kind == "Metaspace":
+    if kind == "Metaspace":
         return _metaspace(decoder)
-    if decoder is not None and kind == "Sequence":
+    if kind == "Sequence":
         parts: Sequence[Mapping[str, Any]] = decoder.get("decoders") or ()
         return token_bytes(parts[0]) if len(parts) == 1 else _sequence(parts)
     raise ModelLoadError(
-        f"tokenizer.json has the decoder {kind or 'null'}, which is not supported: "
+        f"tokenizer.json has the decoder {kind}, which is not supported: "
         "use a byte-level BPE or SentencePiece (byte fallback) tokenizer"
     )
 

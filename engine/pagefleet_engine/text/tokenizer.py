@@ -134,6 +134,11 @@ class Tokenizer:
         return ids
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder holds a tokenizer of a kind that `load_tokenizer` reads."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a model folder.
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.text.token_bytes import token_bytes
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 def sentencepiece(*more: dict[str, Any]) -> dict[str, Any]:
@@ -48,12 +48,18 @@ def test_metaspace_drops_the_marks_of_the_first_token_only_where_it_adds_one() -
 @pytest.mark.parametrize(
     "decoder",
     [
-        None,
         {"type": "WordPiece"},
         {"type": "Sequence", "decoders": [{"type": "Strip", "content": " ", "start": 1, "stop": 0}, {"type": "Fuse"}]},
         sentencepiece({"type": "CTC"}),
     ],
 )
-def test_unknown_decoders_are_refused(decoder: dict[str, Any] | None) -> None:
+def test_unknown_decoders_are_refused(decoder: dict[str, Any]) -> None:
     with pytest.raises(ModelLoadError, match="not supported"):
         token_bytes(decoder)
+
+
+def test_without_a_decoder_tokens_stand_apart_as_the_library_writes_them() -> None:
+    library = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
+    rule = token_bytes(None)
+    text = b"".join(rule.of(token) for token in ("two", "one"))[rule.leading_spaces :].decode()
+    assert text == library.decode([1, 0]) == "two one"
