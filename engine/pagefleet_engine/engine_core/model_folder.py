@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pagefleet_engine.builtin import builtin_model_path
 from pagefleet_engine.errors import ModelLoadError
 
 _BUILTIN = "builtin://"
@@ -21,8 +22,6 @@ def resolve_model_folder(model: str) -> Path:
         ModelLoadError: one line with what is wrong and what to do.
     """
     if model.startswith(_BUILTIN):
-        from pagefleet_engine.builtin import builtin_model_path  # noqa: PLC0415 only this kind needs it
-
         return _with_config(builtin_model_path(model.removeprefix(_BUILTIN)), model)
     if "://" in model and not model.startswith("file://"):
         scheme = model.split("://", 1)[0]
