@@ -21,7 +21,7 @@ from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.metrics import RouterMetrics
 from pagefleet_router.prefix.index import PrefixIndex
-from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionTiming
+from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.exchange import Services
 from pagefleet_router.proxy.front import FrontDoor, FrontLimits
@@ -56,7 +56,7 @@ class Router:
         self.budget = RetryBudget()
         self.metrics = RouterMetrics(lambda: self.table.snapshot, lambda: self.budget.live_requests)
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
-        self._timing = timing or ConnectionTiming()
+        self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing or ConnectionTiming())
         self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
         self._dispatcher = Dispatcher(
             self.table, make_policy(config), self.budget, OutlierDetector(), self.metrics, time.monotonic,
@@ -112,7 +112,7 @@ class Router:
             await asyncio.sleep(_DRAIN_POLL_S)  # let the last bytes leave
 
     def _connection(self) -> ClientConnection:
-        return ClientConnection(self.front, self.connections, self.config.max_body_bytes, time.monotonic, self._timing)
+        return ClientConnection(self.front, self.connections, self._rules, time.monotonic)
 
     def _source(self) -> EndpointSource:
         config = self.config

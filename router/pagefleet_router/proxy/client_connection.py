@@ -33,6 +33,15 @@ class ConnectionTiming:
     """For a client that does not read: its buffer stays full this long at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionRules:
+    """What holds for every connection."""
+
+    max_body_bytes: int
+    max_connections: int
+    timing: ConnectionTiming = ConnectionTiming()
+
+
 class Responder(Protocol):
     """Who is answering the current request."""
 
@@ -72,14 +81,14 @@ class ClientConnection(asyncio.Protocol):
     """Serves one connection."""
 
     def __init__(
-        self, front: Front, connections: set[ClientConnection], max_body_bytes: int,
-        clock: Callable[[], float], timing: ConnectionTiming,
-    ) -> None:  # fmt: skip
+        self, front: Front, connections: set[ClientConnection], rules: ConnectionRules, clock: Callable[[], float]
+    ) -> None:
         self._front = front
         self._connections = connections
         self._clock = clock
-        self._timing = timing
-        self._parser = RequestParser(max_body_bytes, self._on_head)
+        self._max_connections = rules.max_connections
+        self._timing = rules.timing
+        self._parser = RequestParser(rules.max_body_bytes, self._on_head)
         self._transport: asyncio.Transport | None = None
         self._request: ClientRequest | None = None
         self._responder: Responder | None = None
@@ -103,6 +112,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport: small writes go out at once, and few bytes are held for a slow reader."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        if len(self._connections) >= self._max_connections:
+            self._drop(lost=False)
+            return
         self._connections.add(self)
         raw = self._transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):

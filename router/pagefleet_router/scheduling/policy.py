@@ -76,11 +76,11 @@ class PrefixAffinity:
         if not pieces:
             return Choice(pick_random_lowest(engines, request_counts(engines), self._rng))
         matched = [self._index.match(engine.id, pieces) for engine in engines]
-        costs = prefix_costs(engines, matched, len(pieces))
+        now = self._clock()
+        costs = prefix_costs(engines, matched, len(pieces), now)
         if any(matched):
             engine = pick_random_lowest(engines, costs, self._rng)
         else:
-            now = self._clock()
             engine = pick_lowest_then(engines, costs, lambda one: one.tally.settle(now), COLD_SLACK)
         return Choice(engine, matched[engines.index(engine)])
 

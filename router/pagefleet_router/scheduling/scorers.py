@@ -15,6 +15,10 @@ CROWD_RATIO = 1.25
 CROWD_SLACK = 4.0
 """An engine is crowded with more than CROWD_RATIO x the mean + CROWD_SLACK requests. Then no cache makes up for it:
 consistent hashing with bounded loads has the same rule (Mirrokni, Thorup, Zadimoghaddam, arXiv 1608.01350)."""
+SHARE_RATIO = 1.15
+SHARE_SLACK = 16.0
+"""The same for what an engine was sent lately: few requests at a time can pin a fleet's traffic to one engine too.
+What leaves takes its prefix along, so that from then on two engines share it."""
 
 
 def request_counts(engines: Sequence[EngineView]) -> list[float]:
@@ -22,21 +26,31 @@ def request_counts(engines: Sequence[EngineView]) -> list[float]:
     return [engine.num_requests for engine in engines]
 
 
-def prefix_costs(engines: Sequence[EngineView], matched: Sequence[int], num_pieces: int) -> list[float]:
+def bound(values: Sequence[float], ratio: float, slack: float) -> float:
+    """Return the most that one engine may have beside the others."""
+    return ratio * sum(values) / len(values) + slack
+
+
+def prefix_costs(engines: Sequence[EngineView], matched: Sequence[int], num_pieces: int, now: float) -> list[float]:
     """Return, for each engine, the work this request adds plus a part of the work before it.
 
     Args:
         engines: the candidates.
         matched: how many leading pieces each one has probably cached.
         num_pieces: pieces of the prompt.
+        now: on the clock of the tallies.
     """
     counts = request_counts(engines)
-    crowd = CROWD_RATIO * sum(counts) / len(counts) + CROWD_SLACK
+    recents = [engine.tally.settle(now) for engine in engines]
+    crowd = bound(counts, CROWD_RATIO, CROWD_SLACK)
+    share = bound(recents, SHARE_RATIO, SHARE_SLACK)
     penalty = num_pieces + 1.0
     costs = []
-    for engine, hit, count in zip(engines, matched, counts, strict=True):
+    for engine, hit, count, recent in zip(engines, matched, counts, recents, strict=True):
         cost = num_pieces - hit + QUEUE_WEIGHT * engine.tally.num_pieces + REQUEST_WEIGHT * count
         if count > crowd:
             cost += penalty + (count - crowd)
+        elif recent > share:
+            cost += penalty
         costs.append(cost)
     return costs

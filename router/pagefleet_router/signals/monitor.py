@@ -68,7 +68,7 @@ class Monitor:
             self._tasks[engine_id] = asyncio.get_running_loop().create_task(self._watch(engine_id))
 
     async def _watch(self, engine_id: str) -> None:
-        failures = 0
+        failures, said = 0, ""
         while (engine := self._table.engine(engine_id)) is not None:
             url = engine.endpoint.url
             try:
@@ -78,8 +78,11 @@ class Monitor:
                 status, reason = 0, str(error)
                 failures += 1
             ready = status == 200 or (status == 0 and engine.ready and failures < self._timing.failures)
-            if self._table.set_ready(engine_id, ready):
-                logger.info("engine %s is %s", engine_id, "ready" if ready else f"not ready: {reason}")
+            self._table.set_ready(engine_id, ready)
+            state = "ready" if ready else f"not ready: {reason}"
+            if state != said:
+                logger.info("engine %s is %s", engine_id, state)
+                said = state
             if status == 200:
                 self._on_healthy(engine_id)
                 await self._poll_load(engine_id, url)
