@@ -93,7 +93,7 @@ class Router:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._monitor.stop()
             for connection in list(self.connections):
-                connection.abort()
+                connection.close_now()
             self.pools.keep_only(set())
 
     async def drain(self) -> None:

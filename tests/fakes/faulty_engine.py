@@ -320,13 +320,13 @@ async def fleet(
     router = Router(config, timing, monitor)
     made = Fleet(router, 0, engines, folder)
     made.write_endpoints(*(Endpoint(f"e{i}", engine.url, "m") for i, engine in enumerate(engines)))
-    async with router.running() as made.port:
-        await made.until(lambda: made.num_usable() == len(engines))
-        try:
+    try:
+        async with router.running() as made.port:
+            await made.until(lambda: made.num_usable() == len(engines))
             yield made
-        finally:
-            for client in made.clients:
-                client.close()
-    for engine in engines:
-        await engine.kill()
-    await asyncio.sleep(0.01)  # transports close in the next turns of the loop
+    finally:
+        for client in made.clients:
+            client.close()
+        for engine in engines:
+            await engine.kill()
+        await asyncio.sleep(0.01)  # transports close in the next turns of the loop

@@ -50,12 +50,12 @@ class PrefixIndex:
         known = self._engines.get(engine_id)
         if known is None:
             known = self._engines[engine_id] = OrderedDict()
+            for other in self._engines.values():
+                self._trim(other)
         for piece in reversed(pieces):
             known[piece] = None
             known.move_to_end(piece)
-        share = self._capacity // len(self._engines)
-        while len(known) > share:
-            known.popitem(last=False)
+        self._trim(known)
 
     def keep_only(self, engine_ids: Iterable[str]) -> None:
         """Forget the engines that are not among `engine_ids`."""
@@ -67,5 +67,10 @@ class PrefixIndex:
         self._engines.pop(engine_id, None)
 
     def check_integrity(self) -> None:
-        """Check the bound; for tests and idle times."""
-        assert len(self) <= self._capacity or len(self._engines) > self._capacity, "the index outgrew its capacity"
+        """Check the bound; for tests."""
+        assert len(self) <= self._capacity, "the index outgrew its capacity"
+
+    def _trim(self, known: OrderedDict[int, None]) -> None:
+        share = self._capacity // len(self._engines)
+        while len(known) > share:
+            known.popitem(last=False)

@@ -202,6 +202,10 @@ class ClientConnection(asyncio.Protocol):
         """Close at once."""
         self._drop(lost=False)
 
+    def close_now(self) -> None:
+        """Close, and let go of the engine that works for this client."""
+        self._drop(lost=True)
+
     def close_when_idle(self) -> None:
         """Close now, or after the request that is being read or answered."""
         self._last = True

@@ -96,6 +96,7 @@ class FrontDoor:
         target = request.target.decode("latin-1")
         path = target.partition("?")[0]
         if not PATH.fullmatch(path):
+            request.keep_alive = False
             raise Refusal(400, "The request target is not a valid path.", code="invalid_http")
         route = request.route = route_of(path)
         if self._keys is not None and (route is None or not route.public):

@@ -12,6 +12,7 @@ from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.http_names import HOST, MAX_HEAD_BYTES, MAX_HEADERS
 
 _MAX_PIPELINED = 32
+_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _CHUNK_OVERHEAD = 8
 """Bytes on the wire per byte of body, at most: one-byte chunks cost six."""
 
@@ -48,15 +49,16 @@ class RequestParser:
             Refusal: this and everything after it cannot be read; answer, and close.
         """
         if self._in_head:
-            self._head_bytes += len(data)
+            self._unread_bytes += len(data)
         self._wire_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            raise Refusal(400, "This server does not switch protocols.", code="upgrade_not_supported") from None
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             raise self._refusal or Refusal(400, "The request is not valid HTTP/1.1.", code="invalid_http") from None
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+        if self._in_head and self._unread_bytes > MAX_HEAD_BYTES:
             raise _head_too_large()
         if self._wire_bytes > _CHUNK_OVERHEAD * self._num_body_bytes + 4 * MAX_HEAD_BYTES + len(data):
             raise Refusal(400, "The request has too much framing for its body.", code="invalid_http")
@@ -70,6 +72,7 @@ class RequestParser:
 
     def on_url(self, url: bytes) -> None:
         """Collect the target."""
+        self._num_head_bytes += len(url)
         self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -77,17 +80,21 @@ class RequestParser:
         if not self._in_head:
             return
         headers = self._request.headers
-        if len(headers) >= MAX_HEADERS:
+        self._num_head_bytes += len(name) + len(value) + 4
+        if len(headers) >= MAX_HEADERS or self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Check what the head says about itself and its body, then show it to `on_head`."""
         self._in_head = False
-        self._head_bytes = 0
+        self._unread_bytes = 0
         request = self._request
         request.method = self._parser.get_method().decode()
         request.http_1_0 = self._parser.get_http_version() != "1.1"
+        self._upgrading = self._parser.should_upgrade()
+        if self._upgrading and request.method != "CONNECT":
+            return
         try:
             declared = check_framing(request)
             if declared > self._max_body_bytes:
@@ -112,6 +119,8 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Hand the request on."""
+        if self._upgrading:
+            return
         request = self._request
         request.body = bytes(self._body or b"")
         request.keep_alive = request.keep_alive and self._parser.should_keep_alive()
@@ -121,10 +130,23 @@ class RequestParser:
         self._in_head = True
         self.ready.append(request)
 
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Read the request again as if it had not offered another protocol, which a server may ignore (RFC 9110, 7.8).
+
+        Java's HTTP client offers h2c with every request; httptools would take the body for the other protocol.
+        """
+        request = self._request
+        lines = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)]
+        lines += [b"%b: %b\r\n" % header for header in request.headers if header[0] not in _UPGRADE_HEADERS]
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(b"".join([*lines, b"\r\n", rest]))
+
     def _begin(self) -> None:
         self._request = ClientRequest()
         self._in_head = True
-        self._head_bytes = 0
+        self._upgrading = False
+        self._unread_bytes = 0
+        self._num_head_bytes = 0
         self._wire_bytes = 0
         self._num_body_bytes = 0
         self._body = None

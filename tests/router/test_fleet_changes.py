@@ -1,0 +1,244 @@
+"""The endpoints file edited under load, draining, signals, and memory over many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
+
+from tests.fakes.faulty_engine import Behaviour, FaultyEngine, Fleet, chat, fleet, post, silent, stream, whole
+
+EVENT = b'data: {"n": 1}\n\n'
+
+
+def test_engines_come_and_go_with_the_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole(), whole(), whole()) as f:
+            urls = [engine.url for engine in f.engines]
+            f.write_endpoints(Endpoint("e1", urls[1], "m"))
+            await f.until(lambda: f.num_usable() == 1)
+            assert {(await f.ask(post(chat()))).headers["x-pagefleet-engine"] for _ in range(8)} == {"e1"}
+            f.write_endpoints(Endpoint("e1", urls[1], "m", draining=True), Endpoint("e2", urls[2], "m"))
+            await f.until(lambda: [e.state for e in f.router.table.snapshot.engines] == ["draining", "ready"])
+            assert {(await f.ask(post(chat()))).headers["x-pagefleet-engine"] for _ in range(8)} == {"e2"}
+            (tmp_path / "endpoints.json").write_text('{"endpoints": [')
+            await asyncio.sleep(0.6)
+            assert (await f.ask(post(chat()))).status == 200, "what cannot be read changes nothing"
+            f.write_endpoints()
+            await f.until(lambda: not f.router.table.snapshot.engines)
+            answer = await f.ask(post(chat()))
+            assert (answer.status, answer.error["code"]) == (503, "no_engine_ready")
+
+    uvloop.run(scenario())
+
+
+def test_an_engine_that_leaves_the_list_finishes_its_streams(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, stream([EVENT] * 30, gap=0.03), whole()) as f:
+            f.write_endpoints(Endpoint("e0", f.engines[0].url, "m"))
+            await f.until(lambda: len(f.router.table.snapshot.engines) == 1)
+            client = await f.connect()
+            await client.send(post(chat(stream=True)))
+            await client.head()
+            f.write_endpoints(Endpoint("e1", f.engines[1].url, "m"))
+            await f.until(lambda: [e.id for e in f.router.table.snapshot.engines] == ["e1"])
+            body = b""
+            while part := await client.chunk():
+                body += part
+            assert body == EVENT * 30
+
+    uvloop.run(scenario())
+
+
+async def begin_drain(f: Fleet) -> asyncio.Task[None]:
+    drain = asyncio.ensure_future(f.router.drain())
+    await asyncio.sleep(0.02)
+    return drain
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, stream([EVENT] * 10, gap=0.03)) as f:
+            idle, busy = await f.connect(), await f.connect()
+            await idle.send(post(chat(stream=True)))
+            await idle.answer()
+            await busy.send(post(chat(stream=True)))
+            await busy.head()
+            drain = await begin_drain(f)
+            assert await idle.ended(), "idle connections are closed"
+            assert (await f.get("/readyz")).status == 503
+            assert (await f.get("/livez")).status == 200
+            answer = await f.ask(post(chat()))
+            assert (answer.status, answer.error["code"]) == (503, "server_shutting_down")
+            assert answer.headers["connection"] == "close"
+            body = b""
+            while part := await busy.chunk():
+                body += part
+            assert body == EVENT * 10
+            await asyncio.wait_for(drain, 2)
+            assert await busy.ended()
+
+    uvloop.run(scenario())
+
+
+def test_what_is_left_at_the_end_of_a_drain_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, stream([EVENT], then="silence"), drain_timeout=0.1) as f:
+            begun, waiting = await f.connect(), await f.connect()
+            await begun.send(post(chat(stream=True)))
+            head = await begun.head()
+            f.engines[0].behave = silent
+            await waiting.send(post(chat()))
+            await f.until(lambda: f.engines[0].num_open == 2)
+            drain = await begin_drain(f)
+            answer = await begun.rest(head)
+            assert answer.body.startswith(EVENT)
+            assert b"server_shutting_down" in answer.body
+            assert b"[DONE]" not in answer.body
+            other = await waiting.answer()
+            assert (other.status, other.error["code"]) == (503, "server_shutting_down")
+            await drain
+            await f.until(lambda: f.engines[0].num_open == 0)
+
+    uvloop.run(scenario())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_router(folder: Path, engine: FaultyEngine, port: int, *flags: str) -> subprocess.Popen[bytes]:
+    file = folder / "endpoints.json"
+    file.write_bytes(encode_endpoints((Endpoint("e0", engine.url, "m"),)))
+    command = [sys.executable, "-m", "pagefleet_router.cli", "--endpoints-file", str(file), "--port", str(port), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+async def until_ready(f: Fleet) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if (await f.get("/readyz")).status == 200:
+                    return
+            except (OSError, asyncio.IncompleteReadError):
+                pass
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def process_fleet(
+    folder: Path, behave: Behaviour, *flags: str
+) -> AsyncIterator[tuple[Fleet, subprocess.Popen[bytes]]]:
+    """Start one engine here and a router as a process of its own."""
+    engine = FaultyEngine(behave)
+    await engine.start()
+    port = free_port()
+    process = start_router(folder, engine, port, *flags)
+    f = Fleet(None, port, [engine], folder)  # type: ignore[arg-type]
+    try:
+        await until_ready(f)
+        yield f, process
+    finally:
+        process.kill()
+        process.wait()
+        for client in f.clients:
+            client.close()
+        await engine.kill()
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.fleet
+@pytest.mark.parametrize(("num_signals", "status"), [(1, 0), (2, 1)])
+def test_signals_of_a_real_process(tmp_path: Path, num_signals: int, status: int) -> None:
+    async def scenario() -> None:
+        async with process_fleet(tmp_path, stream([EVENT] * 10, gap=0.05), "--access-log") as (f, process):
+            client = await f.connect()
+            await client.send(post(chat("a secret prompt", stream=True)))
+            head = await client.head()
+            for _ in range(num_signals):
+                process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.1)
+            answer = await client.rest(head)
+            assert (answer.body == EVENT * 10) == (num_signals == 1)
+            assert await asyncio.to_thread(process.wait, 10) == status
+            assert process.stdout is not None
+            out = process.stdout.read()
+            process.stdout.close()
+            assert b"secret" not in out
+            records = [json.loads(line) for line in out.splitlines()]
+            assert [r["status"] for r in records if r["route"] == "/v1/chat/completions"] == ([200] if status == 0 else [499])
+
+    uvloop.run(scenario())
+
+
+def private_kb(pid: int) -> int:
+    """Memory of a process that no file backs, in KiB: RssAnon and what of it was swapped out."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(lines[name].split()[0]) for name in ("RssAnon", "VmSwap"))
+
+
+@pytest.mark.fleet
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_memory_is_flat_over_ten_thousand_requests(tmp_path: Path) -> None:
+    async def ask_many(f: Fleet, number: int) -> None:
+        client = await f.connect()
+        for n in range(number):
+            await client.send(post(chat(f"{n % 7} " * 700, stream=n % 5 == 0)))
+            assert (await client.answer()).status == 200
+
+    async def answer(seen, writer) -> None:  # type: ignore[no-untyped-def]
+        await (stream([EVENT] * 4) if b'"stream": true' in seen.body else whole(200, b"x" * 2000))(seen, writer)
+
+    async def scenario() -> None:
+        async with process_fleet(tmp_path, answer) as (f, process):
+            assert process.stdout is not None
+            process.stdout.close()
+            await asyncio.gather(*(ask_many(f, 250) for _ in range(8)))
+            warm = private_kb(process.pid)
+            await asyncio.gather(*(ask_many(f, 1250) for _ in range(8)))
+            assert private_kb(process.pid) - warm < 1536
+            for client in f.clients:
+                client.close()
+            await f.until(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) < 40)
+
+    uvloop.run(scenario())
+
+
+def test_nothing_is_left_after_many_requests(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole(), stream([EVENT] * 3), policy="prefix") as f:
+            await f.ask(post(chat("w" * 2000)))
+            num_tasks = len(asyncio.all_tasks())
+            for _ in range(10):
+                await asyncio.gather(*(f.ask(post(chat("w" * 2000, stream=True))) for _ in range(30)))
+            await f.until(lambda: not f.router.connections)
+            await f.until(lambda: len(asyncio.all_tasks()) <= num_tasks + 2 * 30)
+            gc.collect()
+            left = [one for one in gc.get_objects() if type(one).__name__ in ("Exchange", "ClientConnection", "ClientRequest")]
+            assert len(left) <= 2
+
+    uvloop.run(scenario())
+
+
+def test_starting_is_quick_and_help_needs_no_event_loop() -> None:
+    code = "import sys; from pagefleet_router.cli import build_parser; build_parser(); print('uvloop' in sys.modules)"
+    started = time.monotonic()
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "False"
+    assert time.monotonic() - started < 10

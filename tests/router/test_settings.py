@@ -1,0 +1,217 @@
+"""Settings, sources of endpoints, gauges, keys, logs, errors: what is read from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
+from pagefleet_router.access_log import AccessLog, AccessRecord
+from pagefleet_router.api_keys import ApiKeys
+from pagefleet_router.cli import build_parser, main, read_configuration
+from pagefleet_router.config import RouterConfig, check_engine_url
+from pagefleet_router.discovery.file import FileSource
+from pagefleet_router.discovery.static import StaticSource
+from pagefleet_router.errors import ConfigError, Failure, refusal_of
+from pagefleet_router.log import LineFormatter
+from pagefleet_router.metrics import RouterMetrics, SecondsHistogram
+from pagefleet_router.proxy.access import ROUTES, Kind, route_of
+from pagefleet_router.proxy.sse import EventHold
+from pagefleet_router.signals.metrics_text import Gauges, parse_gauges
+
+
+def test_flags_environment_and_defaults() -> None:
+    config = read_configuration(
+        ["--engine", "http://a:1", "--engine", "http://b:2", "--model-name", "m", "--port", "0", "--access-log"],
+        {"PAGEFLEET_ROUTER_POLICY": "least-load", "PAGEFLEET_ROUTER_PORT": "9", "PAGEFLEET_ROUTER_GAP_TIMEOUT": "7.5"},
+    )
+    assert config == RouterConfig(
+        engine=("http://a:1", "http://b:2"), model_name="m", port=0, access_log=True, policy="least-load", gap_timeout=7.5
+    )
+    kubernetes = {"PAGEFLEET_ROUTER_PORT": "tcp://10.0.0.1:80", "PAGEFLEET_ROUTER_ENDPOINTS_FILE": "f"}
+    assert read_configuration([], kubernetes) == RouterConfig(endpoints_file=Path("f"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "--endpoints-file FILE or --engine URL"),
+        (["--endpoints-file", "f", "--engine", "http://a:1"], "either"),
+        (["--engine", "http://a:1"], "--model-name"),
+        (["--engine", "a:1", "--model-name", "m"], "write http://HOST:PORT"),
+        (["--endpoints-file", "f", "--port", "x"], "port is 'x': give a number"),
+        (["--endpoints-file", "f", "--port", "70000"], "give 0 to 65535"),
+        (["--endpoints-file", "f", "--policy", "best"], "one of prefix, least-load"),
+        (["--endpoints-file", "f", "--gap-timeout", "0"], "above 0"),
+        (["--endpoints-file", "f", "--drain-timeout", "nan"], "from 0"),
+        (["--endpoints-file", "f", "--max-concurrent", "0"], "above 0"),
+    ],
+)
+def test_mistakes_are_named(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_every_setting_has_a_flag_and_a_help() -> None:
+    text = build_parser().format_help()
+    for name in RouterConfig.__dataclass_fields__:
+        assert "--" + name.replace("_", "-") in text
+
+
+@pytest.mark.parametrize("url", ["http://h:1/", "https://h:1", "http://h", "http://u@h:1", "http://h:99999", "h:1", "http://h:1?x"])
+def test_odd_engine_urls(url: str) -> None:
+    with pytest.raises(ConfigError):
+        check_engine_url(url)
+    assert check_engine_url("http://[::1]:80") == ("::1", 80)
+
+
+def test_the_file_is_read_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "e.json"
+    source = FileSource(path)
+    assert [source.read_if_changed() for _ in range(3)] == [None] * 3
+    assert len(caplog.records) == 1, "a missing file is mentioned once"
+    one = (Endpoint("a", "http://a:1", "m"),)
+    path.write_bytes(encode_endpoints(one))
+    assert source.read_if_changed() == one
+    assert source.read_if_changed() is None
+    for bad in (b"{", b'{"endpoints": [{"id": "a"}]}', encode_endpoints((Endpoint("a", "ftp://a:1", "m"),)),
+                encode_endpoints((Endpoint("a\r\nx: y", "http://a:1", "m"),)), encode_endpoints(one + one)):  # fmt: skip
+        caplog.clear()
+        path.write_bytes(bad)
+        assert [source.read_if_changed(), source.read_if_changed()] == [None, None]
+        assert len(caplog.records) == 1
+    path.write_bytes(encode_endpoints(()))
+    assert source.read_if_changed() == ()
+
+
+def test_a_static_list_is_reported_once() -> None:
+    reported: list[Sequence[Endpoint]] = []
+    asyncio.run(StaticSource(["http://a:1", "http://a:1", "http://b:2"], "m").run(reported.append))
+    assert [[one.id for one in report] for report in reported] == [["a:1", "b:2"]]
+
+
+TEXT = b"""# TYPE pagefleet_engine_requests_running gauge
+pagefleet_engine_requests_running{model_name="a b"} 3
+pagefleet_engine_requests_running{model_name="c"} 2.0 1700000000
+pagefleet_engine_requests_waiting 1e1
+pagefleet_engine_requests_waiting_total 99
+pagefleet_engine_kv_usage_ratio{model_name="a"} 0.25
+pagefleet_engine_kv_usage_ratio{model_name="b"} 0.75
+"""
+
+
+def test_the_gauges_are_found() -> None:
+    assert parse_gauges(TEXT) == Gauges(5.0, 10.0, 0.75)
+
+
+@pytest.mark.parametrize("bad", [b"", TEXT.replace(b"1e1", b"x"), TEXT.replace(b"1e1", b"NaN"), TEXT.replace(b"1e1", b"-1"), b"\xff\x00"])
+def test_text_without_good_gauges_is_nothing(bad: bytes) -> None:
+    assert parse_gauges(bad) is None
+
+
+def test_keys_are_read_again(tmp_path: Path) -> None:
+    file, now = tmp_path / "keys", 0.0
+    file.write_text("# old\none\n\ntwo # not a comment\n")
+    keys = ApiKeys(file, lambda: now)
+    assert keys.tenant(b"Bearer one")
+    assert keys.tenant(b"bearer  two # not a comment")
+    assert keys.tenant(b"Bearer one") != keys.tenant(b"Bearer two # not a comment")
+    assert [keys.tenant(bad) for bad in (b"", b"one", b"Basic one", b"Bearer on", b"Bearer # old")] == [None] * 5
+    file.write_text("three\n")
+    now = 2.0
+    assert keys.tenant(b"Bearer one") is None
+    assert keys.tenant(b"Bearer three")
+    file.unlink()
+    now = 4.0
+    assert keys.tenant(b"Bearer three"), "a file that vanished leaves the last keys"
+
+
+@pytest.mark.parametrize("content", [None, "", "# only a comment\n"])
+def test_keys_must_be_there_at_the_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="api_key_file"):
+        ApiKeys(file)
+
+
+def test_every_failure_has_an_answer() -> None:
+    for failure in Failure:
+        refusal = refusal_of(failure)
+        assert refusal.status in (502, 504)
+        assert json.loads(refusal.body())["error"]["code"] == refusal.code
+
+
+def test_routes_are_exact() -> None:
+    assert route_of("/v1/models/a/b") is not None
+    for path in ("", "/", "/v1", "/v1/models/", "/livez/", "/LIVEZ", "/v1/chat/completions?x", "/v1/embeddings"):
+        assert route_of(path) is None
+    assert {route.name for route in ROUTES.values() if route.public} == {"/livez", "/readyz", "/health", "/metrics"}
+    assert all(route.kind is not Kind.PROXY or not route.public for route in ROUTES.values())
+
+
+@pytest.mark.parametrize("mark", [b"\n\n", b"\r\n\r\n"])
+def test_events_pass_whole_and_unchanged(mark: bytes) -> None:
+    text = b"".join(b"data: %d" % n + mark for n in range(30)) + b"data: cut"
+    for size in (1, 3, 7, 11, 1000):
+        hold = EventHold()
+        passed = [hold.push(text[i : i + size]) for i in range(0, len(text), size)]
+        assert all(part == b"" or part.endswith(mark) for part in passed)
+        assert b"".join(passed) == text[: -len(b"data: cut")]
+        assert hold.rest() == b"data: cut"
+
+
+def test_an_endless_event_is_not_held_for_ever() -> None:
+    hold = EventHold()
+    passed = sum(len(hold.push(b"x" * 10_000)) for _ in range(100))
+    assert passed >= 700_000
+
+
+def test_the_access_log_writes_lines_and_survives_its_sink() -> None:
+    out = io.StringIO()
+    log = AccessLog(out)
+    record = AccessRecord("id\n1", "/x", 200, "e", 0, None, 1.5, 10)
+    log.write(record)
+    log.flush()
+    assert out.getvalue().count("\n") == 1
+    assert json.loads(out.getvalue())["request_id"] == "id\n1"
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    log = AccessLog(Gone())
+    log.write(record)
+    log.write(record)
+    log.flush()
+
+
+def test_log_lines_stay_one_line() -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "a\nb\x1b[0m\u2028", None, None)
+    line = LineFormatter().format(record)
+    assert line.isprintable()
+    assert line.endswith("router: a\\nb\\x1b[0m\\u2028")
+
+
+def test_histogram_buckets_are_cumulative() -> None:
+    histogram = SecondsHistogram()
+    for seconds in (0.0005, 0.001, 0.3, 1000.0):
+        histogram.observe(seconds)
+    buckets = dict(histogram.buckets())
+    assert (buckets["0.001"], buckets["0.5"], buckets["+Inf"]) == (2, 3, 4)
+
+
+def test_metric_names_follow_the_house() -> None:
+    from pagefleet_router.endpoints import Snapshot
+
+    metrics = RouterMetrics(Snapshot, lambda: 3)
+    metrics.finished("/x", 200, 0.1)
+    text = metrics.text().decode()
+    names = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert all(name.startswith("pagefleet_router_") for name in names)
+    assert "pagefleet_router_requests_in_flight 3.0" in text
