@@ -66,9 +66,7 @@ class Router:
         self._log = AccessLog(sys.stdout) if config.access_log else None
         services = Services(self._dispatcher, self.pools, config.first_byte_timeout, config.gap_timeout)
         keys = ApiKeys(config.api_key_file) if config.api_key_file else None
-        self.front = FrontDoor(
-            self.table, services, self.metrics, FrontLimits(config.max_concurrent), keys, self._log
-        )
+        self.front = FrontDoor(self.table, services, self.metrics, FrontLimits(config.max_concurrent), keys, self._log)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[int]:

@@ -22,9 +22,9 @@ from pagefleet_router.signals.monitor import MonitorTiming
 CHAT = "/v1/chat/completions"
 FAST_MONITOR = MonitorTiming(period=0.05, unready_period=0.02, timeout=0.5)
 GAUGES = (
-    "pagefleet_engine_requests_running{model_name=\"m\"} 0\n"
-    "pagefleet_engine_requests_waiting{model_name=\"m\"} 0\n"
-    "pagefleet_engine_kv_usage_ratio{model_name=\"m\"} 0\n"
+    'pagefleet_engine_requests_running{model_name="m"} 0\n'
+    'pagefleet_engine_requests_waiting{model_name="m"} 0\n'
+    'pagefleet_engine_kv_usage_ratio{model_name="m"} 0\n'
 )
 
 
@@ -171,7 +171,8 @@ class FaultyEngine:
 
 
 async def _until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while not reader.at_eof() and not writer.is_closing() and reader.exception() is None:
+    # asyncio tells nobody about a connection's end unless they read.
+    while not reader.at_eof() and not writer.is_closing() and reader.exception() is None:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
 
@@ -297,10 +298,10 @@ class Fleet:
         new.write_bytes(encode_endpoints(endpoints))
         new.replace(target)
 
-    async def until(self, condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], within: float = 5.0) -> None:
         """Wait for something that other tasks bring about."""
-        async with asyncio.timeout(timeout):
-            while not condition():
+        async with asyncio.timeout(within):
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     def num_usable(self) -> int:

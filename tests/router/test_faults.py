@@ -56,10 +56,19 @@ def sse_error(body: bytes) -> str:
 
 @pytest.mark.parametrize(
     "fault",
-    [reset, raw(b""), raw(b"SSH-2.0-x\r\n"), raw(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000), raw(b"HTTP/1.1 200 OK\r\ncont"),
-     whole(502), whole(503), whole(504), raw(SSE_HEAD)],
+    [
+        reset,
+        raw(b""),
+        raw(b"SSH-2.0-x\r\n"),
+        raw(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000),
+        raw(b"HTTP/1.1 200 OK\r\ncont"),
+        whole(502),
+        whole(503),
+        whole(504),
+        raw(SSE_HEAD),
+    ],
     ids=["reset", "closed", "garbage", "huge head", "half a head", "502", "503", "504", "head of a stream only"],
-)  # fmt: skip
+)
 def test_what_has_not_begun_is_tried_elsewhere(tmp_path: Path, fault: Behaviour) -> None:
     async def check(f: Fleet) -> None:
         for _ in range(12):

@@ -182,7 +182,9 @@ def test_signals_of_a_real_process(tmp_path: Path, num_signals: int, status: int
             process.stdout.close()
             assert b"secret" not in out
             records = [json.loads(line) for line in out.splitlines()]
-            assert [r["status"] for r in records if r["route"] == "/v1/chat/completions"] == ([200] if status == 0 else [499])
+            assert [r["status"] for r in records if r["route"] == "/v1/chat/completions"] == (
+                [200] if status == 0 else [499]
+            )
 
     uvloop.run(scenario())
 
@@ -230,7 +232,11 @@ def test_nothing_is_left_after_many_requests(tmp_path: Path) -> None:
             await f.until(lambda: not f.router.connections)
             await f.until(lambda: len(asyncio.all_tasks()) <= num_tasks + 2 * 30)
             gc.collect()
-            left = [one for one in gc.get_objects() if type(one).__name__ in ("Exchange", "ClientConnection", "ClientRequest")]
+            left = [
+                one
+                for one in gc.get_objects()
+                if type(one).__name__ in ("Exchange", "ClientConnection", "ClientRequest")
+            ]
             assert len(left) <= 2
 
     uvloop.run(scenario())

@@ -25,14 +25,19 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 def test_pieces_agree_exactly_as_far_as_the_text_does(text: bytes, cut: int, other: bytes) -> None:
     second = text[:cut] + other
     a, b = hash_pieces(("m",), text), hash_pieces(("m",), second)
-    shared = next((n for n, (x, y) in enumerate(zip(text, second, strict=False)) if x != y), min(len(text), len(second)))
+    shared = next(
+        (n for n, (x, y) in enumerate(zip(text, second, strict=False)) if x != y), min(len(text), len(second))
+    )
     assert len(a) == len(text) // PIECE_BYTES
     assert common(a, b) == shared // PIECE_BYTES
 
 
 def test_a_scope_shares_with_no_other() -> None:
     text = b"x" * 2000
-    chains = [hash_pieces(scope, text) for scope in (("m", None, None), ("n", None, None), ("m", b"t", None), ("m", None, "s"))]
+    chains = [
+        hash_pieces(scope, text)
+        for scope in (("m", None, None), ("n", None, None), ("m", b"t", None), ("m", None, "s"))
+    ]
     assert len({piece for chain in chains for piece in chain}) == 4 * 3
 
 
@@ -40,9 +45,12 @@ def test_very_long_prompts_are_looked_at_up_to_a_limit() -> None:
     assert len(hash_pieces((), b"x" * (PIECE_BYTES * MAX_PIECES + 9999))) == MAX_PIECES
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 3), min_size=1, max_size=8)), max_size=60), st.integers(2, 40))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 3), min_size=1, max_size=8)), max_size=60),
+    st.integers(2, 40),
+)
 def test_the_index_matches_a_plain_model(steps: list[tuple[str, list[int]]], capacity: int) -> None:
-    """Without eviction the match is the longest common prefix with anything sent; with it, never more, within bounds."""
+    """Without eviction the match is the longest common prefix with anything sent; with it, never more."""
     index, sent = PrefixIndex(capacity), {"a": [], "b": []}  # type: ignore[var-annotated]
     for engine, words in steps:
         chain = hash_pieces((), b"".join(bytes([word]) * PIECE_BYTES for word in words))
@@ -90,7 +98,9 @@ def view(tenant: bytes | None = None, snapshot: Snapshot = SERVED, **body: objec
 
 def test_a_growing_conversation_keeps_its_pieces() -> None:
     first = view(messages=LONG).pieces
-    second = view(messages=[*LONG, {"role": "assistant", "content": "a" * 700}, {"role": "user", "content": "b"}]).pieces
+    second = view(
+        messages=[*LONG, {"role": "assistant", "content": "a" * 700}, {"role": "user", "content": "b"}]
+    ).pieces
     assert len(first) == 10
     assert common(first, second) >= len(first) - 1
 

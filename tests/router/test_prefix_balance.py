@@ -1,4 +1,4 @@
-"""The prefix policy against simulated engines: prefixes stay where they are cached, and no engine gets all the traffic."""
+"""The prefix policy against simulated engines: prefixes stay where they are cached, and no engine gets everything."""
 
 from __future__ import annotations
 
@@ -44,9 +44,16 @@ class Outcome:
 
 
 def simulate(
-    num_prefixes: int, num_engines: int = 4, capacity: int = 8, clients: int = 32, num_requests: int = 6000, seed: int = 0,
-    think: float = 0.0, own_pieces: int = 8, prefix_pieces: int = PREFIX_PIECES,
-) -> Outcome:  # fmt: skip
+    num_prefixes: int,
+    num_engines: int = 4,
+    capacity: int = 8,
+    clients: int = 32,
+    num_requests: int = 6000,
+    seed: int = 0,
+    think: float = 0.0,
+    own_pieces: int = 8,
+    prefix_pieces: int = PREFIX_PIECES,
+) -> Outcome:
     rng = random.Random(seed)
     now = 0.0
     policy = PrefixAffinity(PrefixIndex(100_000), random.Random(seed), lambda: now)

@@ -67,7 +67,13 @@ def test_odd_framings_of_an_engine(tmp_path: Path) -> None:
         (b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\n\r\nuntil the end", b"until the end"),
         (b"HTTP/1.0 200 OK\r\n\r\nold", b"old"),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", b"hi"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"a") + chunked(b"b") + b"0\r\nx: y\r\n\r\n", b"ab"),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+            + chunked(b"a")
+            + chunked(b"b")
+            + b"0\r\nx: y\r\n\r\n",
+            b"ab",
+        ),
         (b"HTTP/1.1 299 Whatever\r\ncontent-length: 0\r\n\r\n", b""),
     ]
 
@@ -178,7 +184,9 @@ def test_a_request_id_that_is_not_harmless_is_replaced(tmp_path: Path, given: st
         async with fleet(tmp_path, whole()) as f:
             answer = await f.ask(post(chat(), headers=f"x-request-id: {given}\r\n"))
             used = answer.headers.get("x-request-id", "")
-            assert answer.status == 400 or (used.startswith("req-") and f.engines[0].seen[0].header("x-request-id") == used)
+            assert answer.status == 400 or (
+                used.startswith("req-") and f.engines[0].seen[0].header("x-request-id") == used
+            )
 
     uvloop.run(scenario())
 
@@ -240,7 +248,11 @@ def test_refusals_have_the_openai_shape_and_no_engine_sees_them(tmp_path: Path) 
             assert await refused(f, post(chat(), "//v1/chat/completions")) == (404, None, "unknown_url")
             assert await refused(f, post(chat(), "/v1/%2e%2e/metrics")) == (404, None, "unknown_url")
             assert await refused(f, post(chat(), "/livez")) == (405, None, "method_not_allowed")
-            assert await refused(f, b"GET /v1/completions HTTP/1.1\r\nhost: r\r\n\r\n") == (405, None, "method_not_allowed")
+            assert await refused(f, b"GET /v1/completions HTTP/1.1\r\nhost: r\r\n\r\n") == (
+                405,
+                None,
+                "method_not_allowed",
+            )
             assert f.engines[0].seen == []
             assert (await f.ask(post(chat()))).status == 200
 
@@ -250,7 +262,12 @@ def test_refusals_have_the_openai_shape_and_no_engine_sees_them(tmp_path: Path) 
 def test_a_body_of_any_shape_is_left_to_the_only_model(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fleet(tmp_path, whole(400, b'{"error":{"message":"engine"}}')) as f:
-            for body in ({}, {"model": 7}, {"model": None}, {"model": "m", "messages": 5, "stream": "maybe", "cache_salt": []}):
+            for body in (
+                {},
+                {"model": 7},
+                {"model": None},
+                {"model": "m", "messages": 5, "stream": "maybe", "cache_salt": []},
+            ):
                 answer = await f.ask(post(body))
                 assert (answer.status, answer.error["message"]) == (400, "engine")
             deep = b'{"model":"m","messages":' + b"[" * 100_000
@@ -279,9 +296,13 @@ def test_api_keys(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fleet(tmp_path, whole(), api_key_file=keys) as f:
             for headers in (
-                "", "authorization: Bearer wrong\r\n", "authorization: Basic secret-1\r\n", "authorization: secret-1\r\n",
-                "authorization: Bearer secret-1\r\nauthorization: Bearer secret-1\r\n", "authorization: Bearer s\xe4\r\n",
-            ):  # fmt: skip
+                "",
+                "authorization: Bearer wrong\r\n",
+                "authorization: Basic secret-1\r\n",
+                "authorization: secret-1\r\n",
+                "authorization: Bearer secret-1\r\nauthorization: Bearer secret-1\r\n",
+                "authorization: Bearer s\xe4\r\n",
+            ):
                 assert await refused(f, post(chat(), headers=headers)) == (401, None, "invalid_api_key")
                 assert (await f.get("/v1/models", headers)).status == 401
             assert (await f.get("/nothing")).status == 401

@@ -31,7 +31,12 @@ def test_flags_environment_and_defaults() -> None:
         {"PAGEFLEET_ROUTER_POLICY": "least-load", "PAGEFLEET_ROUTER_PORT": "9", "PAGEFLEET_ROUTER_GAP_TIMEOUT": "7.5"},
     )
     assert config == RouterConfig(
-        engine=("http://a:1", "http://b:2"), model_name="m", port=0, access_log=True, policy="least-load", gap_timeout=7.5
+        engine=("http://a:1", "http://b:2"),
+        model_name="m",
+        port=0,
+        access_log=True,
+        policy="least-load",
+        gap_timeout=7.5,
     )
     kubernetes = {"PAGEFLEET_ROUTER_PORT": "tcp://10.0.0.1:80", "PAGEFLEET_ROUTER_ENDPOINTS_FILE": "f"}
     assert read_configuration([], kubernetes) == RouterConfig(endpoints_file=Path("f"))
@@ -63,7 +68,9 @@ def test_every_setting_has_a_flag_and_a_help() -> None:
         assert "--" + name.replace("_", "-") in text
 
 
-@pytest.mark.parametrize("url", ["http://h:1/", "https://h:1", "http://h", "http://u@h:1", "http://h:99999", "h:1", "http://h:1?x"])
+@pytest.mark.parametrize(
+    "url", ["http://h:1/", "https://h:1", "http://h", "http://u@h:1", "http://h:99999", "h:1", "http://h:1?x"]
+)
 def test_odd_engine_urls(url: str) -> None:
     with pytest.raises(ConfigError):
         check_engine_url(url)
@@ -79,8 +86,13 @@ def test_the_file_is_read_when_it_changes(tmp_path: Path, caplog: pytest.LogCapt
     path.write_bytes(encode_endpoints(one))
     assert source.read_if_changed() == one
     assert source.read_if_changed() is None
-    for bad in (b"{", b'{"endpoints": [{"id": "a"}]}', encode_endpoints((Endpoint("a", "ftp://a:1", "m"),)),
-                encode_endpoints((Endpoint("a\r\nx: y", "http://a:1", "m"),)), encode_endpoints(one + one)):  # fmt: skip
+    for bad in (
+        b"{",
+        b'{"endpoints": [{"id": "a"}]}',
+        encode_endpoints((Endpoint("a", "ftp://a:1", "m"),)),
+        encode_endpoints((Endpoint("a\r\nx: y", "http://a:1", "m"),)),
+        encode_endpoints(one + one),
+    ):
         caplog.clear()
         path.write_bytes(bad)
         assert [source.read_if_changed(), source.read_if_changed()] == [None, None]
@@ -109,7 +121,9 @@ def test_the_gauges_are_found() -> None:
     assert parse_gauges(TEXT) == Gauges(5.0, 10.0, 0.75)
 
 
-@pytest.mark.parametrize("bad", [b"", TEXT.replace(b"1e1", b"x"), TEXT.replace(b"1e1", b"NaN"), TEXT.replace(b"1e1", b"-1"), b"\xff\x00"])
+@pytest.mark.parametrize(
+    "bad", [b"", TEXT.replace(b"1e1", b"x"), TEXT.replace(b"1e1", b"NaN"), TEXT.replace(b"1e1", b"-1"), b"\xff\x00"]
+)
 def test_text_without_good_gauges_is_nothing(bad: bytes) -> None:
     assert parse_gauges(bad) is None
 

@@ -147,7 +147,9 @@ def test_one_byte_chunks_are_fine(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
-@pytest.mark.parametrize("begun", [b"", b"POST /v1", LINE.encode() + b"host: r\r\nx: "], ids=["nothing", "line", "head"])
+@pytest.mark.parametrize(
+    "begun", [b"", b"POST /v1", LINE.encode() + b"host: r\r\nx: "], ids=["nothing", "line", "head"]
+)
 def test_a_slow_head_is_cut(tmp_path: Path, begun: bytes) -> None:
     async def scenario() -> None:
         async with fleet(tmp_path, whole(), timing=ConnectionTiming(head=0.3)) as f:

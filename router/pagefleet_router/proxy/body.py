@@ -74,9 +74,7 @@ def _served_model(model: object, snapshot: Snapshot) -> str:
     if not snapshot.usable:
         raise no_engine()
     if model is None:
-        raise Refusal(
-            400, "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
-        )
+        raise Refusal(400, "Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
     message = f"Invalid type for 'model': expected a string, but got {json_name(model)} instead."
     raise Refusal(400, message, param="model", code="invalid_type")
 
