@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from pagefleet_protocol.endpoints import Endpoint
 
-from tests.fakes.faulty_engine import CHAT, Fleet, chat, chunked, fleet, post, raw, stream, whole
+from tests.fakes.faulty_engine import CHAT, GAUGES, Fleet, chat, chunked, fleet, post, raw, stream, whole
 
 EVENTS = [b'data: {"n": %d, "text": "\xc3\xa4\xf0\x9f\x99\x82"}\n\n' % n for n in range(50)] + [b"data: [DONE]\n\n"]
 
@@ -320,5 +320,32 @@ def test_without_keys_of_its_own_the_router_leaves_them_to_the_engine(tmp_path: 
         async with fleet(tmp_path, whole()) as f:
             await f.ask(post(chat(), headers="authorization: Bearer theirs\r\n"))
             assert f.engines[0].seen[0].header("authorization") == "Bearer theirs"
+
+    uvloop.run(scenario())
+
+
+def test_what_engines_say_of_their_load_counts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole(), whole()) as f:
+            f.engines[0].metrics = GAUGES.replace('waiting{model_name="m"} 0', 'waiting{model_name="m"} 5')
+            await f.until(lambda: f.router.table.snapshot.engines[0].load.num_waiting == 5)
+            assert {(await f.ask(post(chat()))).headers["x-pagefleet-engine"] for _ in range(12)} == {"e1"}
+            f.engines[0].metrics = "nothing here"
+            await asyncio.sleep(0.15)
+            assert f.router.table.snapshot.engines[0].load.num_foreign == 5, "the last figures stay"
+
+    uvloop.run(scenario())
+
+
+def test_tenants_never_share_a_prefix(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole(), whole(), policy="prefix", api_key_file=keys) as f:
+            metrics = f.router.metrics
+            for key, hits in (("one", 0), ("one", 4), ("two", 4), ("two", 8)):
+                answer = await f.ask(post(chat("x" * 2100), headers=f"authorization: Bearer {key}\r\n"))
+                assert (answer.status, metrics.prefix_hits) == (200, hits)
 
     uvloop.run(scenario())
