@@ -1,4 +1,4 @@
-"""What the router costs: requests per CPU-second, added latency, added time to first byte, memory of open streams.
+"""What the router costs: requests per CPU-second, added latency, added time to first byte, memory.
 
 Fake engines, load and router share this machine; "added" is through the router less direct, in the same round.
 
@@ -25,12 +25,12 @@ import psutil
 import uvloop
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 
-from http_load import Pool, Sample, closed_loop, open_loop, raw_request
-from report import write_report
+from bench.http_load import Pool, Sample, closed_loop, open_loop, raw_request
+from bench.report import write_report
 
-HERE = Path(__file__).parent
 PATH = "/v1/chat/completions"
 
 
@@ -43,7 +43,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 def chat_bodies(count: int, shared_chars: int, own_chars: int, stream: bool) -> list[bytes]:
     """Chat requests whose prompts share one of 20 prefixes."""
     rng = random.Random(0)
-    text = lambda n: "".join(rng.choice("abcdefgh ijklmnop") for _ in range(n))  # noqa: E731
+
+    def text(num_chars: int) -> str:
+        return "".join(rng.choice("abcdefgh ijklmnop") for _ in range(num_chars))
+
     prefixes = [text(shared_chars) for _ in range(20)]
     return [
         json.dumps(
@@ -101,7 +104,7 @@ def latencies(samples: list[Sample], of: Callable[[Sample], float]) -> tuple[flo
 def cpu_seconds(pid: int) -> float:
     """User and system time of one process."""
     times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 async def one_round(router: int, engine: int, pid: int, seconds: float) -> dict[str, float]:
@@ -122,11 +125,11 @@ async def one_round(router: int, engine: int, pid: int, seconds: float) -> dict[
     figures["alone, added ms p50"] = alone[0][0] - alone[1][0]
     figures["alone, added ms p99"] = alone[0][1] - alone[1][1]
     streams = [raw_request(host, PATH, body) for body in chat_bodies(400, 20, 40, True)]
-    first = [
-        latencies(await open_loop(pool, streams, 200, seconds), lambda s: s.first_byte) for pool in (through, direct)
-    ]
-    figures["200 streams/s, first byte added ms p50"] = first[0][0] - first[1][0]
-    figures["200 streams/s, first byte added ms p99"] = first[0][1] - first[1][1]
+    for rate in (200, 500):
+        pools = (through, direct)
+        first = [latencies(await open_loop(pool, streams, rate, seconds), lambda s: s.first_byte) for pool in pools]
+        figures[f"{rate} streams/s, first byte added ms p50"] = first[0][0] - first[1][0]
+        figures[f"{rate} streams/s, first byte added ms p99"] = first[0][1] - first[1][1]
     return figures
 
 
