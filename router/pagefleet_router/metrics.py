@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from pagefleet_router.endpoints import Snapshot
+from pagefleet_router.endpoints import EngineView, Snapshot
 
 PREFIX = "pagefleet_router_"
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -115,10 +115,21 @@ class RouterMetrics(Collector):
         for state in STATES:
             states.add_metric((state,), sum(engine.state == state for engine in engines))
         yield states
-        in_flight = GaugeMetricFamily(PREFIX + "engine_requests_in_flight", "Ours, per engine.", labels=("engine",))
-        for engine in engines:
-            in_flight.add_metric((engine.id,), engine.tally.num_requests)
-        yield in_flight
+        yield from self._per_engine()
+
+    def _per_engine(self) -> Iterator[Metric]:
+        engines = self._snapshot().engines
+        values: dict[tuple[str, str], Callable[[EngineView], float]] = {
+            ("requests_in_flight", "Requests that this router has there."): lambda one: one.tally.num_requests,
+            ("requests_running", "Running there, as of the last poll."): lambda one: one.load.num_running,
+            ("requests_waiting", "Waiting there, as of the last poll."): lambda one: one.load.num_waiting,
+            ("kv_usage_ratio", "KV blocks in use there, as of the last poll."): lambda one: one.load.kv_usage,
+        }
+        for (name, text), value in values.items():
+            family = GaugeMetricFamily(f"{PREFIX}engine_{name}", text, labels=("engine",))
+            for engine in engines:
+                family.add_metric((engine.id,), value(engine))
+            yield family
 
 
 def _by_reason(name: str, text: str, counts: Counter[str]) -> CounterMetricFamily:
