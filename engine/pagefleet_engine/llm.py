@@ -78,16 +78,17 @@ class LLM:
         self._tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
         self._tokenizer: Tokenizer | None = None
         self._chat: ChatPrompt | None = None
-        self._eos_token_ids = read_eos_token_ids(folder)
         if not skip_tokenizer_init and not has_tokenizer(self._tokenizer_folder):
-            logger.warning("%s holds no tokenizer: prompts must be token ids, outputs have no text", self._tokenizer_folder)
+            logger.warning(
+                "%s holds no tokenizer: prompts must be token ids, outputs have no text", self._tokenizer_folder
+            )
         elif not skip_tokenizer_init:
-            self._tokenizer = load_tokenizer(self._tokenizer_folder)
-            self._eos_token_ids = tuple(dict.fromkeys([*self._eos_token_ids, *self._tokenizer.eos_token_ids]))
+            self._tokenizer = load_tokenizer(self._tokenizer_folder, folder)
             template = load_chat_template(
                 self._tokenizer_folder, self._tokenizer.settings, self._tokenizer.special_tokens
             )
             self._chat = ChatPrompt(self._tokenizer, template)
+        self._eos_token_ids = self._tokenizer.eos_token_ids if self._tokenizer else read_eos_token_ids(folder)
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch: after the cheap mistakes
 
         self._core, self._ready = build_core(config)

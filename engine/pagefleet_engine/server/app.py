@@ -127,8 +127,9 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     set_up_logging("server")
     _log_errors_of_uvicorn()
     folder = resolve_model_folder(config.model.model)
-    tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
-    template = load_chat_template(folder, tokenizer.settings, tokenizer.special_tokens)
+    tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
+    tokenizer = load_tokenizer(tokenizer_folder, folder)
+    template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens)
     inputs = _Inputs(
         tokenizer=tokenizer,
         chat=TemplatedPrompt(tokenizer, template),

@@ -25,7 +25,7 @@ import tokenizers
 
 from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.text.chat_template import ChatTemplate
-from pagefleet_engine.text.tokenizer import Tokenizer, without_surrogates
+from pagefleet_engine.text.tokenizer import Tokenizer, encode_text, without_surrogates
 
 _MARK = "\ufdd0"
 _PRIVATE_OPEN, _PRIVATE_CLOSE = "\ufdd1", "\ufdd2"
@@ -80,8 +80,7 @@ class ChatPrompt:
         for spelling in self._spellings:
             renamed = renamed.replace(spelling, _private(spelling))
         renamed = renamed.replace(_MARK, "")
-        ids: list[int] = self._twin_tokenizer().encode(without_surrogates(renamed), add_special_tokens=False).ids
-        return ids
+        return encode_text(self._twin_tokenizer(), without_surrogates(renamed), add_special_tokens=False)
 
     def _protect(self, value: Any) -> Any:
         """Return a copy of `value` whose strings, at any depth, show no special token."""

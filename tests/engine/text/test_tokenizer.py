@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,40 @@ def test_bad_words_are_spelled_at_the_start_and_after_a_space(byte_level: Tokeni
     spelled = bad_words_token_ids(byte_level, ["fox", " fox", "fox"])
     assert {byte_level.decode(ids) for ids in spelled} == {"fox", " fox"}
     assert len(spelled) == 2
+
+
+def test_a_long_text_lets_other_threads_run(byte_level: Tokenizer) -> None:
+    text = "<" * 2**19
+    pauses = [0.0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            before = time.monotonic()
+            time.sleep(0.001)
+            pauses.append(time.monotonic() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.monotonic()
+    ids = byte_level.encode(text, add_special_tokens=False)
+    took = time.monotonic() - started
+    done.set()
+    watcher.join()
+    assert byte_level.decode(ids) == text
+    assert max(pauses) < max(0.1, took / 2)
+
+
+def test_a_long_text_has_the_tokens_of_the_short_way(byte_level: Tokenizer) -> None:
+    text = "the quick brown fox <|im_end|> é \n" * 300
+    assert byte_level.encode(text) == byte_level.backend.encode(text).ids
+
+
+def test_what_ends_a_text_is_the_model_s_to_say(tmp_path: Path) -> None:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert load_tokenizer(tmp_path, model).eos_token_ids == (3, 4, 1)
+    assert load_tokenizer(tmp_path).eos_token_ids == (1,)
