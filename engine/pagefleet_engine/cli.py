@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from pagefleet_engine.errors import ConfigError
@@ -22,9 +22,16 @@ ENVIRONMENT_PREFIX = "PAGEFLEET_ENGINE_"
 _TITLES = {ModelConfig: "model", CacheConfig: "KV cache", SchedulerConfig: "scheduling", ServerConfig: "server"}
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line; argparse itself would print the usage of every option before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; options that are not given are absent from its result."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pagefleet serve",
         description="Serve a model with an OpenAI-compatible API.",
         epilog=f"Every option can also be set by the environment ({ENVIRONMENT_PREFIX}MAX_MODEL_LEN=4096) "
@@ -45,15 +52,25 @@ def read_configuration(arguments: Sequence[str], environment: Mapping[str, str])
     """Work out the configuration.
 
     Raises:
-        ConfigError: a setting is unknown or cannot work.
-        SystemExit: argparse has answered, e.g. with the help.
+        ConfigError: a flag or a setting is unknown or cannot work.
+        SystemExit: argparse has shown the help.
     """
-    given = vars(build_parser().parse_args(arguments))
+    given = vars(_parse(arguments))
     file = given.pop("config", None)
     values = {**(_from_file(Path(file)) if file else {}), **_from_environment(environment), **given}
     server = {name: value for name, value in values.items() if settings()[name].group is ServerConfig}
     engine = {name: value for name, value in values.items() if name not in server}
     return engine_config(engine), server_config(server)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parsed, unknown = build_parser().parse_known_args(arguments)
+    if not unknown:
+        return parsed
+    flag = unknown[0].partition("=")[0]
+    known = ["--" + name.replace("_", "-") for name in settings()]
+    hint = close_matches(flag, known)
+    raise ConfigError(f"unknown argument {ascii(flag)[:80]}{hint} (see pagefleet serve --help)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return serve(engine, server)
     except ConfigError as error:
-        print(f"pagefleet serve: {error}", file=sys.stderr)
+        print(f"pagefleet serve: error: {error}", file=sys.stderr)
         return 2
 
 
