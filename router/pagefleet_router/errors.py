@@ -67,6 +67,8 @@ class Failure(enum.Enum):
     """What came is not HTTP, or its head is over the limit."""
     STATUS = "status"
     """The engine answered 500, 502, 503 or 504."""
+    ENDING = "ending"
+    """The engine answered 503 and closes the connection: it stops, or its core died."""
 
 
 _LOST = "The engine that worked on this request was lost. Send the request again."
@@ -77,6 +79,7 @@ _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.SILENT: (504, "The engine did not answer in time. Send the request again.", "engine_timeout"),
     Failure.GARBAGE: (502, "The engine's answer could not be read.", "engine_answer_invalid"),
     Failure.STATUS: (502, _LOST, "engine_failed"),
+    Failure.ENDING: (502, _LOST, "engine_lost"),
 }
 
 

@@ -125,13 +125,39 @@ def test_at_most_two_more_engines_are_asked(tmp_path: Path) -> None:
     run(tmp_path, check, *[whole(503, b"last word")] * 5)
 
 
-def test_a_request_that_may_kill_engines_meets_only_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "status"), [(reset, 502), (whole(503, extra="Connection: Close\r\n"), 503)], ids=["server", "engine core"]
+)
+def test_a_request_that_may_kill_engines_meets_only_two(tmp_path: Path, end: Behaviour, status: int) -> None:
     async def check(f: Fleet) -> None:
         answer = await f.ask(post(chat()))
-        assert (answer.status, answer.error["code"]) == (502, "engine_lost")
+        assert answer.status == status
         assert sum(len(engine.seen) for engine in f.engines) == 2
 
-    run(tmp_path, check, *[reset] * 5)
+    run(tmp_path, check, *[end] * 5)
+
+
+def test_all_that_an_ending_engine_had_is_tried_elsewhere_whatever_the_budget(tmp_path: Path) -> None:
+    dead = asyncio.Event()
+
+    def after_death(answer: Behaviour) -> Behaviour:
+        async def wait(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            await dead.wait()
+            await answer(seen, writer)
+
+        return wait
+
+    async def check(f: Fleet) -> None:
+        asked = [asyncio.create_task(f.ask(post(chat()))) for _ in range(40)]
+        await f.until(lambda: sum(len(engine.seen) for engine in f.engines) == 40)
+        num_lost = len(f.engines[0].seen)
+        assert num_lost > 8, "more than the budget would allow"
+        dead.set()
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+        assert f.router.metrics.retries["ending"] == num_lost
+
+    ending = whole(503, extra="connection: close\r\n")
+    run(tmp_path, check, after_death(ending), after_death(whole()), monitor=SLOW_MONITOR)
 
 
 def test_retries_of_failing_engines_stay_within_the_budget(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
             wait = {headers.RETRY_AFTER: str(max(1, math.ceil(error.retry_after_s)))}
             answer = ErrorAnswer(429, str(error), None, "queue_full", wait)
         case EngineDead():
-            answer = ErrorAnswer(503, _DEAD, None, "engine_dead", {headers.RETRY_AFTER: "5"})
+            # The process ends with its engine; the closing connection tells the router that this is no overload.
+            gone = {headers.RETRY_AFTER: "5", "connection": "close"}
+            answer = ErrorAnswer(503, _DEAD, None, "engine_dead", gone)
         case RequestFailed():
             logger.error("the engine gave up a request: %s", error)
             answer = ErrorAnswer(500, _FAILED, None, "request_failed")

@@ -17,7 +17,7 @@ from pagefleet_router.scheduling.retry_budget import RetryBudget
 
 logger = logging.getLogger(__name__)
 
-_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET})
+_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING})
 """The work at the old engine is gone, so a retry replaces it and adds no load. The budget is against engines that are
 there but fail: retries are what would keep them down."""
 

@@ -23,6 +23,7 @@ from pagefleet_router.scheduling.request_view import RequestView
 
 MAX_RETRIES = 2
 _TRY_ELSEWHERE = frozenset({502, 503, 504})
+_ENGINE_ENDED = frozenset({Failure.RESET, Failure.ENDING})
 _STALE_S = 0.5
 CLIENT_LEFT = 499
 
@@ -142,7 +143,7 @@ class Exchange:
         if head is not None:
             self.first_byte_s = self._last_read_at - self._sent_at
             self._dispatcher.metrics.first_byte.observe(self.first_byte_s)
-            if head.status >= 500 and self._failed_status(head.status, complete):
+            if head.status >= 500 and self._failed_status(head, complete):
                 return
             self.status = head.status
             assert self.engine is not None
@@ -211,20 +212,21 @@ class Exchange:
         """Whether the engine had just closed a kept connection: no failure, but a reason for a new one."""
         return upstream.num_sent > 1 and not self._redialled and self._clock() - self._sent_at < _STALE_S
 
-    def _failed_status(self, status: int, complete: bool) -> bool:
+    def _failed_status(self, head: AnswerHead, complete: bool) -> bool:
         """Note an answer of 500 or more; returns whether another engine has the request now."""
         assert self.engine is not None
         upstream = self._upstream
-        self._dispatcher.failed(self.engine, Failure.STATUS)
-        if status not in _TRY_ELSEWHERE or not self._retry(Failure.STATUS, was_sent=True):
+        failure = Failure.ENDING if head.status == 503 and head.closes else Failure.STATUS
+        self._dispatcher.failed(self.engine, failure)
+        if head.status not in _TRY_ELSEWHERE or not self._retry(failure, was_sent=True):
             return False
         if not complete and upstream is not None:
             upstream.abandon()
         return True
 
     def _retry(self, failure: Failure, was_sent: bool) -> bool:
-        # A request may be what killed its engine, so that one reset is followed by one more try, not two.
-        limit = 1 if failure is Failure.RESET and was_sent else MAX_RETRIES
+        # A request may be what killed its engine, so that its end is followed by one more try, not two.
+        limit = 1 if failure in _ENGINE_ENDED and was_sent else MAX_RETRIES
         if self.num_retries >= limit:
             return False
         choice, counted = self._dispatcher.choose_again(self._view, self._tried, failure)

@@ -20,6 +20,11 @@ class AnswerHead:
     status: int
     headers: list[tuple[bytes, bytes]]
 
+    @property
+    def closes(self) -> bool:
+        """Whether the engine says that it closes the connection."""
+        return any(name == b"connection" and value.lower() == b"close" for name, value in self.headers)
+
 
 class AnswerListener(Protocol):
     """Who waits for an answer. After `complete` or `on_lost` nothing more is called."""

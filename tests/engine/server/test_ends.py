@@ -118,6 +118,7 @@ def test_failures_before_the_first_token_have_a_true_status(
     assert "0xdead" not in response.text
     assert ".py" not in response.text
     assert response.headers.get("retry-after") == {429: "3", 503: "5"}.get(status)
+    assert response.headers.get("connection") == ("close" if code == "engine_dead" else None)
     assert not server.engine.running
 
 
