@@ -21,6 +21,8 @@ from pagefleet_operator.local.state_dir import StateDir
 from pagefleet_operator.plan.status import ConditionType, find_condition
 from pagefleet_protocol.inference_service import Condition, InferenceService, parse_inference_service
 
+from tests.fakes.fleet_processes import recorded_pids
+
 FAKES = Path(__file__).parents[1] / "fakes"
 
 
@@ -177,7 +179,7 @@ class RunningFleet:
 
     def pids(self) -> list[int]:
         """Return the processes that the fleet has on record."""
-        return [pid for pid, _ in json.loads((self.state_dir / "processes.json").read_text()).values()]
+        return list(recorded_pids(self.state_dir).values())
 
 
 async def ask(url: str) -> tuple[int, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from pagefleet_operator.cli import main
-from pagefleet_operator.local.state_dir import start_time
+
+from tests.fakes.fleet_processes import all_gone, recorded_pids
 
 pytestmark = pytest.mark.fleet
 
@@ -94,14 +94,7 @@ def start_up(tmp_path: Path, environment: dict[str, str]) -> Iterator[StartUp]:
 
 def children(state: Path) -> list[int]:
     (record,) = state.glob("pagefleet/*/processes.json")
-    return [pid for pid, _ in json.loads(record.read_text()).values()]
-
-
-def all_gone(pids: list[int], timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while any(start_time(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(start_time(pid) for pid in pids)
+    return list(recorded_pids(record.parent).values())
 
 
 def test_ctrl_c_stops_all_children_and_is_a_clean_end(start_up: StartUp, document: Any, tmp_path: Path) -> None:

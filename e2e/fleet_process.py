@@ -1,0 +1,136 @@
+"""`pagefleet up` as people start it, with real engines and a real router, and what tests ask of it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import yaml
+from pagefleet_protocol.endpoints import Endpoint, decode_endpoints
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.fleet_processes import child_pids, recorded_pids
+
+SERVICE = "tiny"
+ENGINE_ARGS = ["--num-threads", "1", "--num-kv-blocks", "2048"]
+
+
+class FleetProcess:
+    """One running `pagefleet up` of one InferenceService of builtin://tiny.
+
+    Args:
+        folder: for the manifest, the state and the output.
+        spec: fields of the InferenceService's spec besides its model and the engine's args.
+    """
+
+    def __init__(self, folder: Path, **spec: Any) -> None:
+        self.state_dir = folder / "state"
+        self._manifest = folder / "fleet.yaml"
+        self._output = folder / "output.txt"
+        self.spec: dict[str, Any] = {}
+        self.edit(**spec)
+        command = [sys.executable, "-m", "pagefleet_operator.cli", str(self._manifest), "--port", "0"]
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                [*command, "--state-dir", str(self.state_dir)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                # Of its own group, so that a Ctrl-C can be given to it and to whatever shares its terminal.
+                start_new_session=True,
+            )
+        self._http = httpx.Client(timeout=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+    @property
+    def output(self) -> str:
+        """All that it has printed."""
+        return self._output.read_text()
+
+    @property
+    def url(self) -> str:
+        """Of the router."""
+        (line,) = (line for line in self.output.splitlines() if line.startswith(f"{SERVICE}: serves "))
+        return line.rpartition(" ")[2]
+
+    def edit(self, **spec: Any) -> None:
+        """Change fields of the spec in the file, as an editor saves it."""
+        self.spec |= spec
+        engine = {"args": ENGINE_ARGS, **self.spec.get("engine", {})}
+        document = {
+            "apiVersion": "pagefleet.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": SERVICE},
+            "spec": {**self.spec, "model": {"uri": "builtin://tiny"}, "engine": engine},
+        }
+        part = self._manifest.with_suffix(".part")
+        part.write_text(yaml.safe_dump(document))
+        part.replace(self._manifest)
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 40.0) -> float:
+        """Wait for something to become true; returns the seconds it took."""
+        started = time.monotonic()
+        while not condition():
+            assert self.process.poll() is None, f"the fleet ended:\n{self.output}"
+            assert time.monotonic() - started < timeout_s, f"did not happen:\n{self.output}"
+            time.sleep(0.02)
+        return time.monotonic() - started
+
+    def serves(self, engines: int) -> bool:
+        """Whether so many engines run, none besides, and the router sends to all of them."""
+        try:
+            listed = [one for one in self.endpoints() if not one.draining]
+            instances = [name for name in self.pids() if name.startswith(f"{SERVICE}-engine")]
+            if not len(listed) == len(instances) == engines:
+                return False
+            return self.metrics(self.url).get('pagefleet_router_endpoints{state="ready"}') == engines
+        except (OSError, ValueError, httpx.TransportError):
+            return False  # still starting
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Return what the router may send to."""
+        return decode_endpoints((self.state_dir / f"{SERVICE}.endpoints.json").read_bytes()).endpoints
+
+    def pids(self) -> dict[str, int]:
+        """Return the process of each instance."""
+        return recorded_pids(self.state_dir)
+
+    def core_pid(self, engine: str) -> int:
+        """Return the engine core of an engine's server."""
+        (pid,) = child_pids(self.pids()[engine])
+        return pid
+
+    def all_pids(self) -> list[int]:
+        """Return every process of the fleet: servers, their engine cores, the router."""
+        instances = list(self.pids().values())
+        return instances + [child for pid in instances for child in child_pids(pid)]
+
+    def metrics(self, url: str) -> Mapping[str, float]:
+        """Return every series of a process as Prometheus would write it, the label for the model left out."""
+        found = {}
+        for family in text_string_to_metric_families(self._http.get(f"{url}/metrics").text):
+            for sample in family.samples:
+                labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items() if k != "model_name")
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found
+
+    def engine_metrics(self) -> dict[str, Mapping[str, float]]:
+        """Return every engine's series."""
+        return {one.id: self.metrics(one.url) for one in self.endpoints()}

@@ -1,0 +1,61 @@
+"""Ends from outside: a client that leaves its stream, and a fleet that is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from pagefleet_protocol import metric_names
+
+from e2e.fleet_process import FleetProcess
+from e2e.load import Streamed, long_request, read_stream
+from tests.fakes.fleet_processes import all_gone
+
+pytestmark = pytest.mark.fleet
+
+
+def test_client_that_leaves_frees_its_blocks_within_a_second(fleet: FleetProcess) -> None:
+    urls = {one.id: one.url for one in fleet.endpoints()}
+    with httpx.stream("POST", f"{fleet.url}/v1/completions", json=long_request(900), timeout=30) as reply:
+        engine = urls[reply.headers["x-pagefleet-engine"]]
+
+        def held() -> tuple[float, float]:
+            metrics = fleet.metrics(engine)
+            return metrics[metric_names.ENGINE_REQUESTS_RUNNING], metrics[metric_names.ENGINE_KV_USAGE_RATIO]
+
+        assert next(reply.iter_lines()).startswith("data: ")
+        fleet.until(lambda: min(held()) > 0, 5)
+        assert held()[0] == 1
+    assert fleet.until(lambda: held() == (0, 0), 5) < 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_lets_a_stream_finish_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    async def scenario(fleet: FleetProcess) -> tuple[Streamed, list[int]]:
+        streamed = Streamed()
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as http:
+            reading = asyncio.create_task(read_stream(http, long_request(1500), streamed))
+            while streamed.num_texts < 3:  # noqa: ASYNC110 - counted by the reader
+                await asyncio.sleep(0.005)
+            pids = fleet.all_pids()
+            if number == signal.SIGINT:
+                os.killpg(fleet.process.pid, number)  # as a terminal does
+            else:
+                fleet.process.send_signal(number)
+            assert streamed.num_texts < 1000
+            await reading
+        return streamed, pids
+
+    with FleetProcess(tmp_path) as fleet:
+        fleet.until(lambda: fleet.serves(1))
+        streamed, pids = asyncio.run(scenario(fleet))
+        assert fleet.process.wait(20) == 0
+        assert len(pids) == 3
+        assert all_gone(pids, 0)
+        assert streamed.whole
+        assert fleet.output.endswith("\nstopped\n")
+        assert "Traceback" not in fleet.output
