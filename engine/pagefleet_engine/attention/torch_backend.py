@@ -219,31 +219,45 @@ def _make_group(
         token_index=None if in_order else torch.from_numpy(tokens_SQ.reshape(-1)),
         kept=None if all_real else torch.from_numpy(np.flatnonzero(real_SQ)),
         kept_tokens=None if in_order and all_real else torch.from_numpy(tokens_SQ[real_SQ]),
-        blocks=_query_blocks(lengths, rows, query_len, dtype),
+        blocks=_query_blocks(lengths, rows, num_blocks * layout.block_size, dtype),
     )
 
 
-def _query_blocks(lengths: _Lengths, rows: Int64Array, query_len: int, dtype: torch.dtype) -> list[_QueryBlock]:
-    """Cut the group's queries into blocks, each with the columns it can see. Columns count from a row's first block."""
+def _query_blocks(lengths: _Lengths, rows: Int64Array, width: int, dtype: torch.dtype) -> list[_QueryBlock]:
+    """Cut the group's queries into blocks, each with the columns it can see.
+
+    Columns count from a row's first gathered block; `width` of them are gathered.
+    """
+    query_len = int(lengths.query[rows].max())
     last_query = lengths.query[rows, None] - 1
     first_column = lengths.context[rows, None] - lengths.query[rows, None]
     column_SQ = first_column + np.minimum(np.arange(query_len), last_query)
+    if query_len <= QUERY_BLOCK and column_SQ.size > 1:
+        # Whole pages, masked: a matrix product over part of the gathered columns would copy them first.
+        return [_query_block(column_SQ, 0, range(width), lengths.window, dtype)]
     return [
-        _query_block(column_SQ, start, min(start + QUERY_BLOCK, query_len), lengths.window, dtype)
+        _query_block(own_SQ, start, _seen_columns(own_SQ, lengths.window), lengths.window, dtype)
         for start in range(0, query_len, QUERY_BLOCK)
+        for own_SQ in (column_SQ[:, start : start + QUERY_BLOCK],)
     ]
 
 
-def _query_block(column_SQ: Int64Array, start: int, stop: int, window: int | None, dtype: torch.dtype) -> _QueryBlock:
-    own_SQ = column_SQ[:, start:stop]
-    end = int(own_SQ.max()) + 1
-    first = 0 if window is None else max(int(own_SQ.min()) - window + 1, 0)
-    masked_from = int(own_SQ.min()) + 1 if window is None else first
-    columns = np.arange(masked_from, end)
+def _seen_columns(own_SQ: Int64Array, window: int | None) -> range:
+    """Columns that any of these queries sees."""
+    return range(0 if window is None else max(int(own_SQ.min()) - window + 1, 0), int(own_SQ.max()) + 1)
+
+
+def _query_block(
+    own_SQ: Int64Array, start: int, context: range, window: int | None, dtype: torch.dtype
+) -> _QueryBlock:
+    """The queries at columns `own_SQ`, of which the first is the group's query number `start`."""
+    stop = start + own_SQ.shape[1]
+    masked_from = int(own_SQ.min()) + 1 if window is None else context.start
+    columns = np.arange(masked_from, context.stop)
     visible = columns <= own_SQ[..., None]
     if window is not None:
         visible &= columns > own_SQ[..., None] - window
     if visible.all():
-        return _QueryBlock(start, stop, first, end, end, None)
+        return _QueryBlock(start, stop, context.start, context.stop, context.stop, None)
     bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
-    return _QueryBlock(start, stop, first, end, masked_from, bias[:, None, None])
+    return _QueryBlock(start, stop, context.start, context.stop, masked_from, bias[:, None, None])
