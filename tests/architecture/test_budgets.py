@@ -23,7 +23,10 @@ FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "recv_pyobj", "send_pyobj", "to
 def product_files() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", *(f"{name}/*.py" for name in COMPONENTS)],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     return [ROOT / name for name in listed if (ROOT / name).exists()]
 

@@ -247,9 +247,7 @@ def _seen_columns(own_SQ: Int64Array, window: int | None) -> range:
     return range(0 if window is None else max(int(own_SQ.min()) - window + 1, 0), int(own_SQ.max()) + 1)
 
 
-def _query_block(
-    own_SQ: Int64Array, start: int, context: range, window: int | None, dtype: torch.dtype
-) -> _QueryBlock:
+def _query_block(own_SQ: Int64Array, start: int, context: range, window: int | None, dtype: torch.dtype) -> _QueryBlock:
     """The queries at columns `own_SQ`, of which the first is the group's query number `start`."""
     stop = start + own_SQ.shape[1]
     masked_from = int(own_SQ.min()) + 1 if window is None else context.start
