@@ -111,9 +111,8 @@ def _check_stops(p: SamplingParams) -> None:
 
 def _check_token_sets(p: SamplingParams) -> None:
     for name in ("stop_token_ids", "allowed_token_ids"):
-        for token in getattr(p, name) or ():
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise InvalidRequest(f"'{name}' takes token ids, integers of at least 0.", name, "invalid_value")
+        if not _are_token_ids(getattr(p, name) or ()):
+            raise InvalidRequest(f"'{name}' takes token ids, integers of at least 0.", name, "invalid_value")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidRequest("'allowed_token_ids' must not be empty.", "allowed_token_ids", "invalid_value")
     if len(p.bad_words) > MAX_BAD_WORDS or any(not isinstance(word, str) or not word for word in p.bad_words):
@@ -130,6 +129,11 @@ def _check_token_sets(p: SamplingParams) -> None:
             raise InvalidRequest("'logit_bias' has token ids as keys.", "logit_bias", "invalid_value")
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
             raise InvalidRequest("a 'logit_bias' value must be between -100 and 100.", "logit_bias", "invalid_value")
+
+
+def _are_token_ids(values: tuple[object, ...]) -> bool:
+    # Without a loop of Python's own: lists may be long, and every output of a request has one.
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0  # type: ignore[type-var,operator]
 
 
 def _integer(p: SamplingParams, name: str, low: int, high: int, optional: bool = False) -> None:

@@ -17,7 +17,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_TOKEN_LIST = 1024
+MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_MODEL_CHARS = 16 * 1024
 MAX_USER_CHARS = 512
@@ -152,7 +154,7 @@ def read_sampling(fields: Fields) -> SamplingFields:
         prompt_logprobs=fields.integer("prompt_logprobs", 0, MAX_LOGPROBS),
         logit_bias=_read_logit_bias(fields),
         allowed_token_ids=_read_allowed(fields),
-        bad_words=fields.strings("bad_words", MAX_BAD_WORDS, MAX_STOP_CHARS) or (),
+        bad_words=fields.strings("bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARS) or (),
         skip_special_tokens=fields.boolean("skip_special_tokens") is not False,
     )
 
@@ -221,8 +223,8 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_allowed(fields: Fields) -> tuple[int, ...] | None:
-    fields.array("allowed_token_ids", 2**20, min_items=1)
-    return fields.integers("allowed_token_ids", 2**20, 0, MAX_TOKEN_ID)
+    fields.array("allowed_token_ids", MAX_ALLOWED_TOKENS, min_items=1)
+    return fields.integers("allowed_token_ids", MAX_ALLOWED_TOKENS, 0, MAX_TOKEN_ID)
 
 
 def _read_logit_bias(fields: Fields) -> dict[int, float] | None:

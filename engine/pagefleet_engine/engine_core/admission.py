@@ -82,7 +82,7 @@ def _check_integers(message: AddRequest) -> None:
         *(("bad_words", word) for word in sampling.bad_words_token_ids),
     ]
     for param, token_ids in groups:
-        if any(type(token_id) is not int for token_id in token_ids):
+        if not set(map(type, token_ids)) <= {int}:
             raise InvalidRequest(f"'{param}' takes token ids, which are integers.", param, "invalid_type")
     if any(not word for word in sampling.bad_words_token_ids):
         raise InvalidRequest("A word of 'bad_words' has no tokens.", "bad_words", "invalid_value")

@@ -10,7 +10,7 @@ import msgspec
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.text.bad_words import bad_words_token_ids
+from pagefleet_engine.text.bad_words import Encoder, bad_words_token_ids
 from pagefleet_engine.text.detokenizer import Detokenizer
 from pagefleet_engine.text.stop_strings import StopStrings
 from pagefleet_engine.text.tokenizer import Tokenizer
@@ -132,13 +132,13 @@ def error_of(output: RequestOutput) -> EngineError:
     return RequestFailed(message)
 
 
-def spell_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """Return `sampling` with the token ids of its bad words.
+def spell_bad_words(sampling: SamplingParams, tokenizer: Encoder | None) -> SamplingParams:
+    """Return `sampling` with the token ids of its bad words, if they are not there yet.
 
     Raises:
         InvalidRequest: there are bad words and no tokenizer.
     """
-    if not sampling.bad_words:
+    if not sampling.bad_words or sampling.bad_words_token_ids:
         return sampling
     if tokenizer is None:
         raise InvalidRequest("'bad_words' needs a tokenizer, and the model has none.", "bad_words", "invalid_value")
@@ -151,6 +151,8 @@ def fan_out(sampling: SamplingParams) -> list[SamplingParams]:
     A seed is given on as seed, seed + 1, ...: the outputs differ from each other and repeat from run to run. Only the
     first computes prompt log-probabilities, which are the same for all.
     """
+    if sampling.n == 1:
+        return [sampling]
     first = msgspec.structs.replace(sampling, n=1)
     rest = [
         msgspec.structs.replace(first, seed=_shifted(sampling.seed, index), prompt_logprobs=None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar
 
 from pagefleet_protocol.openai_json import decode_object
 from starlette.requests import ClientDisconnect, Request
@@ -19,9 +20,11 @@ _READ_TIMEOUT_S = 60.0
 _DECODE_HERE_BYTES = 32 * 1024
 _CLOSE = {"connection": "close"}
 
+T = TypeVar("T")
+
 
 class BodyReader:
-    """Reads bodies of up to `max_bytes`; large ones are decoded in `pool`, off the event loop."""
+    """Reads bodies of up to `max_bytes`; large ones are decoded and checked in `pool`, off the event loop."""
 
     def __init__(self, max_bytes: int, pool: Executor, max_bodies_bytes: int = MAX_BODIES_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -29,21 +32,22 @@ class BodyReader:
         self._max_bodies_bytes = max_bodies_bytes
         self._held_bytes = 0
 
-    async def read_object(self, request: Request) -> dict[str, Any]:
-        """Return the body's JSON object.
+    async def read(self, request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+        """Return what `check` makes of the body's JSON object.
 
         Raises:
             HttpRefusal: too large, or it takes longer than a minute to arrive.
             QueueFull: all bodies together are too large.
-            BodyError: not a JSON object.
+            BodyError: not a JSON object, or one that `check` refuses.
         """
         parts: list[bytes] = []
         try:
             await self._read(request, parts)
             body = b"".join(parts)
             if len(body) <= _DECODE_HERE_BYTES:
-                return decode_object(body)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, decode_object, body)
+                return check(decode_object(body))
+            work = asyncio.get_running_loop().run_in_executor(self._pool, lambda: check(decode_object(body)))
+            return await work
         finally:
             self._held_bytes -= sum(map(len, parts))
 

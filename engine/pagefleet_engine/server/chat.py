@@ -40,9 +40,8 @@ class ChatRoute:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
         service = self._service
-        body = await service.read_body(request)
+        chat = await service.read_body(request, read_chat_request)
         arrived = service.generator.now()
-        chat = read_chat_request(body)
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         prompt = await self._prepare(chat)
@@ -61,7 +60,7 @@ class ChatRoute:
         sampling = to_sampling_params(
             chat.sampling, self._service.model, max_tokens, logprobs, chat.sampling.prompt_logprobs
         )
-        return PreparedPrompt(ids, sampling)
+        return PreparedPrompt(ids, await self._service.prompts.spell(sampling))
 
     async def _whole(
         self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, chunks: Chunks

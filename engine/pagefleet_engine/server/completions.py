@@ -41,9 +41,8 @@ class CompletionRoute:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
         service = self._service
-        body = await service.read_body(request)
+        asked = await service.read_body(request, read_completion_request)
         arrived = service.generator.now()
-        asked = read_completion_request(body)
         service.check_model(asked.model)
         service.count_ignored(asked.ignored)
         prompts = await self._prepare(asked)
@@ -57,15 +56,15 @@ class CompletionRoute:
         return EventStream(event_stream(chunks, writer), service.open_requests)
 
     async def _prepare(self, asked: CompletionRequest) -> list[PreparedPrompt]:
-        model, prepared = self._service.model, []
+        model, prompts = self._service.model, self._service.prompts
         scored = asked.sampling.prompt_logprobs
         if asked.echo and asked.logprobs is not None:
             scored = max(asked.logprobs, scored or 0)
-        for ids in await self._service.prompts.of_completion(asked.prompts, asked.add_special_tokens):
-            max_tokens = fitting_max_tokens(asked.max_tokens, len(ids), model, "max_tokens")
-            sampling = to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored)
-            prepared.append(PreparedPrompt(ids, sampling))
-        return prepared
+        token_ids = await prompts.of_completion(asked.prompts, asked.add_special_tokens)
+        max_tokens = fitting_max_tokens(asked.max_tokens, max(map(len, token_ids)), model, "max_tokens")
+        # One for all prompts: its lists may be long, and there may be a thousand prompts.
+        sampling = await prompts.spell(to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored))
+        return [PreparedPrompt(ids, sampling) for ids in token_ids]
 
     async def _echoes(self, asked: CompletionRequest, prompts: Sequence[PreparedPrompt]) -> list[str]:
         """Return what stands before each prompt's answers: the prompt as given, or nothing."""

@@ -41,7 +41,12 @@ def jobs_of(
     request_id: str, prompts: Sequence[PreparedPrompt], priority: int = 0, cache_salt: str | None = None
 ) -> list[Job]:
     """Spread prompts times `n` into jobs; a job's place in the list is its choice's index."""
-    pairs = [(prompt.token_ids, sampling) for prompt in prompts for sampling in fan_out(prompt.sampling)]
+    pairs: list[tuple[list[int], SamplingParams]] = []
+    shared, outputs = None, []
+    for prompt in prompts:
+        if prompt.sampling is not shared:  # the prompts of one request share theirs: split once
+            shared, outputs = prompt.sampling, fan_out(prompt.sampling)
+        pairs += [(prompt.token_ids, sampling) for sampling in outputs]
     return [Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt) for i, (ids, sampling) in enumerate(pairs)]
 
 
@@ -87,9 +92,13 @@ class Generator:
             except Exception as error:  # carried to the request's own task, which raises it
                 queue.put_nowait(error)
 
-        pumps = [asyncio.create_task(pump(index, job)) for index, job in enumerate(jobs)]
-        running = len(pumps)
+        pumps: list[asyncio.Task[None]] = []
+        running = len(jobs)
         try:
+            for index, job in enumerate(jobs):
+                pumps.append(asyncio.create_task(pump(index, job)))
+                # To start one checks and sends a whole prompt: other requests must not wait for all of a thousand.
+                await asyncio.sleep(0)
             while running:
                 item = await queue.get()
                 if item is None:

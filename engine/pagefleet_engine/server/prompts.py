@@ -16,7 +16,9 @@ from pagefleet_protocol.openai_chat import Message
 from pagefleet_protocol.openai_completions import Prompt
 from pagefleet_protocol.openai_json import BodyError, decode_object
 
+from pagefleet_engine.engine_core.output_text import spell_bad_words
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
+from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.server.ports import ChatPrompt, ServedModel, Tokenizer
 
 P = ParamSpec("P")
@@ -52,6 +54,10 @@ class Prompts:
         """Tokenize a text of any length."""
         return await self._off_loop(self._tokenizer.encode, text, add_special_tokens)
 
+    async def spell(self, sampling: SamplingParams) -> SamplingParams:
+        """Return `sampling` with the token ids of its bad words, of which there may be many long ones."""
+        return await self._off_loop(spell_bad_words, sampling, self._tokenizer) if sampling.bad_words else sampling
+
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """Detokenize.
 
@@ -67,7 +73,7 @@ class Prompts:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 
     def _chat_ids(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-        self._refuse_hopeless("".join(message.content or "" for message in messages), "messages")
+        self._refuse_hopeless("".join(map(_text_of, messages)), "messages")
         ids = self._chat.token_ids([_for_template(message) for message in messages], add_generation_prompt)
         return self._fitting(ids, "messages")
 
@@ -105,6 +111,12 @@ class Prompts:
 
 def _name(index: int, count: int) -> str:
     return "prompt" if count == 1 else f"prompt[{index}]"
+
+
+def _text_of(message: Message) -> str:
+    """Return all that a client wrote into a message, whatever the template makes of it."""
+    calls = [part for call in message.tool_calls for part in call["function"].values()]
+    return "".join([message.content or "", message.name or "", *calls])
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pagefleet_protocol.openai_json import shown
 from starlette.requests import Request
@@ -16,6 +16,8 @@ from pagefleet_engine.server.generation import Generator
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.ports import ServedModel, Tokenizer
 from pagefleet_engine.server.prompts import Prompts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,9 @@ class Service:
     open_requests: OpenRequests
     metrics: EngineMetrics
 
-    async def read_body(self, request: Request) -> dict[str, Any]:
-        """Return the body's JSON object."""
-        return await self.bodies.read_object(request)
+    async def read_body(self, request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+        """Return what `check` makes of the body's JSON object."""
+        return await self.bodies.read(request, check)
 
     def check_model(self, name: str) -> None:
         """Refuse any model but the served one.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
-from pagefleet_protocol.openai_chat import MAX_CONTENT_CHARS, read_messages
+from pagefleet_protocol.openai_chat import Message, read_messages
 from pagefleet_protocol.openai_common import MAX_MODEL_CHARS, MAX_TOKEN_ID, refuse_unsupported
 from pagefleet_protocol.openai_json import Fields
 from starlette.requests import Request
@@ -12,7 +15,8 @@ from starlette.responses import Response
 from pagefleet_engine.server.responses import json_response
 from pagefleet_engine.server.service import Service
 
-_MAX_TOKENS = 2**20
+_MAX_CHARS = _MAX_TOKENS = 2**20
+"""Neither has to fit the context here, so they have a limit of their own."""
 
 
 class TokenizationRoutes:
@@ -27,17 +31,12 @@ class TokenizationRoutes:
         Raises:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
-        fields = await self._fields(request)
-        if fields.raw("messages") is not None:
-            messages = read_messages(fields)
-            generation = fields.boolean("add_generation_prompt") is not False
-            ids = await self._service.prompts.of_chat(messages, generation)
+        asked = await self._service.read_body(request, _read_tokenize)
+        self._check_model(asked.model)
+        if asked.messages is not None:
+            ids = await self._service.prompts.of_chat(asked.messages, asked.add_generation_prompt)
         else:
-            prompt = fields.string("prompt", MAX_CONTENT_CHARS)
-            if prompt is None:
-                raise fields.missing("prompt")
-            special = fields.boolean("add_special_tokens") is not False
-            ids = await self._service.prompts.token_ids_of(prompt, special)
+            ids = await self._service.prompts.token_ids_of(asked.prompt, asked.add_special_tokens)
         limit = self._service.model.max_model_len
         return json_response(msgspec.json.encode({"count": len(ids), "max_model_len": limit, "tokens": ids}))
 
@@ -47,17 +46,52 @@ class TokenizationRoutes:
         Raises:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
-        fields = await self._fields(request)
-        tokens = fields.integers("tokens", _MAX_TOKENS, 0, MAX_TOKEN_ID)
-        if tokens is None:
-            raise fields.missing("tokens")
-        text = await self._service.prompts.text_of(tokens)
+        asked = await self._service.read_body(request, _read_detokenize)
+        self._check_model(asked.model)
+        text = await self._service.prompts.text_of(asked.tokens)
         return json_response(msgspec.json.encode({"prompt": text}))
 
-    async def _fields(self, request: Request) -> Fields:
-        fields = Fields(await self._service.read_body(request))
-        refuse_unsupported(fields)
-        model = fields.string("model", MAX_MODEL_CHARS)
+    def _check_model(self, model: str | None) -> None:
         if model is not None:
             self._service.check_model(model)
-        return fields
+
+
+class _Tokenize(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None
+    messages: tuple[Message, ...] | None = None
+    add_generation_prompt: bool = True
+    prompt: str = ""
+    """Read where there are no messages."""
+    add_special_tokens: bool = True
+
+
+class _Detokenize(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None
+    tokens: tuple[int, ...]
+
+
+def _read_tokenize(body: Mapping[str, Any]) -> _Tokenize:
+    fields, model = _open(body)
+    if fields.raw("messages") is not None:
+        messages = read_messages(fields)
+        generation = fields.boolean("add_generation_prompt") is not False
+        return _Tokenize(model=model, messages=messages, add_generation_prompt=generation)
+    prompt = fields.string("prompt", _MAX_CHARS)
+    if prompt is None:
+        raise fields.missing("prompt")
+    special = fields.boolean("add_special_tokens") is not False
+    return _Tokenize(model=model, prompt=prompt, add_special_tokens=special)
+
+
+def _read_detokenize(body: Mapping[str, Any]) -> _Detokenize:
+    fields, model = _open(body)
+    tokens = fields.integers("tokens", _MAX_TOKENS, 0, MAX_TOKEN_ID)
+    if tokens is None:
+        raise fields.missing("tokens")
+    return _Detokenize(model=model, tokens=tokens)
+
+
+def _open(body: Mapping[str, Any]) -> tuple[Fields, str | None]:
+    fields = Fields(body)
+    refuse_unsupported(fields)
+    return fields, fields.string("model", MAX_MODEL_CHARS)

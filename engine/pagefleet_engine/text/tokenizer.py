@@ -19,6 +19,9 @@ from pagefleet_engine.text.token_bytes import token_bytes
 _LONG_TEXT = 4096
 """Characters from which on a text is encoded without the interpreter's lock: shorter ones take a few milliseconds."""
 
+_MOST_CHARS_PER_TOKEN = 64
+"""On average over a prompt."""
+
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -111,9 +114,10 @@ class Tokenizer:
     def surely_longer_than(self, text: str, num_tokens: int) -> bool:
         """Return True when `text` cannot fit `num_tokens` tokens, without tokenizing it.
 
-        Tells a hopeless megabyte apart at once. A normalizer may shorten text, hence the margin of four.
+        Tells a hopeless megabyte apart at once. A normalizer may shorten text, hence the margin of four. Where the
+        vocabulary has very long tokens (runs of blanks, mostly), more than 64 characters per token are too many too.
         """
-        return len(text) > 4 * num_tokens * self._longest_token()
+        return len(text) > num_tokens * min(4 * self._longest_token(), _MOST_CHARS_PER_TOKEN)
 
     def _longest_token(self) -> int:
         if self._longest is None:

@@ -373,14 +373,14 @@ def test_all_bodies_together_are_bounded() -> None:
     async def ask() -> tuple[int, int]:
         with ThreadPoolExecutor(1) as pool:
             reader = BodyReader(1000, pool, max_bodies_bytes=150)
-            waiting = asyncio.create_task(reader.read_object(request_of(b"x" * 100, asyncio.Event())))
+            waiting = asyncio.create_task(reader.read(request_of(b"x" * 100, asyncio.Event()), dict))
             await asyncio.sleep(0)
             with pytest.raises(QueueFull):
-                await reader.read_object(request_of(b"x" * 100))
+                await reader.read(request_of(b"x" * 100), dict)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            fitting = await reader.read_object(request_of(b'{"a":' + b"1" * 100 + b"}"))
-        return len(fitting), len(await reader.read_object(request_of(b"{}")))
+            fitting = await reader.read(request_of(b'{"a":' + b"1" * 100 + b"}"), dict)
+        return len(fitting), len(await reader.read(request_of(b"{}"), dict))
 
     assert asyncio.run(ask()) == (1, 0)
 
@@ -425,3 +425,32 @@ def test_a_megabyte_does_not_hold_up_the_event_loop(server: LiveServer) -> None:
     expect_refusal(server.chat(messages=messages), 400, "messages", "context_length_exceeded")
     assert server.http.post("/tokenize", json={"prompt": "x" * 1_000_000}).json()["count"] == 1_000_000
     assert server.loop_lag_s < 0.5  # the house rule is 0.1 s; this machine may be busy
+
+
+def test_long_lists_and_many_choices_do_not_hold_up_the_event_loop(server: LiveServer) -> None:
+    server.complete()
+    server.loop_lag_s = 0.0
+    lists = {"allowed_token_ids": [65] * 16_000, "bad_words": ["x" * 128] * 128, "logit_bias": {"7": 1.0}}
+    assert len(server.complete(prompt=["a"] * 8, n=32, max_tokens=1, **lists).json()["choices"]) == 256
+    expect_refusal(server.complete(prompt=[300] * 350_000), 400, "prompt", "token_id_out_of_range")
+    assert server.loop_lag_s < 0.5
+
+
+def test_everything_in_a_conversation_counts_before_it_is_rendered(server: LiveServer) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "<" * 1_000_000}}
+    turns = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "1"}]
+    response = server.chat(messages=turns)
+    expect_refusal(response, 400, "messages", "context_length_exceeded")
+    assert "1000003 characters" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "allowed_token_ids": [1] * 16_385}, "allowed_token_ids"),
+        ("/v1/completions", {"prompt": "a", "bad_words": ["x" * 129]}, "bad_words[0]"),
+        ("/tokenize", {"prompt": "x" * (2**20 + 1)}, "prompt"),
+    ],
+)
+def test_lengths_have_limits(server: LiveServer, path: str, fields: dict[str, Any], param: str) -> None:
+    expect_refusal(server.http.post(path, json={"model": MODEL, **fields}), 400, param)

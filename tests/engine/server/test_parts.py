@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,12 +13,13 @@ from pagefleet_engine import errors
 from pagefleet_engine.engine_core.messages import WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import ConfigError, EngineError
+from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.server.chat import ChatChoiceFormat
 from pagefleet_engine.server.choices import TokenCounts
 from pagefleet_engine.server.drain import Drain
 from pagefleet_engine.server.errors import HttpRefusal, ServerStoppingError, known_answer
-from pagefleet_engine.server.generation import PreparedPrompt, jobs_of
+from pagefleet_engine.server.generation import Generator, PreparedPrompt, jobs_of
 from pagefleet_engine.server.interruption import ClientGoneError, OpenRequests
 from pagefleet_engine.server.lifecycle import StopSignals, bind
 from pagefleet_engine.server.logprobs import IMPOSSIBLE, CompletionLogprobList, chat_logprobs, prompt_logprobs
@@ -31,7 +32,7 @@ from pagefleet_protocol.openai_common import StreamOptions
 from starlette.types import Message
 
 from tests.engine.server.conftest import MODEL
-from tests.fakes.scripted_engine import ByteTokenizer
+from tests.fakes.scripted_engine import ByteTokenizer, ScriptedEngine
 
 PROMPTS = [PreparedPrompt([1, 2, 3], SamplingParams(n=2))]
 
@@ -192,6 +193,34 @@ def test_jobs_take_consecutive_seeds_and_indices() -> None:
     assert [job.request_id for job in jobs] == ["id-0", "id-1", "id-2"]
     assert [job.sampling.seed for job in jobs] == [2**63 - 1, -(2**63), None]
     assert {(job.sampling.n, job.priority, job.cache_salt) for job in jobs} == {(1, 3, "s")}
+
+
+def test_choices_start_one_at_a_time() -> None:
+    starts: list[int] = []
+
+    class Engine(ScriptedEngine):
+        async def _chunks(self, prompt: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Chunk, None]:
+            starts.append(ticks)
+            yield Chunk("a", [1], finish_reason="stop")
+
+    ticks = 0
+
+    async def count() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    async def work() -> int:
+        counting = asyncio.create_task(count())
+        generator = Generator(Engine(), EngineMetrics(MODEL, lambda: None))
+        jobs = jobs_of("id", [PreparedPrompt([1], SamplingParams(n=20))])
+        found = [index async for index, _ in generator.run(jobs, 0.0)]
+        counting.cancel()
+        return len(set(found))
+
+    assert asyncio.run(work()) == 20
+    assert len(set(starts)) == 20, "others get a turn between two starts"
 
 
 @pytest.mark.parametrize(("asked", "allowed"), [(None, 5), (1, 1), (5, 5), (6, None)])
