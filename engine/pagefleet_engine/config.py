@@ -81,8 +81,8 @@ class SchedulerConfig:
     """priority: smaller `priority` first, then arrival."""
     max_num_queued_reqs: int = 4096
     """Waiting requests beyond which new ones are refused with 429."""
-    max_num_queued_tokens: int | None = None
-    """Waiting prompt tokens beyond which new requests are refused with 429."""
+    max_num_queued_tokens: int | None = 2**24
+    """Waiting prompt tokens beyond which new requests are refused with 429, for want of memory (some 40 bytes each)."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):

@@ -61,8 +61,8 @@ class LLM:
 
     Args:
         model: a folder in Hugging Face layout, or builtin://tiny.
-        skip_tokenizer_init: load no tokenizer; prompts are token ids then, and outputs have no text. So it is also, with
-            a warning, where the folder holds none.
+        skip_tokenizer_init: load no tokenizer; prompts are token ids then, and outputs have no text. So it is also,
+            with a warning, where the folder holds none.
         settings: any field of `ModelConfig`, `CacheConfig` and `SchedulerConfig` by its name.
 
     Raises:
@@ -72,7 +72,12 @@ class LLM:
     """
 
     def __init__(self, model: str, *, skip_tokenizer_init: bool = False, **settings: Any) -> None:
-        values = {"max_num_queued_reqs": 2**31 - 1, **_known(settings), "model": str(model)}
+        values = {
+            "max_num_queued_reqs": 2**31 - 1,
+            "max_num_queued_tokens": None,
+            **_known(settings),
+            "model": str(model),
+        }
         config = engine_config(values)
         folder = resolve_model_folder(config.model.model)
         self._tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder

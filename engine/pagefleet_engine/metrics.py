@@ -118,6 +118,8 @@ class _CoreCollector(Collector):
         )
         yield self._total(_PREFIX + "preemptions_total", "Requests put back for want of blocks.", stats.preemptions)
         yield self._total(_PREFIX + "steps_total", "Forward passes.", stats.steps)
+        dropped = "Bytes on the core's socket that were no message."
+        yield self._total(_PREFIX + "messages_dropped_total", dropped, stats.messages_dropped)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("model_name",))

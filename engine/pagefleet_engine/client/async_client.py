@@ -215,8 +215,6 @@ class AsyncEngineClient:
                     self._started.set_result(message)
             case StartFailed():
                 self._refuse_start(ModelLoadError(message.message))
-            case _:
-                pass
 
     async def _deliver_all(self, outputs: Sequence[RequestOutput]) -> None:
         """Deliver a step's outputs, letting others run now and then."""

@@ -26,17 +26,11 @@ class AbortRequests(msgspec.Struct, tag="abort", frozen=True, array_like=True):
     request_ids: list[str]
 
 
-class Ping(msgspec.Struct, tag="ping", frozen=True, array_like=True):
-    """Ask for a Pong from inside the step loop."""
-
-    token: int
-
-
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True, array_like=True):
     """Forget every cached block that no request holds."""
 
 
-ToCore = AddRequest | AbortRequests | Ping | ResetPrefixCache
+ToCore = AddRequest | AbortRequests | ResetPrefixCache
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -94,12 +88,6 @@ class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):
     stats: CoreStats
 
 
-class Pong(msgspec.Struct, tag="pong", frozen=True, array_like=True):
-    """Answer to Ping."""
-
-    token: int
-
-
 class Ready(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     """The core has loaded the model and takes requests."""
 
@@ -116,4 +104,4 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=Tr
     message: str
 
 
-FromCore = StepOutputs | Pong | Ready | StartFailed
+FromCore = StepOutputs | Ready | StartFailed

@@ -24,8 +24,6 @@ from pagefleet_engine.engine_core.engine_core import INVALID, EngineCore, refusa
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
-    Ping,
-    Pong,
     Ready,
     RequestOutput,
     ResetPrefixCache,
@@ -132,8 +130,6 @@ class CoreLoop:
                     self._outputs.append(refused)
             case AbortRequests():
                 self._outputs += self._core.abort(message.request_ids)
-            case Ping():
-                self._socket.send(Pong(message.token))
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
 

@@ -14,6 +14,8 @@ from pagefleet_engine.engine_core.messages import FromCore, ToCore
 from pagefleet_engine.errors import InvalidRequest
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_TURN_BYTES = 1024 * 1024
+"""Taken at once: to decode and check so much takes a few tens of milliseconds, for which running requests wait."""
 
 
 class CoreSocket:
@@ -26,15 +28,18 @@ class CoreSocket:
         self._socket.connect(address)
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Wait up to `timeout_s` for a message and return all that have come."""
+        """Wait up to `timeout_s` for a message and return those that have come, up to a limit of their size."""
         if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
             return []
         messages: list[bytes] = []
-        while True:
+        size = 0
+        while size < MAX_TURN_BYTES:
             try:
                 messages.append(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
-                return messages
+                break
+            size += len(messages[-1])
+        return messages
 
     def send(self, message: FromCore) -> None:
         """Send one message; it is queued where the other side is slow."""

@@ -11,8 +11,6 @@ from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
-    Ping,
-    Pong,
     ResetPrefixCache,
     StepOutputs,
 )
@@ -82,9 +80,16 @@ def test_a_refused_request_is_answered(wire: Wire) -> None:
     assert [o.error_param for o in wire.outputs if o.finish_reason == "error"] == ["request_id"]
 
 
-def test_it_answers_pings_and_forgets_prefixes(wire: Wire) -> None:
-    wire.turn(Ping(3), ResetPrefixCache())
-    assert wire.sent == [Pong(3)]
+def test_it_forgets_prefixes(wire: Wire) -> None:
+    def ask(request_id: str) -> int | None:
+        wire.turn(AddRequest(request_id, [5] * 32, SamplingParams(max_tokens=1), ()))
+        wire.turn()
+        wire.turn()
+        return next(o.num_cached_tokens for o in wire.outputs if o.request_id == request_id and o.new_token_ids)
+
+    assert [ask("a"), ask("b")] == [0, 28]
+    wire.turn(ResetPrefixCache())
+    assert ask("c") == 0
 
 
 def test_integrity_is_checked_when_it_becomes_idle(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, Ping, Pong, ResetPrefixCache
+from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, ResetPrefixCache, StartFailed
 from pagefleet_engine.engine_core.transport import (
+    MAX_TURN_BYTES,
     BadMessage,
     ClientSocket,
     CoreSocket,
@@ -20,7 +21,7 @@ from pagefleet_engine.sampling_params import SamplingParams
 REQUEST = AddRequest("r", [1, 2], SamplingParams(temperature=0.5, stop=("x",), logit_bias={3: 1.5}), (7,), 1, "salt")
 
 
-@pytest.mark.parametrize("message", [REQUEST, AbortRequests(["a", "b"]), Ping(5), ResetPrefixCache()])
+@pytest.mark.parametrize("message", [REQUEST, AbortRequests(["a", "b"]), ResetPrefixCache()])
 def test_messages_survive_the_wire(message: Any) -> None:
     assert decode_to_core(msgspec.msgpack.encode(message)) == message
 
@@ -57,17 +58,33 @@ def test_both_ends_talk(tmp_path: Path) -> None:
     async def talk() -> None:
         client = ClientSocket(f"ipc://{tmp_path / 's'}")
         core = CoreSocket(f"ipc://{tmp_path / 's'}")
-        client.send(Ping(1))
+        client.send(ResetPrefixCache())
         client.send_bytes(b"\xc1")
         received: list[bytes] = []
         while len(received) < 2:
             received += await asyncio.to_thread(core.receive, 5.0)
-        assert decode_to_core(received[0]) == Ping(1)
+        assert decode_to_core(received[0]) == ResetPrefixCache()
         assert received[1] == b"\xc1"
-        core.send(Pong(1))
-        assert decode_from_core(await client.receive()) == Pong(1)
+        core.send(StartFailed("why"))
+        assert decode_from_core(await client.receive()) == StartFailed("why")
         assert core.receive(0.0) == []
         core.close()
         client.close()
 
     asyncio.run(talk())
+
+
+def test_a_flood_is_taken_in_parts(tmp_path: Path) -> None:
+    async def talk() -> list[int]:
+        client = ClientSocket(f"ipc://{tmp_path / 's'}")
+        core = CoreSocket(f"ipc://{tmp_path / 's'}")
+        for _ in range(5):
+            client.send_bytes(bytes(MAX_TURN_BYTES // 2))
+        parts: list[int] = []
+        while sum(parts) < 5:
+            parts.append(len(await asyncio.to_thread(core.receive, 5.0)))
+        core.close()
+        client.close()
+        return parts
+
+    assert max(asyncio.run(talk())) == 2

@@ -68,6 +68,12 @@ def test_before_the_first_step_the_gauges_are_zero() -> None:
     assert seen[metric_names.ENGINE_KV_USAGE_RATIO + "{}"] == 0
 
 
+def test_garbage_on_the_socket_is_counted() -> None:
+    metrics = EngineMetrics("scripted", lambda: CoreStats(0, 0, 0.0, 0, 0, 0, 0, messages_dropped=4))
+    seen = samples(metrics.render().decode())
+    assert seen["pagefleet_engine_messages_dropped_total{}"] == 4
+
+
 def test_two_engines_in_one_process_share_nothing() -> None:
     first = EngineMetrics("scripted", lambda: None)
     second = EngineMetrics("scripted", lambda: CoreStats(1, 0, 0.0, 0, 0, 0, 0))
