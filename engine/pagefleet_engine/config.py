@@ -71,9 +71,9 @@ class SchedulerConfig:
     """How requests share the steps."""
 
     max_num_seqs: int = 256
-    """Requests that run at once."""
+    """Requests that run at once; unless given, no more than max_num_batched_tokens."""
     max_num_batched_tokens: int = 2048
-    """Tokens computed per step, over all requests."""
+    """Tokens computed per step, over all requests; unless given, no fewer than max_num_seqs."""
     long_prefill_token_threshold: int | None = None
     """Most tokens of one prompt in one step while others wait or run; default: a quarter of max_num_batched_tokens,
     at least 512 (and never over max_num_batched_tokens)."""

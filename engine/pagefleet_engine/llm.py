@@ -24,7 +24,7 @@ from pagefleet_engine.results import CompletionOutput, RequestOutput, all_candid
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import ENGINE_GROUPS, close_matches, engine_config, settings
 from pagefleet_engine.text.chat_prompt import ChatPrompt
-from pagefleet_engine.text.chat_template import load_chat_template
+from pagefleet_engine.text.chat_template import ChatTemplate, load_chat_template
 from pagefleet_engine.text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, read_eos_token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -35,9 +35,20 @@ logger = logging.getLogger(__name__)
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": (None, "uni", "mp"),
     "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "cpu_offload_gb": (0,),
     "revision": (None,),
+    "tokenizer_revision": (None,),
+    "download_dir": (None,),
+    "hf_overrides": (None, {}),
     "tokenizer_mode": ("auto",),
+    "runner": ("auto", "generate"),
+    "generation_config": ("vllm",),  # sampling parameters come from the caller alone
+    "enable_lora": (False,),
+    "enable_chunked_prefill": (None, True),
     "enforce_eager": (True, False),
     "disable_log_stats": (True, False),
     "trust_remote_code": (True, False),  # code of a model is never run, trusted or not
@@ -137,28 +148,42 @@ class LLM:
             for index, group in enumerate(_by_prompt(outputs, len(texts)))
         ]
 
-    def chat(
+    def chat(  # noqa: PLR0913 the signature is vLLM's
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
 
+        Args:
+            messages: one conversation, or a list of them.
+            sampling_params: for all, or one each; default: `SamplingParams()`.
+            use_tqdm: show progress on a terminal.
+            chat_template: jinja text in place of the model's own.
+            add_generation_prompt: end with the opening of the assistant's answer.
+            tools: described to the model, where its template does so.
+            chat_template_kwargs: more names for the template.
+
         Raises:
             InvalidRequest: the model has no chat template or the template refuses the messages.
+            ModelLoadError: `chat_template` is not a valid template.
         """
         if self._chat is None or self._tokenizer is None:
             raise InvalidRequest("Without a tokenizer there is no chat: leave skip_tokenizer_init out.", "messages")
+        chat = self._chat
+        if chat_template is not None:
+            chat = ChatPrompt(self._tokenizer, ChatTemplate(chat_template, self._tokenizer.special_tokens))
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         variables = {**(chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
         prompts: list[Prompt] = []
         for conversation in conversations:
-            token_ids = self._chat.token_ids(conversation, add_generation_prompt, variables)  # type: ignore[arg-type]
+            token_ids = chat.token_ids(conversation, add_generation_prompt, variables)  # type: ignore[arg-type]
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
             prompts.append({"prompt_token_ids": token_ids, "prompt": text})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
@@ -192,8 +217,12 @@ class LLM:
         content: Any = prompt
         text: str | None = None
         if isinstance(prompt, Mapping):
+            for name in prompt.keys() - {"prompt", "prompt_token_ids"}:
+                if prompt[name] is not None:
+                    raise InvalidRequest(f"A prompt takes no {name!r}: this engine reads text and token ids.", "prompt")
             text = prompt.get("prompt")
-            content = prompt.get("prompt_token_ids", text)
+            token_ids = prompt.get("prompt_token_ids")
+            content = text if token_ids is None else token_ids
         if isinstance(content, Sequence) and not isinstance(content, str):
             return text, [int(token_id) for token_id in content]
         if not isinstance(content, str):
@@ -287,7 +316,8 @@ def _known(keywords: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name, value in keywords.items():
         if name in known:
-            values[name] = value
+            if value is not None:  # vLLM's default of most of them
+                values[name] = value
         elif name not in _NEUTRAL:
             raise TypeError(f"LLM() has no setting {name!r}{close_matches(name, known)}")
         elif value not in _NEUTRAL[name]:

@@ -59,7 +59,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
             value = getattr(self, name)
-            if isinstance(value, str):
+            if value is None and name != "allowed_token_ids":  # vLLM's defaults, which scripts spell out
+                msgspec.structs.force_setattr(self, name, ())
+            elif isinstance(value, str):
                 msgspec.structs.force_setattr(self, name, (value,))
             elif isinstance(value, list):
                 msgspec.structs.force_setattr(self, name, tuple(value))

@@ -26,6 +26,14 @@ ALL_GROUPS = (*ENGINE_GROUPS, ServerConfig)
 _SIZED = frozenset({"kv_cache_memory", "max_body_bytes"})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SPELLINGS = {
+    "dtype": {
+        "half": "float16",
+        "float": "float32",
+        **{f"torch.{name}": name for name in ("float16", "bfloat16", "float32")},
+    }
+}
+"""Other spellings of vLLM and torch for a setting's choices."""
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 
@@ -54,6 +62,7 @@ class Setting:
                 return None
             raise ConfigError(f"{self.name} has no value: give {self._wanted()}")
         text = str(value).strip()
+        text = _SPELLINGS.get(self.name, {}).get(text, text)
         parsed = self._of_text(text)
         if parsed is None or isinstance(value, bool) != (self.kind is bool and isinstance(value, bool)):
             raise ConfigError(f"{self.name} is {text[:80]!r}: give {self._wanted()}")
@@ -109,11 +118,22 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
         parts[setting.group][name] = setting.parse(value)
     if "model" not in values:
         raise ConfigError("no model is given: name a folder in Hugging Face layout, or builtin://tiny")
+    _fit_sizes(parts[SchedulerConfig])
     return EngineConfig(
         model=ModelConfig(**parts[ModelConfig]),
         cache=CacheConfig(**parts[CacheConfig]),
         scheduler=SchedulerConfig(**parts[SchedulerConfig]),
     )
+
+
+def _fit_sizes(scheduler: dict[str, Any]) -> None:
+    """Where only one of seats and tokens per step is given, let the other's default give way to it."""
+    seats, tokens = scheduler.get("max_num_seqs"), scheduler.get("max_num_batched_tokens")
+    default = SchedulerConfig()
+    if seats is None and tokens is not None and tokens > 0:
+        scheduler["max_num_seqs"] = min(default.max_num_seqs, tokens)
+    elif tokens is None and seats is not None:
+        scheduler["max_num_batched_tokens"] = max(default.max_num_batched_tokens, seats)
 
 
 def server_config(values: Mapping[str, Any]) -> ServerConfig:

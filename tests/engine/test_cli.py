@@ -101,6 +101,25 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, content: str, says: str)
         read_configuration(["/m", "--config", str(file)], {})
 
 
+@pytest.mark.parametrize(
+    ("given", "seats", "tokens"),
+    [
+        ({"max_num_batched_tokens": 64}, 64, 64),
+        ({"max_num_seqs": 4096}, 4096, 4096),
+        ({"max_num_seqs": 300}, 300, 2048),
+        ({"max_num_batched_tokens": 4096}, 256, 4096),
+    ],
+)
+def test_a_default_gives_way_to_what_is_given(given: dict[str, int], seats: int, tokens: int) -> None:
+    scheduler = engine_config({"model": "/m", **given}).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (seats, tokens)
+
+
+@pytest.mark.parametrize(("given", "meant"), [("half", "float16"), ("float", "float32"), ("torch.float16", "float16")])
+def test_other_spellings_of_a_dtype(given: str, meant: str) -> None:
+    assert engine_config({"model": "/m", "dtype": given}).model.dtype == meant
+
+
 def test_optional_settings_can_be_unset() -> None:
     assert engine_config({"model": "/m", "max_model_len": None}).model.max_model_len is None
     assert engine_config({"model": "/m", "max_model_len": "none"}).model.max_model_len is None

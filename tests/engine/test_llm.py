@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pagefleet_engine import LLM, RequestOutput, SamplingParams
 from pagefleet_engine.errors import ConfigError, ContextTooLong, InvalidRequest, ModelLoadError
 
@@ -144,6 +145,8 @@ def test_max_tokens_beyond_the_context_end_with_length(llm: LLM) -> None:
         ({"prompt_token_ids": []}, InvalidRequest),
         ({"prompt_token_ids": [VOCAB_SIZE]}, InvalidRequest),
         ({"image": 1}, InvalidRequest),
+        ({"prompt": "fine", "multi_modal_data": {"image": 1}}, InvalidRequest),
+        ({"prompt": "fine", "prompt_token_ids": None, "oops": 1}, InvalidRequest),
     ],
 )
 def test_a_wrong_prompt_runs_nothing(llm: LLM, prompt: dict[str, Any], error: type[InvalidRequest]) -> None:
@@ -201,7 +204,23 @@ def test_unknown_keywords_are_refused_before_anything_loads(keywords: dict[str, 
 
 def test_keywords_of_vllm_that_ask_for_nothing_are_taken() -> None:
     with pytest.raises(ModelLoadError, match="no such folder"):
-        LLM("/no/such/folder", tensor_parallel_size=1, enforce_eager=True, trust_remote_code=True)
+        LLM("/no/such/folder", tensor_parallel_size=1, enforce_eager=True, trust_remote_code=True, hf_overrides={})
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        LLM("/no/such/folder", seed=None, tokenizer=None, max_num_seqs=None, dtype=torch.bfloat16)
+
+
+def test_parameters_take_the_none_of_vllm_s_defaults() -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None, bad_words=None, allowed_token_ids=None)  # type: ignore[arg-type]
+    assert params == SamplingParams()
+    assert SamplingParams(stop="x", bad_words=["a", "b"]).stop == ("x",)  # type: ignore[arg-type]
+
+
+def test_a_template_of_one_s_own(llm: LLM) -> None:
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    (result,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY, chat_template=template)
+    assert result.prompt == "[hi]"
+    with pytest.raises(ModelLoadError, match="damaged"):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, chat_template="{% if %}")
 
 
 def test_a_context_over_the_model_s_is_a_config_error(folder: Path) -> None:
