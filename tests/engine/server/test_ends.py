@@ -171,6 +171,8 @@ def test_the_access_log_holds_no_text(
     with caplog.at_level(logging.INFO, "pagefleet_engine.access"):
         server.complete(prompt="secret")
         server.http.get("/nothing/secret?secret=1", headers={"x-request-id": "mine"})
+        # A line follows its answer, in the server's thread.
+        server.wait_until(lambda: any(record.getMessage().startswith("mine ") for record in caplog.records))
     lines = [record.getMessage() for record in caplog.records if record.name == "pagefleet_engine.access"]
     assert any("POST /v1/completions 200 " in line for line in lines)
     assert any(line.startswith("mine GET other 404 ") for line in lines)
