@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pagefleet_engine import LLM, SamplingParams
-from report import write_report
 
+from bench.report import write_report
 from tests.fakes.checkpoints import reference_model, save_checkpoint
 from tests.fakes.greedy_parity import MODES, engine_tokens, prompts_of, reference_tokens
 

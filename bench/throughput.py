@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engines.client import EngineProcess, EngineSpec
-from models import LLAMA_125M, llama_checkpoint
-from report import write_report
+from bench.engines.client import EngineProcess, EngineSpec
+from bench.models import LLAMA_125M, llama_checkpoint
+from bench.report import write_report
 
 VOCAB = 32000
 Figures = dict[str, list[float]]

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Tokens = list[int]
@@ -91,7 +91,11 @@ class Transformers:
         return [row[width : width + n].tolist() for row, n in zip(out, output_lens, strict=True)]
 
 
-ADAPTERS = {"pagefleet": Pagefleet, "vllm": Vllm, "transformers": Transformers}
+ADAPTERS: dict[str, Callable[[str, dict[str, Any]], Engine]] = {
+    "pagefleet": Pagefleet,
+    "vllm": Vllm,
+    "transformers": Transformers,
+}
 
 
 def timed(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
