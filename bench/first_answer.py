@@ -52,15 +52,8 @@ def seconds_to_first_answer(timeout_s: float = 120.0) -> float:
     """Start a fleet, ask until it answers, stop it."""
     port = free_port()
     with tempfile.TemporaryDirectory() as state:
-        command = [
-            Path(sys.executable).with_name("pagefleet"),
-            "up",
-            SERVICE,
-            "--port",
-            str(port),
-            "--state-dir",
-            state,
-        ]
+        pagefleet = str(Path(sys.executable).with_name("pagefleet"))
+        command = [pagefleet, "up", str(SERVICE), "--port", str(port), "--state-dir", state]
         started = time.perf_counter()
         fleet = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

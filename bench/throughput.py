@@ -129,6 +129,17 @@ def ratios(figures: dict[str, Figures]) -> dict[str, dict[str, float]]:
     return found
 
 
+def show(figures: dict[str, Figures], load: dict[str, dict[str, float]], found: dict[str, dict[str, float]]) -> None:
+    """Print medians, then ratios; start-up belongs to both."""
+    print("\nmedian over rounds")
+    for name, rounds in figures.items():
+        medians = {key: statistics.median(values) for key, values in rounds.items()} | load[name]
+        print(f"  {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in medians.items()))
+    for peer, rows in found.items():
+        rows["load"] = load[peer]["load, s"] / load["pagefleet"]["load, s"]
+        print(f"pagefleet / {peer}: " + ", ".join(f"{key} {value:.2f}x" for key, value in rows.items()))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -151,18 +162,7 @@ def main() -> None:
             engine.close()
     load = {engine.spec.name: {"load, s": engine.load_seconds, "start, s": engine.start_seconds} for engine in engines}
     found = ratios(figures)
-    print("\nmedian over rounds")
-    for name, rows in figures.items():
-        print(
-            f"  {name}: "
-            + ", ".join(
-                f"{k} {statistics.median(v):.1f}" for k, v in (rows | {k: [v] for k, v in load[name].items()}).items()
-            )
-        )
-    for peer, rows in found.items():
-        if "load, s" in load[peer]:
-            rows["load"] = load[peer]["load, s"] / load["pagefleet"]["load, s"]
-        print(f"pagefleet / {peer}: " + ", ".join(f"{k} {v:.2f}x" for k, v in rows.items()))
+    show(figures, load, found)
     if arguments.json:
         write_report(arguments.json, "throughput", {"rounds": figures, "load": load, "pagefleet over peer": found})
 
