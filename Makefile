@@ -14,7 +14,7 @@ PIP_PROGRESS := sed -un -e 's/^Collecting \([^ ]*\).*/  found \1/p' -e 's/^Insta
 	-e '/^ERROR/p' -e '/^  ERROR/p'
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -59,15 +59,19 @@ crds: $(VENV)/installed  ## Write crds/ from the types in protocol
 tiny: $(VENV)/installed-dev  ## Train the embedded model again (under half an hour on two cores)
 	@$(BIN)/python -m tiny.train
 
-bench: $(VENV)/installed-dev  ## Measure the scheduler and the router on this machine
+bench: $(VENV)/installed-dev  ## Measure scheduler, router and the way to the first answer on this machine
 	@$(BIN)/python bench/scheduler.py
 	@$(BIN)/python bench/router.py
+	@$(BIN)/python bench/first_answer.py
 
 bench-throughput: $(VENV)/installed-dev  ## Measure the engine against transformers (and vLLM: VLLM_PYTHON=...)
 	@$(BIN)/python bench/throughput.py --transformers-python $(BIN)/python $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+docs: $(VENV)/installed-dev  ## Check that the documents point at things that exist, and that examples print what they say
+	@$(BIN)/python -m pytest tests/architecture/test_docs.py tests/examples
 
 clean:  ## Remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install up chat test lint format crds tiny bench bench-throughput clean
+.PHONY: help install up chat test lint format crds tiny bench bench-throughput docs clean

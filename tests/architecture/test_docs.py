@@ -1,0 +1,34 @@
+"""Documents point at things that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+
+
+def documents() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split() if (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    broken = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+    assert not broken
+
+
+def test_the_life_of_a_request_fits_a_screen_or_two() -> None:
+    assert len((ROOT / "docs" / "request-lifecycle.md").read_text().splitlines()) <= 80
+
+
+def test_the_readme_lists_every_folder() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    folders = {name.split("/")[0] for name in listed if "/" in name} - {".ci"}
+    readme = (ROOT / "README.md").read_text()
+    assert not [folder for folder in sorted(folders) if f"\n{folder}/ " not in readme]
