@@ -30,7 +30,7 @@ def test_client_that_leaves_frees_its_blocks_within_a_second(fleet: FleetProcess
             return metrics[metric_names.ENGINE_REQUESTS_RUNNING], metrics[metric_names.ENGINE_KV_USAGE_RATIO]
 
         assert next(reply.iter_lines()).startswith("data: ")
-        fleet.until(lambda: held()[0] == body["n"] and held()[1] > 0, 5)
+        fleet.until(lambda: min(held()) > 0, 5)
     assert fleet.until(lambda: held() == (0, 0), 5) < 1
 
 
