@@ -59,7 +59,7 @@ def time_inputs(num_rows: int, repeats: int) -> float:
     prompt = list(range(PROMPT_TOKENS))
     for row in range(num_rows):
         batch.add(NewRow(f"r{row}", prompt, PROMPT_TOKENS, KINDS["greedy"], ()))
-        batch.extend_tables([ScheduledRow(f"r{row}", 0, 1, range(row * blocks, (row + 1) * blocks), False)])
+        batch.extend_tables([ScheduledRow(f"r{row}", 0, 1, (range(row * blocks, (row + 1) * blocks),), False)])
     plan = [ScheduledRow(f"r{row}", PROMPT_TOKENS - 1, 1, (), True) for row in range(num_rows)]
     return median_ms(lambda: builder.build(plan, batch.extend_tables(plan)), repeats)
 

@@ -14,12 +14,25 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from pagefleet_engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ExecutionConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.settings import Setting, close_matches, engine_config, server_config, settings
 
 ENVIRONMENT_PREFIX = "PAGEFLEET_ENGINE_"
-_TITLES = {ModelConfig: "model", CacheConfig: "KV cache", SchedulerConfig: "scheduling", ServerConfig: "server"}
+_TITLES = {
+    ModelConfig: "model",
+    CacheConfig: "KV cache",
+    SchedulerConfig: "scheduling",
+    ExecutionConfig: "execution",
+    ServerConfig: "server",
+}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -15,6 +15,9 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["fp8"]
+KVCacheDType = Literal["auto", "fp8"]
+CudaGraphs = Literal["auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,9 @@ class ModelConfig:
     """Of dummy weights, and of sampling without a seed of its own."""
     device: Device = "auto"
     """auto: CUDA where there is a GPU, else the CPU."""
+    quantization: Quantization | None = None
+    """fp8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it; a checkpoint that is
+    quantized says so itself."""
     num_threads: int | None = None
     """CPU threads of the model; default: one per core that this process may use."""
 
@@ -53,6 +59,8 @@ class CacheConfig:
     """Bytes for the KV cache (also 512M, 4G); default: from what is free."""
     gpu_memory_utilization: float = 0.9
     """Share of the device's memory that weights, activations and KV cache may take together."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """fp8: keep keys and values in 8 bits (e4m3), which holds twice the tokens; auto: in the model's type."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of equal prompt prefixes."""
 
@@ -97,12 +105,33 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionConfig:
+    """How the device computes a step. The defaults need nothing compiled at start."""
+
+    cuda_graphs: CudaGraphs = "auto"
+    """Which steps are replayed as CUDA graphs; auto: full_and_piecewise on a GPU."""
+    cuda_graph_sizes: str | None = None
+    """Tokens per captured step, e.g. 1,2,4,8; default: from max_num_seqs, denser where steps are small."""
+    compile: bool = False
+    """Let torch.compile fuse what stands between the attention layers; starts slower, the result is kept on disk."""
+    async_scheduling: bool | None = None
+    """Plan and launch the next step while one runs; default: on a GPU."""
+    cascade_attention: bool = False
+    """Attend once to the prefix that all running requests share."""
+    profile_cache: bool = True
+    """Remember how much memory a step of this model takes, so that the next start need not measure it."""
+    cache_dir: str | None = None
+    """Folder of what is remembered between starts; default: ~/.cache/pagefleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything one engine needs."""
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni", "mp"),
-    "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
     "revision": (None,),
     "tokenizer_revision": (None,),
@@ -74,7 +72,7 @@ class LLM:
         model: a folder in Hugging Face layout, or builtin://tiny.
         skip_tokenizer_init: load no tokenizer; prompts are token ids then, and outputs have no text. So it is also,
             with a warning, where the folder holds none.
-        settings: any field of `ModelConfig`, `CacheConfig` and `SchedulerConfig` by its name.
+        settings: any field of `ModelConfig`, `CacheConfig`, `SchedulerConfig` and `ExecutionConfig` by its name.
 
     Raises:
         TypeError: a keyword is unknown.

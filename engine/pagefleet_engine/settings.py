@@ -17,10 +17,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pagefleet_engine import config as config_module
-from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from pagefleet_engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ExecutionConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from pagefleet_engine.errors import ConfigError
 
-ENGINE_GROUPS = (ModelConfig, CacheConfig, SchedulerConfig)
+ENGINE_GROUPS = (ModelConfig, CacheConfig, SchedulerConfig, ExecutionConfig)
 ALL_GROUPS = (*ENGINE_GROUPS, ServerConfig)
 
 _SIZED = frozenset({"kv_cache_memory", "max_body_bytes"})
@@ -123,6 +130,7 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
         model=ModelConfig(**parts[ModelConfig]),
         cache=CacheConfig(**parts[CacheConfig]),
         scheduler=SchedulerConfig(**parts[SchedulerConfig]),
+        execution=ExecutionConfig(**parts[ExecutionConfig]),
     )
 
 

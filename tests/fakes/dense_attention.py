@@ -6,6 +6,7 @@ Shapes: T tokens of the step, N query heads, K key/value heads, H head size, C c
 from __future__ import annotations
 
 import torch
+from pagefleet_engine.attention.backend import AttentionSpec, Pages
 from torch import Tensor
 
 
@@ -15,22 +16,26 @@ class DenseSequence:
     def __init__(self) -> None:
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """Append, then attend from the last T positions."""
+    def append(self, layer: int, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """Put keys and values after those that are there."""
         if layer in self._kv:
             k_TKH = torch.cat((self._kv[layer][0], k_TKH))
             v_TKH = torch.cat((self._kv[layer][1], v_TKH))
         self._kv[layer] = (k_TKH, v_TKH)
-        group = q_TNH.shape[1] // k_TKH.shape[1]
-        k_CNH, v_CNH = k_TKH.repeat_interleave(group, 1), v_TKH.repeat_interleave(group, 1)
-        scores_NTC = torch.einsum("tnh,cnh->ntc", q_TNH.float(), k_CNH.float()) * scale
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
+        """Attend from the last T positions."""
+        k_CKH, v_CKH = self._kv[spec.layer]
+        group = q_TNH.shape[1] // k_CKH.shape[1]
+        k_CNH, v_CNH = k_CKH.repeat_interleave(group, 1), v_CKH.repeat_interleave(group, 1)
+        scores_NTC = torch.einsum("tnh,cnh->ntc", q_TNH.float(), k_CNH.float()) * spec.scale
+        if spec.softcap is not None:
+            scores_NTC = spec.softcap * torch.tanh(scores_NTC / spec.softcap)
         column = torch.arange(k_CNH.shape[0])
         row = column[-q_TNH.shape[0] :, None]
         hidden = column > row
-        if window is not None:
-            hidden |= column <= row - window
+        if spec.window is not None:
+            hidden |= column <= row - spec.window
         weights_NTC = scores_NTC.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("ntc,cnh->tnh", weights_NTC, v_CNH.float()).to(q_TNH.dtype)
 
@@ -46,13 +51,15 @@ class DenseStep:
             self._rows.append((sequence, slice(start, start + length)))
             start += length
 
-    def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """See `AttentionStep.write`."""
+        for sequence, tokens in self._rows:
+            sequence.append(spec.layer, k_TKH[tokens], v_TKH[tokens])
+
+    def pages(self, spec: AttentionSpec) -> Pages:
+        """There are none."""
+        raise AssertionError("this attention has no pages")
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
-        return torch.cat(
-            [
-                sequence.attend(layer, q_TNH[tokens], k_TKH[tokens], v_TKH[tokens], scale, window)
-                for sequence, tokens in self._rows
-            ]
-        )
+        return torch.cat([sequence.attend(spec, q_TNH[tokens]) for sequence, tokens in self._rows])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pagefleet_engine.attention.backend import AttentionStep, BatchGeometry
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
@@ -31,9 +31,13 @@ class NoAttention:
 
 
 class _NoStep:
-    def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        raise AssertionError("this model has no attention")
+
+    def pages(self, spec: AttentionSpec) -> Pages:
+        raise AssertionError("this model has no attention")
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         raise AssertionError("this model has no attention")
 
 
@@ -99,7 +103,7 @@ class Requests:
         blocks = range(self._next_block, self._next_block + max(0, missing))
         self._next_block += len(blocks)
         self._num_blocks[name] += len(blocks)
-        return ScheduledRow(name, computed, num_new, blocks, computed + num_new == known)
+        return ScheduledRow(name, computed, num_new, (blocks,), computed + num_new == known)
 
 
 def make_runner(model: MarkovModel, max_num_seqs: int = 8, max_model_len: int = 64, seed: int = 0) -> ModelRunner:

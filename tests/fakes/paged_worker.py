@@ -116,7 +116,7 @@ class PagedWorker:
 
     def _check_row(self, scheduled: ScheduledRow) -> None:
         row = self._rows[scheduled.request_id]
-        row.blocks += scheduled.new_block_ids
+        row.blocks += scheduled.new_blocks[0] if scheduled.new_blocks else ()
         end = scheduled.num_computed_tokens + scheduled.num_new_tokens
         assert scheduled.num_new_tokens > 0
         assert row.num_computed in (None, scheduled.num_computed_tokens)

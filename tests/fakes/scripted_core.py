@@ -13,13 +13,14 @@ from urllib.parse import parse_qsl
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import run_core
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_engine.executor.executor import CacheFacts, FinishedStep
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
@@ -31,13 +32,15 @@ class CountingExecutor:
     """Samples the last token plus one. `before` is called with each plan and may raise."""
 
     def __init__(self, before: Callable[[StepPlan], None] = lambda plan: None) -> None:
-        self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1)
+        self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1, group_layers([None]))
+        self.max_in_flight = 1
+        self.idle_seconds = 0.0
         self.is_shut_down = False
         self._before = before
         self._rows: dict[str, list[int]] = {}
         self._wants_logprobs: set[str] = set()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> FinishedStep:
         for request_id in plan.removed:
             self._rows.pop(request_id, None)
         for new in plan.new:
@@ -53,7 +56,7 @@ class CountingExecutor:
             sampled.append(picked)
             if picked and row.request_id in self._wants_logprobs:
                 logprobs[row.request_id] = [TokenLogprobs(picked, [-0.5], 1)]
-        return StepResult(sampled, logprobs=logprobs)
+        return FinishedStep(StepResult(sampled, logprobs=logprobs))
 
     def shutdown(self) -> None:
         self.is_shut_down = True

@@ -1,6 +1,6 @@
 """The interface between a model and the paged KV cache.
 
-A backend is made once per worker; `begin` turns a step's batch into an object that every layer calls once.
+A backend is made once per worker; `begin` turns a step's batch into an object that every layer calls.
 
 Shapes: T tokens of the step, S sequences, B blocks per table; N query heads, K key/value heads, H head size.
 """
@@ -14,47 +14,75 @@ import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionSpec:
+    """How one layer attends; made once, by the model."""
+
+    layer: int
+    scale: float
+    window: int | None = None
+    """Each token sees itself and the `window - 1` tokens before it; None: all."""
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)`, before anything is hidden."""
+    sinks_N: Tensor | None = None
+    """float32 [N], one more logit per head that takes its share of the softmax and has no value."""
+    alibi_slopes_N: Tensor | None = None
+    """float32 [N], times the distance between query and key, subtracted from the score (Press et al., 2108.12409)."""
+    k_scale: float = 1.0
+    """Of a pool in 8 bits: a stored key times this is the key."""
+    v_scale: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class BatchGeometry:
     """Where the tokens of one step stand: ragged queries over paged context. Tensors live on the worker's device.
 
     Rows are in batch order. A sequence's queries are its last `query_len` positions: token j of sequence s stands at
-    position `seq_lens[s] - query_len[s] + j`.
+    position `seq_lens[s] - query_len[s] + j`. A sequence of length 0, with one query, is padding.
     """
 
     query_start_loc_S1: Tensor
     """int32 [S+1], running sum of query lengths."""
     seq_lens_S: Tensor
     """int32 [S], computed plus new tokens."""
-    block_tables_SB: Tensor
-    """int32 [S, B]; entries past a sequence's blocks are 0 and never read."""
+    block_tables: tuple[Tensor, ...]
+    """Per KV group, int32 [S, B]; entries that no query can see may be anything within the pool."""
+    slot_mappings: tuple[Tensor, ...]
+    """Per KV group, int64 [T], block_id * block_size + offset where each token's K/V is written; -1: nowhere."""
+    max_query_len: int
+    """A bound on the query lengths, on the host."""
+    query_lens: list[int] | None = None
+    """The lengths on the host, where they are known; None in a graph that serves many batches."""
+    seq_lens: list[int] | None = None
+    num_common_blocks: int = 0
+    """Leading blocks that all rows share in the group of full attention, where that should be made use of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where one layer's new keys and values go, for a kernel that writes them itself."""
+
+    kv_cache: Tensor
+    """[num_blocks, 2, K, block_size, H], strided: the layer's view of the pool."""
     slot_mapping_T: Tensor
-    """int64 [T], block_id * block_size + offset where each token's K/V is written."""
-    query_lens: list[int]
-    """The same lengths on the host; decides the launch without waiting for the device."""
-    seq_lens: list[int]
-
-    @property
-    def max_query_len(self) -> int:
-        """Longest query of the step."""
-        return max(self.query_lens)
-
-    @property
-    def max_seq_len(self) -> int:
-        """Longest context of the step."""
-        return max(self.seq_lens)
+    """int64 [T]."""
 
 
 class AttentionStep(Protocol):
     """Attention of one step, for all layers."""
 
-    def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """Write k and v to the layer's pages, then attend causally over each sequence's context.
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """Put the step's keys and values into the layer's pages."""
+        ...
 
-        `window`: each token sees itself and the `window - 1` tokens before it; None: all.
-        Returns [T, N, H] in q's dtype.
+    def pages(self, spec: AttentionSpec) -> Pages:
+        """The layer's pages, for a kernel that writes keys and values along the way."""
+        ...
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
+        """Attend causally over each sequence's context, whose keys and values are in the pages.
+
+        Returns [T, N, H] in q's dtype, contiguous.
         """
         ...
 
@@ -68,4 +96,4 @@ class AttentionBackend(Protocol):
 
 
 KVPool = torch.Tensor
-"""[num_blocks, layers, 2, kv_heads, block_size, head_dim], see `pagefleet_kernels.layout`."""
+"""[num_blocks, layers_per_block, 2, kv_heads, block_size, head_dim], see `pagefleet_kernels.layout`."""

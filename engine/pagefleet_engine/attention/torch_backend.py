@@ -13,21 +13,40 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagefleet_engine.attention.backend import BatchGeometry
+from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
 from pagefleet_engine.attention.grouping import Int64Array, group_rows
+from pagefleet_engine.core.kv_groups import KVGroups
+
+Int32Array = NDArray[np.int32]
 
 QUERY_BLOCK = 128
 """Queries per block: scores of a block stay within a core's cache share (measured best of 64 to 512)."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PoolViews:
+    """The pool as the gathers and scatters of its layers see it."""
+
+    whole: Tensor
+    places: list[tuple[int, int]]
+    """Per layer of the model: its KV group, and its index within a block."""
+    pages: list[Tensor]
+    """Per index: [., block_size * H]."""
+    k_tokens: list[Tensor]
+    """Per index: [., H]."""
+    v_tokens: list[Tensor]
+
+
 class TorchBackend:
     """Attention over a pool of `layout.shape` in host memory. The pool must start out finite: masked pages are read."""
 
-    def __init__(self, pool: Tensor, layout: KVLayout) -> None:
+    def __init__(self, pool: Tensor, layout: KVLayout, groups: KVGroups) -> None:
+        """`groups` place each layer of the model in a block of the pool."""
         self._layout = layout
         heads, block_size = layout.num_kv_heads, layout.block_size
         # One row per (block, layer, k or v, head): a page of one head, contiguous, so that a gather copies whole pages.
@@ -35,13 +54,18 @@ class TorchBackend:
         tokens = pool.view(-1, layout.head_dim)
         # Per layer a view that starts at the layer's own pages: indices then serve every layer unchanged.
         layers = range(layout.num_layers)
-        self._pages = [pages[2 * layer * heads :] for layer in layers]
-        self._k_tokens = [tokens[2 * layer * heads * block_size :] for layer in layers]
-        self._v_tokens = [tokens[(2 * layer + 1) * heads * block_size :] for layer in layers]
+        num_layers = sum(len(group.layers) for group in groups.groups)
+        self._pool = _PoolViews(
+            whole=pool,
+            places=[groups.place(layer) for layer in range(num_layers)],
+            pages=[pages[2 * layer * heads :] for layer in layers],
+            k_tokens=[tokens[2 * layer * heads * block_size :] for layer in layers],
+            v_tokens=[tokens[(2 * layer + 1) * heads * block_size :] for layer in layers],
+        )
 
     def begin(self, batch: BatchGeometry) -> TorchAttentionStep:
         """Prepare the step's write positions; reading is prepared per window on first use."""
-        return TorchAttentionStep(self._layout, batch, self._pages, self._k_tokens, self._v_tokens)
+        return TorchAttentionStep(self._layout, batch, self._pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +106,31 @@ class TorchAttentionStep:
         self,
         layout: KVLayout,
         batch: BatchGeometry,
-        pages: list[Tensor],
-        k_tokens: list[Tensor],
-        v_tokens: list[Tensor],
+        pool: _PoolViews,
     ) -> None:
         self._layout = layout
         self._batch = batch
-        self._pages, self._k_tokens, self._v_tokens = pages, k_tokens, v_tokens
-        self._write_index = _write_index(layout, batch.slot_mapping_T)
-        self._groups: dict[int | None, list[_Group]] = {}
+        self._pool = pool
+        self._write_indices = [_write_index(layout, mapping_T) for mapping_T in batch.slot_mappings]
+        self._groups: dict[tuple[int, int | None], list[_Group]] = {}
 
-    def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """See `AttentionStep.attend`."""
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """See `AttentionStep.write`."""
         head_dim = self._layout.head_dim
-        self._k_tokens[layer].index_copy_(0, self._write_index, k_TKH.reshape(-1, head_dim))
-        self._v_tokens[layer].index_copy_(0, self._write_index, v_TKH.reshape(-1, head_dim))
-        groups = self._groups_for(window, q_TNH.dtype)
+        group, index = self._pool.places[spec.layer]
+        self._pool.k_tokens[index].index_copy_(0, self._write_indices[group], k_TKH.reshape(-1, head_dim))
+        self._pool.v_tokens[index].index_copy_(0, self._write_indices[group], v_TKH.reshape(-1, head_dim))
+
+    def pages(self, spec: AttentionSpec) -> Pages:
+        """See `AttentionStep.pages`."""
+        group, index = self._pool.places[spec.layer]
+        return Pages(self._layout.layer_view(self._pool.whole, index), self._batch.slot_mappings[group])
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
+        """See `AttentionStep.attend`."""
+        kv_group, layer = self._pool.places[spec.layer]
+        scale = spec.scale
+        groups = self._groups_for(kv_group, spec.window, q_TNH.dtype)
         if len(groups) == 1 and groups[0].kept is None and groups[0].token_index is None:
             return self._attend_group(groups[0], layer, q_TNH, scale).view(q_TNH.shape)
         out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
@@ -117,7 +148,7 @@ class TorchAttentionStep:
     def _attend_group(self, group: _Group, layer: int, q: Tensor, scale: float) -> Tensor:
         """Attend the group's padded queries [S * Q, N, H]; returns the same shape, contiguous."""
         layout, rows, num_heads = self._layout, group.num_rows, q.shape[1]
-        kv = self._pages[layer].index_select(0, group.page_index)
+        kv = self._pool.pages[layer].index_select(0, group.page_index)
         k, v = kv.view(2, rows * layout.num_kv_heads, -1, layout.head_dim).unbind(0)
         per_kv_head = num_heads // layout.num_kv_heads
         q_SQKGH = q.view(rows, group.query_len, layout.num_kv_heads, per_kv_head, layout.head_dim)
@@ -129,10 +160,12 @@ class TorchAttentionStep:
         parts = [_attend_block(q_SQKGH[:, block.start : block.stop], k, v, block, scale) for block in group.blocks]
         return torch.cat(parts, dim=1).view(rows * group.query_len, num_heads, layout.head_dim)
 
-    def _groups_for(self, window: int | None, dtype: torch.dtype) -> list[_Group]:
-        groups = self._groups.get(window)
+    def _groups_for(self, kv_group: int, window: int | None, dtype: torch.dtype) -> list[_Group]:
+        groups = self._groups.get((kv_group, window))
         if groups is None:
-            groups = self._groups[window] = _make_groups(self._layout, self._batch, window, dtype)
+            tables = self._batch.block_tables[kv_group]
+            groups = _make_groups(self._layout, self._batch, tables.numpy(), window, dtype)
+            self._groups[kv_group, window] = groups
         return groups
 
 
@@ -170,7 +203,9 @@ def _write_index(layout: KVLayout, slot_mapping_T: Tensor) -> Tensor:
     return (first_head[:, None] + heads).view(-1)
 
 
-def _make_groups(layout: KVLayout, batch: BatchGeometry, window: int | None, dtype: torch.dtype) -> list[_Group]:
+def _make_groups(
+    layout: KVLayout, batch: BatchGeometry, tables: Int32Array, window: int | None, dtype: torch.dtype
+) -> list[_Group]:
     query_lens = np.asarray(batch.query_lens, dtype=np.int64)
     seq_lens = np.asarray(batch.seq_lens, dtype=np.int64)
     # With a window a row's context starts at the block that holds the first token its first query sees.
@@ -178,7 +213,6 @@ def _make_groups(layout: KVLayout, batch: BatchGeometry, window: int | None, dty
     first_block = first_seen // layout.block_size
     context_lens = seq_lens - first_block * layout.block_size
     starts = batch.query_start_loc_S1.numpy()
-    tables = batch.block_tables_SB.numpy()
     lengths = _Lengths(query_lens, seq_lens, first_block, context_lens, window)
     groups = group_rows(query_lens, context_lens)
     return [_make_group(layout, lengths, rows, starts, tables, dtype) for rows in groups]
@@ -196,7 +230,7 @@ class _Lengths:
 
 
 def _make_group(
-    layout: KVLayout, lengths: _Lengths, rows: Int64Array, starts: Int64Array, tables: Int64Array, dtype: torch.dtype
+    layout: KVLayout, lengths: _Lengths, rows: Int64Array, starts: Int64Array, tables: Int32Array, dtype: torch.dtype
 ) -> _Group:
     query_lens = lengths.query[rows]
     query_len, context = int(query_lens.max()), int(lengths.context[rows].max())

@@ -10,20 +10,22 @@ from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import BatchGeometry
+from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
+from pagefleet_engine.core.kv_groups import KVGroups
 
 
 class TritonBackend:
     """Attention over a pool of `layout.shape` on a GPU."""
 
-    def __init__(self, pool: Tensor, layout: KVLayout, kernels: Backend | None = None) -> None:
+    def __init__(self, pool: Tensor, layout: KVLayout, groups: KVGroups, kernels: Backend | None = None) -> None:
         """`kernels`: None takes Triton on CUDA and the torch twins elsewhere."""
         self._layers = [layout.layer_view(pool, layer) for layer in range(layout.num_layers)]
+        self._places = [groups.place(layer) for layer in range(sum(len(group.layers) for group in groups.groups))]
         self._kernels = kernels
 
     def begin(self, batch: BatchGeometry) -> TritonAttentionStep:
         """Nothing to prepare: the kernels read the batch's tensors."""
-        return TritonAttentionStep(self._layers, batch, self._kernels)
+        return TritonAttentionStep(self._layers, self._places, batch, self._kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +33,32 @@ class TritonAttentionStep:
     """One step's attention; implements `AttentionStep`."""
 
     layers: list[Tensor]
+    places: list[tuple[int, int]]
     batch: BatchGeometry
     kernels: Backend | None
 
-    def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """See `AttentionStep.write`."""
+        pages = self.pages(spec)
+        write_kv(k_TKH, v_TKH, pages.kv_cache, pages.slot_mapping_T, backend=self.kernels)
+
+    def pages(self, spec: AttentionSpec) -> Pages:
+        """See `AttentionStep.pages`."""
+        group, index = self.places[spec.layer]
+        return Pages(self.layers[index], self.batch.slot_mappings[group])
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
-        batch, kv_cache = self.batch, self.layers[layer]
-        write_kv(k_TKH, v_TKH, kv_cache, batch.slot_mapping_T, backend=self.kernels)
+        batch = self.batch
+        group, index = self.places[spec.layer]
         return paged_attention(
             q_TNH,
-            kv_cache,
-            batch.block_tables_SB,
+            self.layers[index],
+            batch.block_tables[group],
             batch.query_start_loc_S1,
             batch.seq_lens_S,
-            scale,
+            spec.scale,
             batch.max_query_len,
-            window,
+            spec.window,
             backend=self.kernels,
         )

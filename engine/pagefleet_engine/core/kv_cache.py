@@ -20,7 +20,7 @@ from pagefleet_protocol.block_hash import extend_hashes
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.request import Request
 
-NO_BLOCKS: Sequence[int] = ()
+NO_BLOCKS: Sequence[Sequence[int]] = ()
 
 
 @dataclass(slots=True)
@@ -35,7 +35,8 @@ class _Table:
 class Grant:
     """What a request gets on admission."""
 
-    block_ids: Sequence[int]
+    blocks: Sequence[Sequence[int]]
+    """Per KV group: its whole table."""
     num_cached_tokens: int
     """Leading tokens whose K/V is there already; always less than the known tokens."""
 
@@ -82,10 +83,10 @@ class KVCache:
         self._pool.hold(cached)
         blocks = cached + self._pool.allocate(num_blocks - len(cached))
         self._tables[request.request_id] = _Table(blocks, num_blocks * self.block_size, len(cached))
-        return Grant(tuple(blocks), len(cached) * self.block_size)
+        return Grant((tuple(blocks),), len(cached) * self.block_size)
 
-    def grow(self, request_id: str, num_tokens: int) -> Sequence[int] | None:
-        """Make room for `num_tokens` tokens in all; returns the added blocks, or None when too few are free."""
+    def grow(self, request_id: str, num_tokens: int) -> Sequence[Sequence[int]] | None:
+        """Make room for `num_tokens` tokens in all; returns what each group adds, or None when too few are free."""
         table = self._tables[request_id]
         if num_tokens <= table.room:
             return NO_BLOCKS
@@ -95,7 +96,7 @@ class KVCache:
         added = self._pool.allocate(count)
         table.blocks += added
         table.room += count * self.block_size
-        return added
+        return (added,)
 
     def publish_computed(self, request: Request) -> None:
         """Offer the full blocks that are computed by now to later requests."""

@@ -201,14 +201,14 @@ class Scheduler:
         while index < len(running):
             request = running[index]
             num_tokens = len(request.token_ids)
-            block_ids = self._kv_cache.grow(request.request_id, num_tokens)
-            if block_ids is None:
+            blocks = self._kv_cache.grow(request.request_id, num_tokens)
+            if blocks is None:
                 # The victim is the last of the list: one that comes later, or this request itself.
                 self._preempt(running.pop(), draft)
                 continue
             num_later = len(running) - index - 1
             num_new = min(num_tokens - request.num_computed_tokens, draft.chunk, draft.budget - num_later)
-            self._put(draft, request, num_new, block_ids)
+            self._put(draft, request, num_new, blocks)
             index += 1
 
     def _admit_waiting(self, draft: _Draft) -> None:
@@ -230,7 +230,7 @@ class Scheduler:
             bisect.insort(self._running, request, key=self._importance)
             draft.new.append(_describe(request))
             num_new = min(request.num_tokens - request.num_computed_tokens, draft.chunk, draft.budget)
-            self._put(draft, request, num_new, grant.block_ids)
+            self._put(draft, request, num_new, grant.blocks)
 
     def _close_step(self, draft: _Draft) -> StepPlan:
         num_tokens = self.config.max_num_batched_tokens - draft.budget
@@ -241,11 +241,11 @@ class Scheduler:
             removed, self._removed = self._removed, []
         return StepPlan(self._num_steps, removed, draft.new, draft.rows, num_tokens)
 
-    def _put(self, draft: _Draft, request: Request, num_new: int, block_ids: Sequence[int]) -> None:
+    def _put(self, draft: _Draft, request: Request, num_new: int, blocks: Sequence[Sequence[int]]) -> None:
         num_computed = request.num_computed_tokens
         samples = num_computed + num_new == len(request.token_ids)
         draft.requests.append(request)
-        draft.rows.append(ScheduledRow(request.request_id, num_computed, num_new, block_ids, samples))
+        draft.rows.append(ScheduledRow(request.request_id, num_computed, num_new, blocks, samples))
         draft.budget -= num_new
 
     def _preempt(self, request: Request, draft: _Draft) -> None:

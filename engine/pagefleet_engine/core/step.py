@@ -41,8 +41,9 @@ class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     num_computed_tokens: int
     num_new_tokens: int
-    new_block_ids: Sequence[int]
-    """Appended to the row's block table before the step; for a new row, its whole table (cached blocks first)."""
+    new_blocks: Sequence[Sequence[int]]
+    """Per KV group: blocks appended to the row's table before the step; for a new row, its whole table (cached blocks
+    first; 0 for one that no token will read). Empty when no group gets any."""
     samples: bool
     """True when the step computes the last known token, so that its logits give the next one."""
 
@@ -57,6 +58,8 @@ class StepPlan:
     rows: Sequence[ScheduledRow]
     num_tokens: int
     """Sum of num_new_tokens over rows; at least 1 for a plan that is executed."""
+    num_common_blocks: int = 0
+    """Leading blocks that the full-attention tables of all rows have in common; counted only for cascade attention."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class EngineCore:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         try:
-            result = self._executor.execute(plan)
+            result = self._executor.launch(plan).result()
         except Exception as error:  # whatever a device may raise, the other requests must go on
             self._failed_in_a_row += 1
             _log.exception("step %d failed with %d requests", plan.step_id, len(plan.rows))

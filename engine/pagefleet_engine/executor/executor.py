@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.core.step import StepPlan, StepResult
 
 
@@ -15,18 +16,56 @@ class CacheFacts:
     num_blocks: int
     block_size: int
     bytes_per_block: int
+    kv_groups: KVGroups
+
+
+class PendingStep(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepResult:
+        """Wait for the step; called once.
+
+        Raises:
+            StepOutOfMemory: the device had no room for this step; the executor can run others.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was computed at once; implements `PendingStep`."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        """Return it."""
+        return self.outcome
 
 
 class Executor(Protocol):
-    """One model on one set of devices."""
+    """One model on one set of devices. Called from one thread only."""
 
     @property
     def cache(self) -> CacheFacts:
         """The KV pool that was allocated."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass and sample. Called from one thread only."""
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may be launched before the first of them is waited for."""
+        ...
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the device had nothing to do between two steps that followed each other, in all."""
+        ...
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a forward pass and its sampling; plans run in the order in which they are launched.
+
+        Raises:
+            StepOutOfMemory: the device has no room for this step; others can still run.
+        """
         ...
 
     def shutdown(self) -> None:

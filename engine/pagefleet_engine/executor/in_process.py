@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.step import StepPlan, StepResult
-from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.executor.executor import CacheFacts, FinishedStep, PendingStep
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.worker.worker import Worker
 
@@ -23,7 +24,7 @@ class InProcessExecutor:
         """
         self._worker: Worker | None = Worker(config, folder, arch)
         size = self._worker.cache
-        self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block)
+        self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, group_layers(arch.windows))
         self.max_model_len = size.max_model_len
         """Longest prompt plus output that fits the model and the KV pool."""
 
@@ -32,10 +33,20 @@ class InProcessExecutor:
         """The KV pool that was allocated."""
         return self._cache
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass and sample."""
-        assert self._worker is not None, "execute after shutdown"
-        return self._worker.execute(plan)
+    @property
+    def max_in_flight(self) -> int:
+        """See Executor."""
+        return 1
+
+    @property
+    def idle_seconds(self) -> float:
+        """See Executor."""
+        return 0.0
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """See Executor."""
+        assert self._worker is not None, "launch after shutdown"
+        return FinishedStep(self._worker.execute(plan))
 
     def shutdown(self) -> None:
         """Drop weights and KV pool; may be called twice."""

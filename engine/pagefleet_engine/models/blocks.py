@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionStep
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
 from pagefleet_engine.layers.rotary import Rotation
@@ -38,7 +38,7 @@ class Attention:
         self._heads, self._kv_heads = heads, kv_heads
         self._rotated_and_not = (heads + kv_heads, kv_heads)
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
-        self._layer, self._window, self._scale = layer, arch.windows[layer], head_dim**-0.5
+        self._spec = AttentionSpec(layer=layer, scale=head_dim**-0.5, window=arch.windows[layer])
         rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement)
         self._o_proj = Linear(heads * head_dim, (arch.hidden_size,), traits.output_bias, placement)
@@ -60,7 +60,8 @@ class Attention:
         if self._head_norm is not None:
             qk_TMH = self._head_norm(qk_TMH)
         q_TNH, k_TKH = rotation.rotate(qk_TMH, self._heads, self._kv_heads)
-        out_TNH = step.attend(self._layer, q_TNH, k_TKH, v_TKH, self._scale, self._window)
+        step.write(self._spec, k_TKH, v_TKH)
+        out_TNH = step.attend(self._spec, q_TNH)
         return self._o_proj.add_to(residual_TD, out_TNH.flatten(1))
 
 

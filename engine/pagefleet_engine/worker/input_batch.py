@@ -63,12 +63,12 @@ class InputBatch:
         """Append the rows' new blocks; returns the rows' slots, in their order."""
         slots = self._slots
         for row in rows:
-            if row.new_block_ids:
+            if row.new_blocks:
                 slot = slots[row.request_id]
                 start = int(self._num_blocks[slot])
-                stop = start + len(row.new_block_ids)
+                stop = start + len(row.new_blocks[0])
                 assert stop <= self.max_blocks, f"{row.request_id} has {stop} blocks, a context {self.max_blocks}"
-                self._block_tables[slot, start:stop] = row.new_block_ids
+                self._block_tables[slot, start:stop] = row.new_blocks[0]
                 self._num_blocks[slot] = stop
         return np.array([slots[row.request_id] for row in rows], dtype=np.int64)
 

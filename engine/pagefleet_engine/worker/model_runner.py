@@ -118,7 +118,7 @@ class ModelRunner:
         if not bool(bad_T.any()):
             return {}
         tokens = bad_T.nonzero().squeeze(1)
-        clean_blocks(self._pool, inputs.geometry.slot_mapping_T[tokens] // self._block_size)
+        clean_blocks(self._pool, inputs.geometry.slot_mappings[0][tokens] // self._block_size)
         rows = np.searchsorted(inputs.first_token_S1, tokens.cpu().numpy(), side="right") - 1
         return {plan.rows[row].request_id: _FAILURES[NOT_NUMBERS] for row in rows}
 

@@ -24,7 +24,7 @@ def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits)
         name = f"rehearsal-{index}"
         num_blocks = num_blocks_for(length + 1, limits.block_size)
         new.append(NewRow(name, [0] * length, length, _SAMPLING, ()))
-        prompts.append(ScheduledRow(name, 0, length, range(next_block, next_block + num_blocks), True))
+        prompts.append(ScheduledRow(name, 0, length, (range(next_block, next_block + num_blocks),), True))
         if length + 2 <= limits.max_model_len:
             outputs.append(ScheduledRow(name, length, 1, (), True))
         next_block += num_blocks

@@ -77,8 +77,9 @@ class StepInputBuilder:
         geometry = BatchGeometry(
             query_start_loc_S1=self._query_start_loc.put(first_S1),
             seq_lens_S=self._seq_lens.put(seq_S),
-            block_tables_SB=self._block_tables.put(batch.block_tables(slots_S, int(blocks_S.max()))),
-            slot_mapping_T=self._slot_mapping.put(slot_mapping_T),
+            block_tables=(self._block_tables.put(batch.block_tables(slots_S, int(blocks_S.max()))),),
+            slot_mappings=(self._slot_mapping.put(slot_mapping_T),),
+            max_query_len=int(new_S.max()),
             query_lens=new_S.tolist(),
             seq_lens=seq_S.tolist(),
         )

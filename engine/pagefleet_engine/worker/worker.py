@@ -12,6 +12,7 @@ from pagefleet_kernels.layout import KVLayout
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.loader.dtype import resolve_dtype
@@ -48,6 +49,7 @@ class Worker:
         self._config = config
         self._arch = arch
         self._device = resolve_device(config.model.device)
+        self._groups = group_layers(arch.windows)
         num_threads = set_num_threads(config.model.num_threads)
         max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
@@ -124,7 +126,11 @@ class Worker:
     def _make_runner(self, limits: RunnerLimits, num_blocks: int) -> ModelRunner:
         layout = self._layout(num_blocks)
         pool = allocate_kv_pool(layout, self._dtype, self._device)
-        backend = TorchBackend(pool, layout) if self._device.type == "cpu" else TritonBackend(pool, layout)
+        backend = (
+            TorchBackend(pool, layout, self._groups)
+            if self._device.type == "cpu"
+            else TritonBackend(pool, layout, self._groups)
+        )
         return ModelRunner(self._model, backend, pool, limits, self._config.model.seed)
 
     def _layout(self, num_blocks: int) -> KVLayout:

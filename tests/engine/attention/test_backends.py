@@ -8,12 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagefleet_engine.attention.backend import AttentionBackend, BatchGeometry
+from pagefleet_engine.attention.backend import AttentionBackend, AttentionSpec, AttentionStep, BatchGeometry
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_kernels.layout import KVLayout
 
 LAYOUT = KVLayout(num_blocks=96, num_layers=3, num_kv_heads=2, block_size=8, head_dim=16)
+GROUPS = group_layers([None] * LAYOUT.num_layers)
 NUM_HEADS = 6
 SCALE = 0.3
 
@@ -61,13 +63,20 @@ def make_case(rows: list[Row], layer: int, seed: int) -> Case:
     query_lens = [row.new for row in rows]
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     batch = BatchGeometry(
-        starts, torch.tensor(seq_lens, dtype=torch.int32), tables, torch.tensor(slots), query_lens, seq_lens
+        starts,
+        torch.tensor(seq_lens, dtype=torch.int32),
+        (tables,),
+        (torch.tensor(slots),),
+        max(query_lens),
+        query_lens,
+        seq_lens,
     )
     return Case(pool, batch, q, k, v, dense)
 
 
 def expected(case: Case, window: int | None) -> torch.Tensor:
     outputs, start = [], 0
+    assert case.batch.query_lens is not None
     for (k, v), new in zip(case.dense, case.batch.query_lens, strict=True):
         q = case.q[start : start + new]
         start += new
@@ -82,8 +91,16 @@ def expected(case: Case, window: int | None) -> torch.Tensor:
     return torch.cat(outputs)
 
 
+def attend(step: AttentionStep, layer: int, case: Case, window: int | None) -> torch.Tensor:
+    spec = AttentionSpec(layer=layer, scale=SCALE, window=window)
+    step.write(spec, case.k, case.v)
+    return step.attend(spec, case.q)
+
+
 def make_backend(name: str, pool: torch.Tensor) -> AttentionBackend:
-    return TorchBackend(pool, LAYOUT) if name == "torch" else TritonBackend(pool, LAYOUT, kernels="torch")
+    return (
+        TorchBackend(pool, LAYOUT, GROUPS) if name == "torch" else TritonBackend(pool, LAYOUT, GROUPS, kernels="torch")
+    )
 
 
 MIXES = [
@@ -103,25 +120,25 @@ MIXES = [
 def test_matches_dense_attention(name: str, window: int | None, rows: list[Row]) -> None:
     case = make_case(rows, layer=1, seed=len(rows))
     step = make_backend(name, case.pool).begin(case.batch)
-    out = step.attend(1, case.q, case.k, case.v, SCALE, window)
+    out = attend(step, 1, case, window)
     torch.testing.assert_close(out, expected(case, window), atol=2e-5, rtol=2e-5)
 
 
 def test_writes_only_its_own_layer_and_slots() -> None:
     case = make_case([Row(3, 4), Row(0, 2)], layer=2, seed=0)
     before = case.pool.clone()
-    TorchBackend(case.pool, LAYOUT).begin(case.batch).attend(2, case.q, case.k, case.v, SCALE, None)
+    TorchBackend(case.pool, LAYOUT, GROUPS).begin(case.batch).write(AttentionSpec(layer=2, scale=SCALE), case.k, case.v)
     changed = (case.pool != before).any(-1).nonzero()
     assert set(changed[:, 1].tolist()) == {2}
     slots = set((changed[:, 0] * LAYOUT.block_size + changed[:, 4]).tolist())
-    assert slots == set(case.batch.slot_mapping_T.tolist())
+    assert slots == set(case.batch.slot_mappings[0].tolist())
 
 
 def test_one_step_serves_layers_with_different_windows() -> None:
     case = make_case([Row(20, 3), Row(11, 1)], layer=0, seed=3)
-    step = TorchBackend(case.pool, LAYOUT).begin(case.batch)
+    step = TorchBackend(case.pool, LAYOUT, GROUPS).begin(case.batch)
     for window in (None, 6, None):
-        out = step.attend(0, case.q, case.k, case.v, SCALE, window)
+        out = attend(step, 0, case, window)
         torch.testing.assert_close(out, expected(case, window), atol=2e-5, rtol=2e-5)
 
 
@@ -133,5 +150,5 @@ def test_one_step_serves_layers_with_different_windows() -> None:
 )
 def test_any_mix_matches_dense_attention(rows: list[Row], window: int | None, seed: int) -> None:
     case = make_case(rows, layer=0, seed=seed)
-    out = TorchBackend(case.pool, LAYOUT).begin(case.batch).attend(0, case.q, case.k, case.v, SCALE, window)
+    out = attend(TorchBackend(case.pool, LAYOUT, GROUPS).begin(case.batch), 0, case, window)
     torch.testing.assert_close(out, expected(case, window), atol=2e-5, rtol=2e-5)

@@ -35,7 +35,7 @@ def compute(cache: KVCache, request: Request, num_tokens: int | None = None) -> 
 def test_admission_takes_blocks_for_all_known_tokens() -> None:
     cache = KVCache(8, 4)
     grant = admit(cache, make_request("a", range(9)))
-    assert len(grant.block_ids) == 3
+    assert len(grant.blocks[0]) == 3
     assert grant.num_cached_tokens == 0
     assert cache.num_free_blocks == 5
     assert cache.usage == 3 / 8
@@ -57,8 +57,8 @@ def test_a_common_prefix_is_shared_block_by_block() -> None:
     compute(cache, first)
     grant = admit(cache, make_request("b", [*range(8), 99, 99, 99]))
     assert grant.num_cached_tokens == 8
-    assert grant.block_ids[:2] == first_grant.block_ids[:2]
-    assert grant.block_ids[2] not in first_grant.block_ids
+    assert grant.blocks[0][:2] == first_grant.blocks[0][:2]
+    assert grant.blocks[0][2] not in first_grant.blocks[0]
 
 
 def test_a_full_hit_computes_the_last_block_again_in_a_block_of_its_own() -> None:
@@ -68,7 +68,7 @@ def test_a_full_hit_computes_the_last_block_again_in_a_block_of_its_own() -> Non
     compute(cache, first)
     grant = admit(cache, make_request("b", range(8)))
     assert grant.num_cached_tokens == 4
-    assert grant.block_ids[1] not in first_grant.block_ids
+    assert grant.blocks[0][1] not in first_grant.blocks[0]
 
 
 def test_a_prompt_one_longer_than_its_cached_blocks_uses_them_all() -> None:
@@ -149,13 +149,13 @@ def test_free_cached_blocks_count_as_room_only_once() -> None:
 def test_growth_adds_a_block_at_each_boundary_and_stops_when_none_is_free() -> None:
     cache = KVCache(3, 4)
     request = make_request("a", range(4))
-    table = list(admit(cache, request).block_ids)
+    table = list(admit(cache, request).blocks[0])
     assert cache.grow("a", 4) == ()
     for num_tokens, num_added in ((5, 1), (8, 0), (9, 1), (12, 0)):
         added = cache.grow("a", num_tokens)
         assert added is not None
-        assert len(added) == num_added
-        table += added
+        assert sum(map(len, added)) == num_added
+        table += [block for group in added for block in group]
     assert sorted(table) == [0, 1, 2]
     assert cache.grow("a", 13) is None
     cache.check_integrity([request])

@@ -209,7 +209,7 @@ def test_equal_prompts_in_one_step_do_not_share() -> None:
     engine.add("b", range(10))
     plan = engine.step()
     assert shares(plan) == {"a": 10, "b": 10}
-    assert not set(plan.rows[0].new_block_ids) & set(plan.rows[1].new_block_ids)
+    assert not set(plan.rows[0].new_blocks[0]) & set(plan.rows[1].new_blocks[0])
 
 
 def test_tenants_do_not_share() -> None:

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from pagefleet_engine.attention.backend import AttentionStep
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.attention.torch_backend import TorchBackend
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
@@ -17,6 +18,9 @@ from torch import Tensor
 VOCAB_SIZE = 20
 BAD = 13
 LAYOUT = KVLayout(num_blocks=4, num_layers=1, num_kv_heads=1, block_size=4, head_dim=8)
+
+
+SPEC = AttentionSpec(layer=0, scale=0.3)
 
 
 class OneLayer:
@@ -29,7 +33,8 @@ class OneLayer:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         x_TNH = self._table_VD[token_ids_T].unsqueeze(1)
-        return (x_TNH + step.attend(0, x_TNH, x_TNH, x_TNH, 0.3, None)).squeeze(1)
+        step.write(SPEC, x_TNH, x_TNH)
+        return (x_TNH + step.attend(SPEC, x_TNH)).squeeze(1)
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         return hidden_SD @ self._head_VD.T
@@ -40,13 +45,15 @@ def make_runner(bad: float) -> tuple[ModelRunner, Tensor]:
     limits = RunnerLimits(
         max_num_seqs=2, max_num_batched_tokens=32, max_model_len=16, block_size=4, vocab_size=VOCAB_SIZE
     )
-    return ModelRunner(OneLayer(bad), TorchBackend(pool, LAYOUT), pool, limits, 0), pool
+    return ModelRunner(
+        OneLayer(bad), TorchBackend(pool, LAYOUT, group_layers([None] * LAYOUT.num_layers)), pool, limits, 0
+    ), pool
 
 
 def plan_of(name: str, prompt: list[int], num_new: int, removed: tuple[str, ...] = ()) -> StepPlan:
     """All four blocks for one request, of which the step computes `num_new` tokens."""
     sampling = SamplingParams(temperature=0.0, logprobs=2)
-    row = ScheduledRow(name, 0, num_new, range(4), num_new == len(prompt))
+    row = ScheduledRow(name, 0, num_new, (range(4),), num_new == len(prompt))
     return StepPlan(1, removed, [NewRow(name, prompt, len(prompt), sampling, ())], [row], num_new)
 
 
@@ -66,5 +73,5 @@ def test_without_cleaning_the_next_request_would_be_harmed() -> None:
     pool[3, 0, 1, 0, 3] = math.nan  # a place of the short request's block that it does not reach
     sampling = SamplingParams(temperature=0.0)
     new = [NewRow("long", [1] * 10, 10, sampling, ()), NewRow("short", [2, 3], 2, sampling, ())]
-    rows = [ScheduledRow("long", 0, 10, range(3), True), ScheduledRow("short", 0, 2, [3], True)]
+    rows = [ScheduledRow("long", 0, 10, (range(3),), True), ScheduledRow("short", 0, 2, ([3],), True)]
     assert set(runner.execute(StepPlan(1, (), new, rows, 12)).failed) == {"short"}

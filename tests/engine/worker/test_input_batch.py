@@ -51,16 +51,16 @@ def check(inputs: StepInputs, rows: list[ScheduledRow], known: dict[str, Known])
     geometry = inputs.geometry
     assert inputs.token_ids_T.tolist() == tokens
     assert inputs.positions_T.tolist() == positions
-    assert geometry.slot_mapping_T.tolist() == slots
+    assert geometry.slot_mappings[0].tolist() == slots
     assert geometry.query_start_loc_S1.tolist() == inputs.first_token_S1.tolist() == starts
     assert geometry.seq_lens_S.tolist() == geometry.seq_lens == seq_lens
     assert geometry.query_lens == [row.num_new_tokens for row in rows]
-    assert geometry.block_tables_SB.tolist() == tables
+    assert geometry.block_tables[0].tolist() == tables
     assert inputs.sampling_rows.tolist() == [index for index, row in enumerate(rows) if row.samples]
     assert inputs.last_token_R.tolist() == last
     assert geometry.query_start_loc_S1.dtype == geometry.seq_lens_S.dtype == torch.int32
-    assert geometry.block_tables_SB.dtype == torch.int32
-    assert geometry.slot_mapping_T.dtype == torch.int64
+    assert geometry.block_tables[0].dtype == torch.int32
+    assert geometry.slot_mappings[0].dtype == torch.int64
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,7 +88,7 @@ def test_inputs_equal_those_built_token_by_token(data: st.DataObject) -> None:
             num_missing = max(0, -(-stop // BLOCK_SIZE) - len(request.blocks))
             new_blocks = list(range(next_block, next_block + num_missing))
             next_block += num_missing
-            rows.append(ScheduledRow(name, request.num_computed, num_new, new_blocks, stop == len(request.tokens)))
+            rows.append(ScheduledRow(name, request.num_computed, num_new, (new_blocks,), stop == len(request.tokens)))
             request.blocks += new_blocks
         slots = batch.extend_tables(rows)
         inputs = builder.build(rows, slots)
@@ -125,19 +125,19 @@ def test_rows_widen_when_a_sampled_token_needs_it() -> None:
 def test_a_reused_slot_has_no_blocks_of_its_former_request() -> None:
     batch = InputBatch(1, 64, 4)
     batch.add(new_row("a", [1] * 12))
-    batch.extend_tables([ScheduledRow("a", 0, 12, [7, 8, 9], True)])
+    batch.extend_tables([ScheduledRow("a", 0, 12, ([7, 8, 9],), True)])
     assert batch.remove("a") == batch.add(new_row("b", [2]))
-    slots = batch.extend_tables([ScheduledRow("b", 0, 1, [5], True)])
+    slots = batch.extend_tables([ScheduledRow("b", 0, 1, ([5],), True)])
     assert batch.block_tables(slots, 4).tolist() == [[5, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        (ScheduledRow("r", 0, 0, [1], False), "computes nothing"),
-        (ScheduledRow("r", 0, 6, [1, 2], True), "not known"),
-        (ScheduledRow("r", 0, 5, [1, 2], False), "samples exactly when"),
-        (ScheduledRow("r", 0, 5, [1], True), "too few blocks"),
+        (ScheduledRow("r", 0, 0, ([1],), False), "computes nothing"),
+        (ScheduledRow("r", 0, 6, ([1, 2],), True), "not known"),
+        (ScheduledRow("r", 0, 5, ([1, 2],), False), "samples exactly when"),
+        (ScheduledRow("r", 0, 5, ([1],), True), "too few blocks"),
     ],
 )
 def test_a_plan_that_cannot_be_is_our_own_bug(row: ScheduledRow, what: str) -> None:
@@ -153,8 +153,8 @@ def test_tensors_of_a_step_keep_their_addresses() -> None:
     batch = InputBatch(1, 64, 4)
     batch.add(new_row("r", [1] * 5))
     builder = StepInputBuilder(batch, 1, 64, torch.device("cpu"))
-    first_row, second_row = ScheduledRow("r", 0, 3, [1], False), ScheduledRow("r", 3, 2, [2], True)
+    first_row, second_row = ScheduledRow("r", 0, 3, ([1],), False), ScheduledRow("r", 3, 2, ([2],), True)
     first = builder.build([first_row], batch.extend_tables([first_row]))
     second = builder.build([second_row], batch.extend_tables([second_row]))
     assert first.token_ids_T.data_ptr() == second.token_ids_T.data_ptr()
-    assert first.geometry.block_tables_SB.data_ptr() == second.geometry.block_tables_SB.data_ptr()
+    assert first.geometry.block_tables[0].data_ptr() == second.geometry.block_tables[0].data_ptr()

@@ -128,7 +128,7 @@ def test_cached_prefixes_change_nothing(folder: Path, prompts: Prompts) -> None:
 
 def plan_of(name: str, prompt: list[int]) -> StepPlan:
     new = NewRow(name, prompt, len(prompt), SamplingParams(temperature=0.0), (2,))
-    return StepPlan(1, (), [new], [ScheduledRow(name, 0, len(prompt), range(4), True)], len(prompt))
+    return StepPlan(1, (), [new], [ScheduledRow(name, 0, len(prompt), (range(4),), True)], len(prompt))
 
 
 def test_the_executor_runs_plans_until_it_is_shut_down(folder: Path) -> None:
@@ -136,12 +136,12 @@ def test_the_executor_runs_plans_until_it_is_shut_down(folder: Path) -> None:
     assert executor.cache.num_blocks == 200
     assert executor.cache.bytes_per_block == 2 * 2 * 2 * 16 * 16 * 4
     assert executor.max_model_len == 256
-    (tokens,) = executor.execute(plan_of("a", [5, 6, 7])).sampled
+    (tokens,) = executor.launch(plan_of("a", [5, 6, 7])).result().sampled
     assert len(tokens) == 1
     executor.shutdown()
     executor.shutdown()
     with pytest.raises(AssertionError, match="after shutdown"):
-        executor.execute(plan_of("b", [5]))
+        executor.launch(plan_of("b", [5]))
 
 
 def test_start_says_what_was_loaded_and_how_much_fits(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +179,7 @@ def test_warming_up_fits_the_smallest_engines(folder: Path, cache: CacheConfig, 
     config = replace(make_config(folder, cache, None), scheduler=settings)
     worker = Worker(config, folder, llama_arch())
     plan = StepPlan(
-        1, (), [NewRow("a", [4], 1, SamplingParams(temperature=0.0), ())], [ScheduledRow("a", 0, 1, [0], True)], 1
+        1, (), [NewRow("a", [4], 1, SamplingParams(temperature=0.0), ())], [ScheduledRow("a", 0, 1, ([0],), True)], 1
     )
     assert len(worker.execute(plan).sampled[0]) == 1
 
