@@ -75,3 +75,18 @@ def prepare_step(
         buffer[..., :end] = values
         if end < num_tokens:
             buffer[..., end:num_tokens] = rest
+
+
+def flag_nonfinite(hidden_TD: torch.Tensor) -> torch.Tensor:
+    """Twin of `nonfinite.flag_nonfinite`."""
+    return ~hidden_TD.sum(1, dtype=torch.float32).isfinite()
+
+
+def scrub_slots(pool: torch.Tensor, slot_mappings_GT: torch.Tensor, bad_T: torch.Tensor) -> None:
+    """Twin of `nonfinite.scrub_slots`."""
+    if not bool(bad_T.any()):
+        return
+    slots = slot_mappings_GT[:, bad_T].flatten()
+    slots = slots[slots >= 0]
+    block_size = pool.shape[4]
+    pool[slots // block_size, :, :, :, slots % block_size] = 0

@@ -201,41 +201,109 @@ def _prepare_step_kernel(  # type: ignore[no-untyped-def]
     """The first programs take a tile of tokens each, the others one table of one row."""
     program = tl.program_id(0)
     if program < num_tiles:
-        token = program * BLOCK + tl.arange(0, BLOCK)
-        row = _row_of_token(rows_ptr, token, num_rows, SEARCH_STEPS)
-        found = row >= 0
-        row_ptr = rows_ptr + row * 4
-        slot = tl.load(row_ptr, mask=found, other=-1).to(tl.int64)
-        index = token - tl.load(row_ptr + 3, mask=found, other=0)
-        real = (slot >= 0) & (index < tl.load(row_ptr + 2, mask=found, other=0))
-        position = tl.where(real, tl.load(row_ptr + 1, mask=found, other=0) + index, 0).to(tl.int64)
-        token_id = tl.load(tokens_ptr + slot * stride_tokens_slot + position, mask=real, other=0)
-        inside = token < num_tokens
-        tl.store(token_ids_ptr + token, token_id.to(tl.int64), mask=inside)
-        tl.store(positions_ptr + token, position, mask=inside)
-        entry_ptr = tables_ptr + slot * stride_tables_slot + position // BLOCK_SIZE
-        for group in tl.static_range(GROUPS):
-            block = tl.load(entry_ptr + group * stride_tables_group, mask=real, other=0).to(tl.int64)
-            place = tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
-            tl.store(slot_mappings_ptr + group * stride_slots_group + token, place, mask=inside)
+        _prepare_tokens(
+            token_ids_ptr,
+            positions_ptr,
+            slot_mappings_ptr,
+            tokens_ptr,
+            tables_ptr,
+            rows_ptr,
+            program * BLOCK + tl.arange(0, BLOCK),
+            num_rows,
+            num_tokens,
+            stride_slots_group,
+            stride_tokens_slot,
+            stride_tables_group,
+            stride_tables_slot,
+            GROUPS,
+            BLOCK_SIZE,
+            SEARCH_STEPS,
+        )
     else:
         row = (program - num_tiles) // GROUPS
         group = ((program - num_tiles) % GROUPS).to(tl.int64)
-        slot = tl.load(rows_ptr + row * 4).to(tl.int64)
-        num_new = tl.load(rows_ptr + row * 4 + 2)
-        first = tl.load(rows_ptr + row * 4 + 3)
-        seq_len = tl.where(slot >= 0, tl.load(rows_ptr + row * 4 + 1) + num_new, 0)
-        if group == 0:
-            tl.store(seq_lens_ptr + row, seq_len)
-            tl.store(query_start_loc_ptr + row, first)
-            if row == num_rows - 1:
-                tl.store(query_start_loc_ptr + num_rows, first + num_new)
-        used = (seq_len + BLOCK_SIZE - 1) // BLOCK_SIZE
-        table_ptr = tables_ptr + group * stride_tables_group + slot * stride_tables_slot
-        out_ptr = out_tables_ptr + group * stride_out_group + row.to(tl.int64) * stride_out_row
-        for start in range(0, used, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            tl.store(out_ptr + column, tl.load(table_ptr + column, mask=column < used), mask=column < used)
+        _prepare_row(
+            query_start_loc_ptr,
+            seq_lens_ptr,
+            out_tables_ptr + group * stride_out_group + row.to(tl.int64) * stride_out_row,
+            tables_ptr + group * stride_tables_group,
+            rows_ptr,
+            row,
+            group,
+            num_rows,
+            stride_tables_slot,
+            BLOCK_SIZE,
+            BLOCK,
+        )
+
+
+@jit()
+def _prepare_tokens(  # type: ignore[no-untyped-def]
+    token_ids_ptr,
+    positions_ptr,
+    slot_mappings_ptr,
+    tokens_ptr,
+    tables_ptr,
+    rows_ptr,
+    token,
+    num_rows,
+    num_tokens,
+    stride_slots_group,
+    stride_tokens_slot,
+    stride_tables_group,
+    stride_tables_slot,
+    GROUPS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
+    """Ids, positions and slots of a tile of tokens."""
+    row = _row_of_token(rows_ptr, token, num_rows, SEARCH_STEPS)
+    found = row >= 0
+    row_ptr = rows_ptr + row * 4
+    slot = tl.load(row_ptr, mask=found, other=-1).to(tl.int64)
+    index = token - tl.load(row_ptr + 3, mask=found, other=0)
+    real = (slot >= 0) & (index < tl.load(row_ptr + 2, mask=found, other=0))
+    position = tl.where(real, tl.load(row_ptr + 1, mask=found, other=0) + index, 0).to(tl.int64)
+    token_id = tl.load(tokens_ptr + slot * stride_tokens_slot + position, mask=real, other=0)
+    inside = token < num_tokens
+    tl.store(token_ids_ptr + token, token_id.to(tl.int64), mask=inside)
+    tl.store(positions_ptr + token, position, mask=inside)
+    entry_ptr = tables_ptr + slot * stride_tables_slot + position // BLOCK_SIZE
+    for group in tl.static_range(GROUPS):
+        block = tl.load(entry_ptr + group * stride_tables_group, mask=real, other=0).to(tl.int64)
+        place = tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(slot_mappings_ptr + group * stride_slots_group + token, place, mask=inside)
+
+
+@jit()
+def _prepare_row(  # type: ignore[no-untyped-def]
+    query_start_loc_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    tables_ptr,
+    rows_ptr,
+    row,
+    group,
+    num_rows,
+    stride_tables_slot,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One table of one row; both table pointers are at the group already, `out_ptr` at the row too."""
+    slot = tl.load(rows_ptr + row * 4).to(tl.int64)
+    num_new = tl.load(rows_ptr + row * 4 + 2)
+    first = tl.load(rows_ptr + row * 4 + 3)
+    seq_len = tl.where(slot >= 0, tl.load(rows_ptr + row * 4 + 1) + num_new, 0)
+    if group == 0:
+        tl.store(seq_lens_ptr + row, seq_len)
+        tl.store(query_start_loc_ptr + row, first)
+        if row == num_rows - 1:
+            tl.store(query_start_loc_ptr + num_rows, first + num_new)
+    table_ptr = tables_ptr + slot * stride_tables_slot
+    used = (seq_len + BLOCK_SIZE - 1) // BLOCK_SIZE
+    for start in range(0, used, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        tl.store(out_ptr + column, tl.load(table_ptr + column, mask=column < used), mask=column < used)
 
 
 @jit()

@@ -12,18 +12,31 @@ from typing import Any
 
 import torch
 import triton
-from pagefleet_kernels import activation, decode_attention, kv_cache, norm, prefill_attention, rotary
+from pagefleet_kernels import (
+    activation,
+    decode_attention,
+    kv_cache,
+    nonfinite,
+    norm,
+    prefill_attention,
+    rotary,
+    step_inputs,
+)
 from pagefleet_kernels.layout import KVLayout
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-MODULES = (activation, decode_attention, kv_cache, norm, prefill_attention, rotary)
+MODULES = (activation, decode_attention, kv_cache, nonfinite, norm, prefill_attention, rotary, step_inputs)
 TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.bool: "*i1",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -97,6 +110,19 @@ def compile_elementwise(dtype: torch.dtype) -> None:
     kv_cache.write_kv(k, k, layout.layer_view(torch.zeros(layout.shape, dtype=dtype), 0), slots, backend="triton")
 
 
+def compile_step() -> None:
+    device = torch.device("cpu")
+    buffers = step_inputs.StepBuffers.allocate(2, 256, 8192, 128, device)
+    tokens, tables = torch.zeros((256, 2048), dtype=torch.int32), torch.zeros((2, 256, 128), dtype=torch.int32)
+    rows, writes = torch.zeros((200, 4), dtype=torch.int32), torch.zeros((9, 3), dtype=torch.int64)
+    step_inputs.prepare_step(tokens, tables, rows, 16, buffers, 8192, backend="triton")
+    step_inputs.scatter_writes(tokens.view(-1), writes, tables.view(-1), backend="triton")
+    nonfinite.flag_nonfinite(torch.zeros((8, 2048), dtype=torch.bfloat16), backend="triton")
+    pool = torch.zeros(KVLayout(4, 2, 4, 16, 96).shape, dtype=torch.float8_e4m3fn)
+    flags, slots = torch.zeros(8, dtype=torch.bool), torch.zeros((2, 8), dtype=torch.int64)
+    nonfinite.scrub_slots(pool, slots, flags, backend="triton")
+
+
 def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
     """Compile attention for each "head_dim:dtype", and every other kernel once in bfloat16."""
     for module in MODULES:
@@ -108,6 +134,7 @@ def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
         head_dim, dtype = name.split(":")
         compile_attention(int(head_dim), getattr(torch, dtype), sliding_window=512 if head_dim == "256" else None)
     compile_elementwise(torch.bfloat16)
+    compile_step()
 
 
 if __name__ == "__main__":
