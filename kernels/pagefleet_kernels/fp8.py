@@ -1,0 +1,55 @@
+"""Numbers of eight bits inside kernels: OCP e4m3 ("fn": no infinity, largest 448), by instruction or by arithmetic.
+
+GPUs before sm_89 have no conversion and Triton's interpreter rounds wrongly, so there the bits are worked out. Kernels
+take such tensors as uint8 (`as_bytes`). Source: Micikevicius et al., arXiv 2209.05433.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagefleet_kernels._triton import jit, tl
+from pagefleet_kernels.dispatch import architecture
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+
+
+def has_native_fp8(device: torch.device) -> bool:
+    """Whether kernels on `device` convert to and from e4m3 in one instruction (sm_89 and later)."""
+    name = architecture(device)
+    return name.startswith("sm_") and int(name.removeprefix("sm_")) >= 89
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """An e4m3 tensor as uint8, of the same strides; others as they are."""
+    return x.view(torch.uint8) if x.dtype == FP8 else x
+
+
+@jit()
+def decode_e4m3(code, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 values of uint8 codes."""
+    if NATIVE:
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    bits = code.to(tl.uint32)
+    magnitude = bits & 0x7F
+    normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
+    value = tl.where(magnitude == 0x7F, float("nan"), value)
+    return tl.where(bits >= 0x80, -value, value)
+
+
+@jit()
+def encode_e4m3(x, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """uint8 codes of float32 values, to nearest even; beyond 448 they saturate, NaN stays NaN."""
+    x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    if NATIVE:
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+    # 2^14 has its last place at 2^-9, where a subnormal has its: the addition rounds
+    tiny = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(magnitude < 0x3C800000, tiny, normal)
+    code = tl.where(magnitude > 0x7F800000, 0x7F, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
