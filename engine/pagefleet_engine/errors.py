@@ -7,6 +7,7 @@ EngineError
 │   └── ContextTooLong     prompt (or prompt plus max_tokens) over the context: HTTP 400
 ├── QueueFull              admission limit reached: HTTP 429
 ├── RequestFailed          the engine accepted the request but could not finish it: HTTP 500
+│   └── StepOutOfMemory    the device had no room for the step that the request was in; it has for others
 └── EngineDead             the engine core is gone: HTTP 503, the server exits
 """
 
@@ -57,6 +58,10 @@ class QueueFull(EngineError):
 
 class RequestFailed(EngineError):
     """An accepted request ended in an error that is not the client's."""
+
+
+class StepOutOfMemory(RequestFailed):
+    """The device ran out of memory in one step; it can run others."""
 
 
 class EngineDead(EngineError):

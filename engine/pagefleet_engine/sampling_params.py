@@ -68,6 +68,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(self)
 
     @property
+    def forbids_tokens(self) -> bool:
+        """True when some tokens may not be taken, so that none may be left."""
+        return self.allowed_token_ids is not None or bool(self.bad_words_token_ids) or self.min_tokens > 0
+
+    @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature == 0.0

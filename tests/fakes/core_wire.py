@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,12 +19,13 @@ from tests.fakes.scripted_core import scripted_core
 class Wire:
     """A loop with its socket's two ends in hand; time to wait is recorded, not spent."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: Callable[[StepPlan], None] = lambda plan: None) -> None:
         self.inbox: list[bytes] = []
         self.sent: list[FromCore] = []
         self.waits: list[float] = []
         self.during_step: list[Progress] = []
         self.reader = ProgressReader(folder / "progress")
+        self._before = before
         scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_num_queued_reqs=8)
         self.core: EngineCore = scripted_core(
             EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler), self._before_step
@@ -48,3 +50,4 @@ class Wire:
 
     def _before_step(self, plan: StepPlan) -> None:
         self.during_step.append(self.reader.read())
+        self._before(plan)

@@ -7,6 +7,7 @@ next token follows from the digest of all tokens before it, so a disturbed run m
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -17,7 +18,7 @@ from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
@@ -68,10 +69,11 @@ class _Row:
 class PagedWorker:
     """Executes plans, and fails the test when a plan breaks the contract of `core/step.py`."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
         self.scopes: dict[str, PrefixScope] = {}
         """Request id -> scope, which a worker is not told."""
-        self.failing: dict[str, str] = {}
+        self.failing: dict[str, FailureKind] = {}
         """Requests that fail when next in a step."""
         self.num_computed_tokens = 0
         self._block_size = block_size
@@ -102,7 +104,9 @@ class PagedWorker:
             row.request_id: self.failing.pop(row.request_id) for row in plan.rows if row.request_id in self.failing
         }
         prompt_logprobs = {row.request_id: entries for row in plan.rows if (entries := self._prompt_logprobs(row))}
-        sampled = [self._sample(row) if row.request_id not in failed else [] for row in plan.rows]
+        sampled = [self._sample(row) for row in plan.rows]
+        # A failed row has a token too, which the next step may compute already; it is only not to be told.
+        sampled = [[] if row.request_id in failed else tokens for row, tokens in zip(plan.rows, sampled, strict=True)]
         return StepResult(sampled, prompt_logprobs=prompt_logprobs, failed=failed)
 
     def _enter(self, new: NewRow) -> None:
@@ -142,6 +146,9 @@ class PagedWorker:
         if not scheduled.samples:
             return []
         row = self._rows[scheduled.request_id]
+        sampling = row.sampling
+        assert sampling.max_tokens is None or len(row.token_ids) < row.num_prompt_tokens + sampling.max_tokens
+        assert len(row.token_ids) < self._max_model_len
         token = _next_token(row.digests[-1])
         row.token_ids.append(token)
         row.digests.append(_extend(row.digests[-1], token))
@@ -168,7 +175,7 @@ class Outcome:
     stop_token_id: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int | None = None
-    error: str | None = None
+    failure: FailureKind | None = None
 
     def take(self, update: RequestUpdate) -> None:
         """Add one update; nothing may follow the last."""
@@ -180,7 +187,7 @@ class Outcome:
         self.prompt_logprobs += update.prompt_logprobs or ()
         self.finish_reason = update.finish_reason
         self.stop_token_id = update.stop_token_id
-        self.error = update.error
+        self.failure = update.failure
 
 
 class FakeEngine:
@@ -193,12 +200,15 @@ class FakeEngine:
         config: SchedulerConfig | None = None,
         max_model_len: int = 1_000,
         enable_prefix_caching: bool = True,
+        max_in_flight: int = 1,
     ) -> None:
         self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching)
         self.now = 0.0
         limits = ModelLimits(max_model_len, VOCAB_SIZE)
         self.scheduler = Scheduler(config or SchedulerConfig(), self.kv_cache, limits, clock=lambda: self.now)
-        self.worker = PagedWorker(block_size)
+        self.worker = PagedWorker(block_size, self.scheduler.max_model_len)
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self._max_in_flight = max_in_flight
         self.outcomes: dict[str, Outcome] = {}
         self.plans: list[StepPlan] = []
 
@@ -227,13 +237,26 @@ class FakeEngine:
         self.scheduler.check_integrity()
         return aborted
 
-    def step(self) -> StepPlan:
-        """Run one step."""
+    def launch(self) -> StepPlan:
+        """Plan one step and compute it; its result is not told yet."""
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan.num_tokens > 0:
             self.plans.append(plan)
-            self.take(self.scheduler.update(plan, self.worker.execute(plan)))
+            self.in_flight.append((plan, self.worker.execute(plan)))
+        return plan
+
+    def land(self) -> None:
+        """Tell the scheduler the result of the oldest step in flight."""
+        self.take(self.scheduler.update(*self.in_flight.popleft()))
+
+    def step(self) -> StepPlan:
+        """Launch steps up to `max_in_flight`, land the oldest, and return the plan launched last."""
+        plan = self.launch()
+        while plan.num_tokens > 0 and len(self.in_flight) < self._max_in_flight:
+            plan = self.launch()
+        if self.in_flight:
+            self.land()
         return plan
 
     def take(self, updates: Sequence[RequestUpdate]) -> None:
@@ -243,9 +266,9 @@ class FakeEngine:
         self.scheduler.check_integrity()
 
     def run(self, max_steps: int = 2_000) -> None:
-        """Step until all requests have ended; every step must compute something."""
+        """Step until all requests have ended and nothing is in flight; every step must compute something."""
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 return
-            assert self.step().num_tokens > 0
+            assert self.step().num_tokens > 0 or self._max_in_flight > 1
         raise AssertionError(f"not done after {max_steps} steps: {self.scheduler.stats()}")

@@ -98,12 +98,12 @@ class KVCache:
         table.room += count * self.block_size
         return (added,)
 
-    def publish_computed(self, request: Request) -> None:
-        """Offer the full blocks that are computed by now to later requests."""
+    def publish_computed(self, request: Request, num_tokens: int) -> None:
+        """Offer the full blocks among the first `num_tokens` tokens, which are computed by now, to later requests."""
         if not self.enable_prefix_caching:
             return
         table = self._tables[request.request_id]
-        num_full = request.num_computed_tokens // self.block_size
+        num_full = num_tokens // self.block_size
         if num_full == table.num_published:
             return
         extend_hashes(request.block_hashes, request.prefix_root, request.token_ids, self.block_size)

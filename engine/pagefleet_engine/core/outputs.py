@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pagefleet_engine.core.request import FinishReason
-from pagefleet_engine.core.step import TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, TokenLogprobs
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -26,7 +26,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """The next prompt positions' entries, each position once."""
     num_cached_tokens: int | None = None
     """With the first token: prompt tokens that came from the prefix cache."""
-    error: str | None = None
+    failure: FailureKind | None = None
     """With FinishReason.ERROR: why."""
 
 

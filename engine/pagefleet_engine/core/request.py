@@ -1,7 +1,10 @@
 """One request inside the scheduler: its tokens, how far it is computed, and where it stands.
 
-There is no prefill and no decode state: a running request is behind by `num_tokens - num_computed_tokens` tokens, and
-each step lets it catch up with some of them.
+There is no prefill and no decode state: a running request is behind by some tokens, and each step lets it catch up with
+some of them. Steps overlap, so a token may be counted (`num_pending`) and computed before it is known here which it is:
+
+    tokens            |<------------ token_ids ------------>|<- num_pending ->|
+    K/V in pages      |<------- num_computed_tokens ------->|                       once the launched steps have run
 """
 
 from __future__ import annotations
@@ -49,7 +52,13 @@ class Request:
     """Prompt, then output."""
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(init=False, default=0)
-    """Tokens whose K/V is in this request's blocks."""
+    """Tokens whose K/V is in this request's blocks as soon as the steps launched so far have run."""
+    num_pending: int = field(init=False, default=0)
+    """Tokens that launched steps sample and that are not in `token_ids` yet."""
+    ends_at: int = field(init=False, default=0)
+    """Number of tokens at which it has to end; given by the scheduler, which never goes beyond."""
+    ending_token_ids: frozenset[int] = field(init=False)
+    """Tokens that may end it before that."""
     num_cached_tokens: int = field(init=False, default=0)
     """Prompt tokens that came from the prefix cache on the first admission."""
     num_preemptions: int = field(init=False, default=0)
@@ -74,6 +83,8 @@ class Request:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.prefix_root = root_hash(self.scope)
+        eos_token_ids = () if self.sampling.ignore_eos else self.eos_token_ids
+        self.ending_token_ids = frozenset((*eos_token_ids, *self.sampling.stop_token_ids))
 
     @property
     def num_tokens(self) -> int:
@@ -90,14 +101,20 @@ class Request:
         """False when prompt log-probabilities are asked for: a cached position has no logits, so all are computed."""
         return self.sampling.prompt_logprobs is None
 
+    def limit(self, max_model_len: int) -> None:
+        """Set where it has to end: `max_tokens` after the prompt (None: no limit), but not past the context."""
+        wanted = self.sampling.max_tokens
+        self.ends_at = max_model_len if wanted is None else min(max_model_len, self.num_prompt_tokens + wanted)
+
     def start(self) -> None:
         """Enter the running set."""
         self.status = RequestStatus.RUNNING
 
     def preempt(self) -> None:
-        """Lose the blocks; everything known will be computed again."""
+        """Lose the blocks; what is known will be computed again, and what is pending sampled again."""
         self.status = RequestStatus.PREEMPTED
         self.num_computed_tokens = 0
+        self.num_pending = 0
         self.num_preemptions += 1
         self.num_repeated_prompt_logprobs = self.num_prompt_logprobs
 

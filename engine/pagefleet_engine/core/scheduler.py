@@ -1,7 +1,9 @@
 """Decides what each step computes. One rule: every request catches up from `num_computed_tokens` to `num_tokens`.
 
-Chunked prefill, decoding, prefix caching and recovery from preemption are all that rule. Synchronous for now: `update`
-of a step comes before `schedule` of the next; plans and results are paired by step, so that this can change.
+Chunked prefill, decoding, prefix caching and recovery from preemption are all that rule. Steps may overlap: `schedule`
+can be called again before `update` of the step before. A token that such a step will sample counts as pending, so that
+the next step can compute it unseen. When `update` then finds that the request has ended, its later rows are surplus:
+what they give is dropped, and nothing of it was ever told, counted or published.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.core.stop import check_stop
 from pagefleet_engine.core.waiting_queue import make_waiting_queue
 from pagefleet_engine.errors import InvalidRequest
@@ -33,7 +35,7 @@ class _Draft:
     """Tokens that may still be scheduled."""
     chunk: int
     """Most tokens for one request."""
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Request | None] = field(default_factory=list)
     rows: list[ScheduledRow] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
     preempted: bool = False
@@ -61,11 +63,13 @@ class Scheduler:
         self._limits = limits
         self._long_prefill_tokens = _long_prefill_tokens(config)
         self._kv_cache = kv_cache
+        self._block_size = kv_cache.block_size
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
         self._waiting = make_waiting_queue(config.policy)
         self._gate = QueueGate(config, clock)
-        self._in_flight: dict[int, list[Request]] = {}
+        self._in_flight: dict[int, list[Request | None]] = {}
+        """Step -> request of each row; None where it was preempted since, so that the row counts no more."""
         self._removed: list[str] = []
         """Requests that the worker holds and should not; told with the next plan that is executed."""
         self._num_arrivals = 0
@@ -95,6 +99,7 @@ class Scheduler:
             )
         check_request(request, self._limits, self._kv_cache.capacity_tokens)
         self._gate.check(request)
+        request.limit(self.max_model_len)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._requests[request.request_id] = request
@@ -104,7 +109,7 @@ class Scheduler:
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End these requests now, also amid a step (whose tokens for them are dropped); returns those that were open.
 
-        Their blocks are free at once. The next plan may hand them out: it runs after the step that still writes them.
+        Their blocks are free at once. The next plan may hand them out: it runs after the steps that still write them.
         """
         aborted = []
         for request_id in request_ids:
@@ -123,7 +128,10 @@ class Scheduler:
         return aborted
 
     def schedule(self) -> StepPlan:
-        """Plan the next step; `num_tokens` is 0 when there is nothing to do, and such a plan needs no `update`."""
+        """Plan the next step; `num_tokens` is 0 when there is nothing to do, and such a plan needs no `update`.
+
+        With steps in flight an empty plan may mean that all depends on their results.
+        """
         draft = self._begin_step()
         self._continue_running(draft)
         if not draft.preempted:
@@ -131,16 +139,17 @@ class Scheduler:
         return self._close_step(draft)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
-        """Take in what the step computed; returns what there is to tell, and ends the requests that are done."""
+        """Take in what the oldest step in flight computed; returns what there is to tell, and ends what is done."""
         updates = []
         running = RequestStatus.RUNNING
+        failed = result.failed
         any_ended = False
         requests = self._in_flight.pop(plan.step_id)
         for request, row, sampled in zip(requests, plan.rows, result.sampled, strict=True):
-            if request.status is not running:  # ended while the step was on its way
+            if request is None or request.status is not running:  # preempted or ended since the step was launched
                 continue
-            if request.request_id in result.failed:
-                update: RequestUpdate | None = self._fail(request, result.failed[request.request_id])
+            if failed and request.request_id in failed:
+                update: RequestUpdate | None = self._fail(request, failed[request.request_id])
             else:
                 update = self._advance(request, row, sampled, result)
             if update is not None:
@@ -186,6 +195,7 @@ class Scheduler:
             raise IntegrityError("the queue's totals are wrong")
         if self._running != sorted(self._running, key=self._importance):
             raise IntegrityError("the running list is out of order")
+        self._check_pending(waiting)
         self._kv_cache.check_integrity(self._running)
 
     # --- the steps of schedule()
@@ -200,7 +210,10 @@ class Scheduler:
         index = 0
         while index < len(running):
             request = running[index]
-            num_tokens = len(request.token_ids)
+            num_tokens = len(request.token_ids) + request.num_pending
+            if num_tokens >= request.ends_at:  # its last token is on its way
+                index += 1
+                continue
             blocks = self._kv_cache.grow(request.request_id, num_tokens)
             if blocks is None:
                 # The victim is the last of the list: one that comes later, or this request itself.
@@ -243,13 +256,23 @@ class Scheduler:
 
     def _put(self, draft: _Draft, request: Request, num_new: int, blocks: Sequence[Sequence[int]]) -> None:
         num_computed = request.num_computed_tokens
-        samples = num_computed + num_new == len(request.token_ids)
+        end = num_computed + num_new
+        samples = end == len(request.token_ids) + request.num_pending
         draft.requests.append(request)
         draft.rows.append(ScheduledRow(request.request_id, num_computed, num_new, blocks, samples))
         draft.budget -= num_new
+        request.num_computed_tokens = end
+        if samples:
+            request.num_pending += 1
 
     def _preempt(self, request: Request, draft: _Draft) -> None:
-        """Take the blocks of a request that is off the running list; it computes its tokens again later."""
+        """Take the blocks of a request that is off the running list; it computes its tokens again later.
+
+        What steps in flight give it is dropped: they have sampled tokens, which will be sampled again.
+        """
+        for requests in self._in_flight.values():
+            if request in requests:
+                requests[requests.index(request)] = None
         self._kv_cache.free(request.request_id)
         self._removed.append(request.request_id)
         request.preempt()
@@ -274,21 +297,24 @@ class Scheduler:
         self, request: Request, row: ScheduledRow, sampled: Sequence[int], result: StepResult
     ) -> RequestUpdate | None:
         """Move one request on by its row and its sampled tokens; what comes after a stop is dropped."""
-        request.num_computed_tokens += row.num_new_tokens
-        self._kv_cache.publish_computed(request)
+        computed = row.num_computed_tokens + row.num_new_tokens
+        if computed // self._block_size > row.num_computed_tokens // self._block_size:
+            self._kv_cache.publish_computed(request, computed)
         prompt_logprobs = self._new_prompt_logprobs(request, result) if result.prompt_logprobs else None
         if not row.samples:
             return RequestUpdate(request.request_id, (), prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if not sampled:
-            return self._fail(request, "the model gave no token.")
-        num_cached = request.num_cached_tokens if request.num_output_tokens == 0 else None
+            return self._fail(request, FailureKind.STEP_FAILED)
+        request.num_pending -= 1
+        token_ids = request.token_ids
+        num_cached = request.num_cached_tokens if len(token_ids) == request.num_prompt_tokens else None
         stop = None
         num_kept = 0
         while stop is None and num_kept < len(sampled):
-            request.token_ids.append(sampled[num_kept])
+            token_ids.append(sampled[num_kept])
             num_kept += 1
-            stop = check_stop(request, self.max_model_len)
-        logprobs = result.logprobs.get(request.request_id)
+            stop = check_stop(request)
+        logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
         if stop is not None:
             self._end(request)
             sampled = sampled[:num_kept]
@@ -306,12 +332,24 @@ class Scheduler:
         request.num_prompt_logprobs += len(entries) - num_repeated
         return entries[num_repeated:] or None
 
-    def _fail(self, request: Request, why: str) -> RequestUpdate:
+    def _fail(self, request: Request, kind: FailureKind) -> RequestUpdate:
         """End one request with an error. Its K/V may be wrong, so nothing of it stays in the prefix cache."""
+        if kind is FailureKind.NOTHING_LEFT and not request.sampling.forbids_tokens:
+            kind = FailureKind.NOT_NUMBERS  # the client left all tokens, so it was the model that ruled them out
         self._kv_cache.discard(request.request_id)
         self._removed.append(request.request_id)
         self._forget(request)
-        return RequestUpdate(request.request_id, (), FinishReason.ERROR, error=why)
+        return RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind)
+
+    def _check_pending(self, waiting: Sequence[Request]) -> None:
+        if any(request.num_pending or request.num_computed_tokens for request in waiting):
+            raise IntegrityError("a request in the queue counts what it has lost")
+        for request in self._running:
+            num_rows = sum(request in requests for requests in self._in_flight.values())
+            if not 0 <= request.num_pending <= num_rows:
+                raise IntegrityError(f"{request.request_id} awaits {request.num_pending} tokens of {num_rows} steps")
+            if not request.num_computed_tokens < request.num_tokens + request.num_pending <= request.ends_at:
+                raise IntegrityError(f"{request.request_id} is computed further than its tokens go")
 
     def _end(self, request: Request) -> None:
         self._kv_cache.free(request.request_id)

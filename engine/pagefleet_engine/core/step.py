@@ -10,6 +10,7 @@ worker appends the tokens it samples to its own copy, so they need not come back
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -72,6 +73,19 @@ class TokenLogprobs:
     """Rank of the chosen token, 1 being the most likely."""
 
 
+class FailureKind(enum.Enum):
+    """Why one request cannot go on."""
+
+    NOT_NUMBERS = enum.auto()
+    """NaN or infinity came out of the model."""
+    NOTHING_LEFT = enum.auto()
+    """No token may be sampled: all are forbidden."""
+    OUT_OF_MEMORY = enum.auto()
+    """The device had no room for the step."""
+    STEP_FAILED = enum.auto()
+    """The step raised something else, or gave no token where one was due."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outcome of one plan."""
@@ -82,5 +96,5 @@ class StepResult:
     """Request id -> one entry per sampled token, for those who ask."""
     prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
     """Request id -> entries of the prompt positions computed in this step (position 0 has none), in order."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Request id -> why this request cannot go on (e.g. logits that are not numbers)."""
+    failed: Mapping[str, FailureKind] = field(default_factory=dict)
+    """Request id -> why this request cannot go on; the others of the step are not affected."""

@@ -19,20 +19,14 @@ _END_OF_TEXT = Stop(FinishReason.STOP, None)
 _LENGTH = Stop(FinishReason.LENGTH, None)
 
 
-def check_stop(request: Request, max_model_len: int) -> Stop | None:
+def check_stop(request: Request) -> Stop | None:
     """Judge the request by its last token, which must be an output token.
 
-    Before `min_tokens` output tokens only the limits count. `max_tokens` of None means until `max_model_len`, prompt
-    and output together.
+    Before `min_tokens` output tokens only the limit counts.
     """
-    sampling = request.sampling
-    num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
-    if num_output_tokens >= sampling.min_tokens:
-        last = request.token_ids[-1]
-        if last in request.eos_token_ids and not sampling.ignore_eos:
+    token = request.token_ids[-1]
+    if token in request.ending_token_ids and request.num_output_tokens >= request.sampling.min_tokens:
+        if token in request.eos_token_ids and not request.sampling.ignore_eos:
             return _END_OF_TEXT
-        if last in sampling.stop_token_ids:
-            return Stop(FinishReason.STOP, last)
-    if num_output_tokens == sampling.max_tokens or len(request.token_ids) >= max_model_len:
-        return _LENGTH
-    return None
+        return Stop(FinishReason.STOP, token)
+    return _LENGTH if len(request.token_ids) >= request.ends_at else None

@@ -1,27 +1,23 @@
-"""The step loop: plan, execute, update. It owns the scheduler and the executor, and answers every request it is given.
+"""The step loop: plan, launch, update. It owns the scheduler and the executor, and answers every request it is given.
 
-A request that is wrong is answered with an error. A step that fails ends the requests that were in it; a second one in
-a row means that the worker itself is broken, and the core gives up.
+A request that is wrong is answered with an error. Where the executor overlaps steps, the next one is planned and
+launched before the results of the last are waited for, so the device never waits for the host.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, TokenLogprobs
 from pagefleet_engine.engine_core.admission import to_request
+from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS, INVALID, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput, WireLogprobs
-from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull
+from pagefleet_engine.engine_core.step_queue import StepQueue
+from pagefleet_engine.errors import InvalidRequest, QueueFull
 from pagefleet_engine.executor.executor import Executor
-
-INVALID, QUEUE_FULL, FAILED = "invalid", "queue_full", "failed"
-_STEP_FAILED = "The engine could not compute this step."
-
-_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -39,7 +35,8 @@ class EngineCore:
         self._executor = executor
         self._limits = limits
         self._model = model
-        self._failed_in_a_row = 0
+        self._steps = StepQueue(executor)
+        self._num_nan_requests = 0
 
     @property
     def limits(self) -> ModelLimits:
@@ -53,8 +50,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is open."""
-        return self._scheduler.has_work
+        """True while a request is open or a step is in flight."""
+        return self._scheduler.has_work or len(self._steps) > 0
 
     def add(self, message: AddRequest) -> RequestOutput | None:
         """Queue a request; returns the answer to one that is refused."""
@@ -78,16 +75,20 @@ class EngineCore:
         return [RequestOutput(request_id, [], "abort") for request_id in self._scheduler.abort(request_ids)]
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns what there is to tell.
+        """Launch what can be launched, then wait for the oldest step; returns what there is to tell of it.
 
         Raises:
-            EngineDead: two steps failed in a row.
+            EngineDead: the worker is broken.
         """
-        plan = self._scheduler.schedule()
-        if plan.num_tokens == 0:
+        steps = self._steps
+        while steps.takes_another:
+            plan = self._scheduler.schedule()
+            if plan.num_tokens == 0:
+                break
+            steps.launch(plan)
+        if not steps:
             return []
-        result = self._execute(plan)
-        return [_to_wire(update) for update in self._scheduler.update(plan, result)]
+        return [self._to_wire(update) for update in self._scheduler.update(*steps.take())]
 
     def stats(self) -> CoreStats:
         """Return the gauges and totals of now."""
@@ -100,6 +101,9 @@ class EngineCore:
             stats.prefix_cache_hits_tokens,
             stats.preemptions,
             stats.steps,
+            gpu_idle_seconds=self._executor.idle_seconds,
+            nan_requests=self._num_nan_requests,
+            out_of_memory_steps=self._steps.num_out_of_memory,
         )
 
     def reset_prefix_cache(self) -> None:
@@ -118,18 +122,24 @@ class EngineCore:
         """Free the device."""
         self._executor.shutdown()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        try:
-            result = self._executor.launch(plan).result()
-        except Exception as error:  # whatever a device may raise, the other requests must go on
-            self._failed_in_a_row += 1
-            _log.exception("step %d failed with %d requests", plan.step_id, len(plan.rows))
-            if self._failed_in_a_row > 1:
-                raise EngineDead(f"two steps in a row failed, the last with {type(error).__name__}") from error
-            failed = {row.request_id: _STEP_FAILED for row in plan.rows}
-            return StepResult(sampled=[()] * len(plan.rows), failed=failed)
-        self._failed_in_a_row = 0
-        return result
+    def _to_wire(self, update: RequestUpdate) -> RequestOutput:
+        if update.failure is not None:
+            return self._failed(update.request_id, update.failure)
+        reason = update.finish_reason
+        return RequestOutput(
+            update.request_id,
+            update.new_token_ids,
+            None if reason is None else reason.value,
+            update.stop_token_id,
+            logprobs=_wire_logprobs(update.logprobs),
+            prompt_logprobs=_wire_logprobs(update.prompt_logprobs),
+            num_cached_tokens=update.num_cached_tokens,
+        )
+
+    def _failed(self, request_id: str, kind: FailureKind) -> RequestOutput:
+        self._num_nan_requests += kind is FailureKind.NOT_NUMBERS
+        answer = FAILURE_ANSWERS[kind]
+        return refusal(request_id, answer.message, answer.kind, code=answer.code)
 
 
 def refusal(
@@ -137,21 +147,6 @@ def refusal(
 ) -> RequestOutput:
     """Return the only output of a request that is not accepted."""
     return RequestOutput(request_id, [], "error", error=message, error_kind=kind, error_param=param, error_code=code)
-
-
-def _to_wire(update: RequestUpdate) -> RequestOutput:
-    reason = update.finish_reason
-    return RequestOutput(
-        update.request_id,
-        list(update.new_token_ids),
-        None if reason is None else reason.value,
-        update.stop_token_id,
-        update.error,
-        None if update.error is None else FAILED,
-        _wire_logprobs(update.logprobs),
-        _wire_logprobs(update.prompt_logprobs),
-        update.num_cached_tokens,
-    )
 
 
 def _wire_logprobs(entries: Sequence[TokenLogprobs] | None) -> list[WireLogprobs] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from pagefleet_engine.sampling_params import SamplingParams
@@ -45,7 +47,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one step gave one request."""
 
     request_id: str
-    new_token_ids: list[int]
+    new_token_ids: Sequence[int]
     finish_reason: str | None = None
     """`stop`, `length`, `abort` or `error`; None while it goes on."""
     stop_token_id: int | None = None
@@ -53,7 +55,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     """With finish_reason `error`: what to tell the client."""
     error_kind: str | None = None
-    """`invalid` (400), `queue_full` (429) or `failed` (500)."""
+    """`invalid` (400), `queue_full` (429), `out_of_memory` or `failed` (500)."""
     logprobs: list[WireLogprobs] | None = None
     prompt_logprobs: list[WireLogprobs] | None = None
     num_cached_tokens: int | None = None
@@ -79,6 +81,12 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     steps: int
     messages_dropped: int = 0
     """Bytes on the socket that were no message."""
+    gpu_idle_seconds: float = 0.0
+    """Time that the device waited for the host between two steps."""
+    nan_requests: int = 0
+    """Requests ended because the model's output for them was not a number."""
+    out_of_memory_steps: int = 0
+    """Steps for which the device had no room."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):
@@ -96,6 +104,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     num_blocks: int
     block_size: int
     dtype: str
+    startup_seconds: dict[str, float] = {}
+    """Phase of the start -> seconds it took."""
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=True):

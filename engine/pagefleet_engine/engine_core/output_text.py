@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
-from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed
+from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.text.bad_words import Encoder, bad_words_token_ids
 from pagefleet_engine.text.detokenizer import Detokenizer
@@ -129,7 +129,7 @@ def error_of(output: RequestOutput) -> EngineError:
         return InvalidRequest(message, output.error_param, output.error_code)
     if output.error_kind == "queue_full":
         return QueueFull(message, output.retry_after_s or 1.0)
-    return RequestFailed(message)
+    return StepOutOfMemory(message) if output.error_kind == "out_of_memory" else RequestFailed(message)
 
 
 def spell_bad_words(sampling: SamplingParams, tokenizer: Encoder | None) -> SamplingParams:

@@ -6,7 +6,6 @@ and so is this one at once. Signals are the API process's business: it drains fi
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import shutil
@@ -20,7 +19,9 @@ from pathlib import Path
 import msgspec
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.engine_core.engine_core import INVALID, EngineCore, refusal
+from pagefleet_engine.engine_core.engine_core import EngineCore, refusal
+from pagefleet_engine.engine_core.faults import INVALID
+from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
@@ -67,6 +68,7 @@ class CoreLoop:
         self._core = core
         self._socket = socket
         self._progress = progress
+        self._garbage = GarbageSchedule()
         self._outputs: list[RequestOutput] = []
         self._dropped = 0
         self._sent_at = 0.0
@@ -94,6 +96,7 @@ class CoreLoop:
             self._progress.stamp(busy=True)
             self._outputs += core.step()
             self._progress.stamp(busy=core.has_work, steps=1)
+            self._garbage.between_steps()
         elif not self._settled:
             self._settle()
         self._flush()
@@ -102,7 +105,7 @@ class CoreLoop:
         """Use the first idle moment for what no step should wait for."""
         self._progress.stamp(busy=False)
         self._core.check_integrity()
-        gc.collect()
+        self._garbage.when_idle()
         self._sent_at = 0.0
         self._settled = True
 
@@ -166,8 +169,7 @@ def run_core(build: BuildCore) -> int:
         )
         socket.close()
         return 1
-    gc.collect()
-    gc.freeze()  # the model's objects live as long as the process: no collection has to look at them
+    GarbageSchedule().take_over()
     socket.send(ready)
     try:
         CoreLoop(core, socket, ProgressWriter(folder / "progress")).run()

@@ -29,7 +29,7 @@ def admit(cache: KVCache, request: Request, spare_blocks: int = 0) -> Grant:
 def compute(cache: KVCache, request: Request, num_tokens: int | None = None) -> None:
     """Advance to `num_tokens` (default: all) and publish."""
     request.num_computed_tokens = request.num_tokens if num_tokens is None else num_tokens
-    cache.publish_computed(request)
+    cache.publish_computed(request, request.num_computed_tokens)
 
 
 def test_admission_takes_blocks_for_all_known_tokens() -> None:

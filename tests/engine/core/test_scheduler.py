@@ -6,7 +6,7 @@ import pytest
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.request import FinishReason, RequestStatus
-from pagefleet_engine.core.step import StepPlan, StepResult
+from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest, QueueFull
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
@@ -334,10 +334,10 @@ def test_a_failed_request_ends_with_an_error_and_its_blocks_are_not_reused() -> 
     engine.add("bad", range(10), ENDLESS)
     engine.add("good", range(20, 30))
     engine.step()
-    engine.worker.failing["bad"] = "its logits are not numbers"
+    engine.worker.failing["bad"] = FailureKind.NOT_NUMBERS
     engine.run()
     outcome = engine.outcomes["bad"]
-    assert (outcome.finish_reason, outcome.error) == (FinishReason.ERROR, "its logits are not numbers")
+    assert (outcome.finish_reason, outcome.failure) == (FinishReason.ERROR, FailureKind.NOT_NUMBERS)
     assert engine.outcomes["good"].finish_reason is FinishReason.LENGTH
     engine.add("again", range(10))
     engine.run()
@@ -350,7 +350,7 @@ def test_a_failure_of_an_unknown_request_is_ignored() -> None:
     engine.add("a", [1])
     plan = engine.scheduler.schedule()
     result = engine.worker.execute(plan)
-    updates = engine.scheduler.update(plan, StepResult(result.sampled, failed={"gone": "late"}))
+    updates = engine.scheduler.update(plan, StepResult(result.sampled, failed={"gone": FailureKind.NOT_NUMBERS}))
     assert [(update.request_id, update.finish_reason) for update in updates] == [("a", None)]
 
 
@@ -360,7 +360,7 @@ def test_a_row_that_should_sample_and_did_not_ends_with_an_error() -> None:
     plan = engine.scheduler.schedule()
     updates = engine.scheduler.update(plan, StepResult([[]]))
     assert updates[0].finish_reason is FinishReason.ERROR
-    assert updates[0].error == "the model gave no token."
+    assert updates[0].failure is FailureKind.STEP_FAILED
     assert not engine.scheduler.has_work
 
 
@@ -392,7 +392,7 @@ def test_the_canary_gives_the_same_tokens_after_every_kind_of_end() -> None:
             engine.add(f"{round_number}-{index}", [3, 1, 4, 1, index, *range(round_number)])
         engine.step()
         engine.abort(f"{round_number}-1", f"{round_number}-5")
-        engine.worker.failing[f"{round_number}-0"] = "broken"
+        engine.worker.failing[f"{round_number}-0"] = FailureKind.NOT_NUMBERS
         engine.run()
         assert engine.kv_cache.num_free_blocks == 12
         assert canary(f"after-{round_number}") == before

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.config import Policy, SchedulerConfig
 from pagefleet_engine.core.request import FinishReason, Request
+from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.errors import ContextTooLong, QueueFull
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
@@ -76,7 +77,7 @@ events = st.lists(
     max_size=30,
 )
 engines = st.builds(
-    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching: FakeEngine(
+    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth: FakeEngine(
         num_blocks,
         block_size,
         SchedulerConfig(
@@ -88,6 +89,7 @@ engines = st.builds(
         ),
         max_model_len=64,
         enable_prefix_caching=caching,
+        max_in_flight=depth,
     ),
     st.integers(2, 24),
     st.integers(1, 8),
@@ -96,6 +98,7 @@ engines = st.builds(
     st.one_of(st.none(), st.integers(1, 12)),
     st.sampled_from(["fcfs", "priority"]),
     st.sampled_from([True, True, True, False]),
+    st.sampled_from([2, 1, 3]),
 )
 
 
@@ -142,16 +145,14 @@ class Trace:
         if not amid_step:
             engine.abort(request_id)
             return
-        plan = engine.scheduler.schedule()
-        if plan.num_tokens == 0:
-            return
-        result = engine.worker.execute(plan)
+        engine.launch()
         engine.abort(request_id)
-        engine.take(engine.scheduler.update(plan, result))
+        if engine.in_flight:
+            engine.land()
 
     def _fail(self, request_id: str) -> None:
         if request_id in self.accepted:
-            self.engine.worker.failing[request_id] = "not a number"
+            self.engine.worker.failing[request_id] = FailureKind.NOT_NUMBERS
             self.failed.add(request_id)
 
 

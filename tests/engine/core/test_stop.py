@@ -17,8 +17,9 @@ def judge(output: list[int], max_model_len: int = 100, eos: tuple[int, ...] = (E
     """Judge a request with a prompt of three tokens."""
     sampling = SamplingParams(**{"max_tokens": 10, **fields})  # type: ignore[arg-type]
     request = Request("r", [EOS, 50, 50], sampling, eos, PrefixScope("model"))
+    request.limit(max_model_len)
     request.token_ids += output
-    return check_stop(request, max_model_len)
+    return check_stop(request)
 
 
 def test_goes_on_with_an_ordinary_token() -> None:

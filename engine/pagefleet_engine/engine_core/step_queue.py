@@ -1,0 +1,97 @@
+"""The steps that were launched and not taken yet, oldest first, and what becomes of one that fails.
+
+A step that ran out of memory ends its own requests and says nothing about the worker. Any other exception ends them
+too, and casts doubt on the worker: if the next step to be launched fails as well, the core gives up. A step that was
+launched before the failure was known may hold the very request that caused it, so it proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult
+from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS
+from pagefleet_engine.errors import EngineDead, StepOutOfMemory
+from pagefleet_engine.executor.executor import Executor, PendingStep
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _NotLaunched:
+    """A step that failed before it was on its way; implements `PendingStep`."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    plan: StepPlan
+    pending: PendingStep
+    in_doubt: bool
+    """Whether the worker was in doubt at the launch."""
+
+
+class StepQueue:
+    """At most `executor.max_in_flight` steps.
+
+    Attributes:
+        num_out_of_memory: steps that ran out of memory, in all.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.num_out_of_memory = 0
+        self._executor = executor
+        self._steps: deque[_Launched] = deque()
+        self._in_doubt = False
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def takes_another(self) -> bool:
+        """True while one more may be launched; not before a failed launch was taken."""
+        steps = self._steps
+        return len(steps) < self._executor.max_in_flight and not (steps and isinstance(steps[-1].pending, _NotLaunched))
+
+    def launch(self, plan: StepPlan) -> None:
+        """Start a step; a failure shows when it is taken, so that results keep their order."""
+        try:
+            pending = self._executor.launch(plan)
+        except Exception as error:  # whatever a device may raise, the other requests must go on
+            pending = _NotLaunched(error)
+        self._steps.append(_Launched(plan, pending, self._in_doubt))
+
+    def take(self) -> tuple[StepPlan, StepResult]:
+        """Wait for the oldest step; one that failed has all its requests in `failed`.
+
+        Raises:
+            EngineDead: the worker is broken.
+        """
+        step = self._steps.popleft()
+        try:
+            result = step.pending.result()
+        except StepOutOfMemory as error:
+            self.num_out_of_memory += 1
+            answer = FAILURE_ANSWERS[FailureKind.OUT_OF_MEMORY]
+            _log.error(
+                "step %d with %d requests: %s (%s)", step.plan.step_id, len(step.plan.rows), answer.message, error
+            )
+            return step.plan, _all_failed(step.plan, FailureKind.OUT_OF_MEMORY)
+        except Exception as error:  # as above
+            _log.exception("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows))
+            if self._in_doubt and step.in_doubt:
+                raise EngineDead(f"two steps in a row failed, the last with {type(error).__name__}") from error
+            self._in_doubt = True
+            return step.plan, _all_failed(step.plan, FailureKind.STEP_FAILED)
+        self._in_doubt = False
+        return step.plan, result
+
+
+def _all_failed(plan: StepPlan, kind: FailureKind) -> StepResult:
+    return StepResult(sampled=[()] * len(plan.rows), failed={row.request_id: kind for row in plan.rows})
