@@ -1,0 +1,1 @@
+"""CUDA graphs: which batch runs which graph, how graphs are captured, and how they are replayed."""
