@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
+from pagefleet_engine.layers.linear_kernel import LinearKernel
+from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, matrix_slots
 from pagefleet_engine.layers.weight import Placement, Weight
 
 
@@ -49,26 +50,27 @@ class LMHead:
     embedding only row by row.
     """
 
-    __slots__ = ("_kernel", "_slot")
+    __slots__ = ("_kernel", "_slots", "_vocab_size")
 
     def __init__(
         self, vocab_size: int, hidden_size: int, placement: Placement, tied_to: Embedding | None = None
     ) -> None:
+        """`placement.path` names the head."""
         self._kernel: LinearKernel
-        self._slot: Weight | None = None
+        self._vocab_size = vocab_size
+        self._slots: dict[str, Weight] = {}
         if tied_to is None:
-            self._slot = Weight((vocab_size,), hidden_size, placement, self._install)
+            self._slots = matrix_slots(hidden_size, (vocab_size,), placement, self._install)
         else:
-            tied_to.share(self._install)
+            tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD)))
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
-        if self._slot is not None:
-            yield "weight", self._slot
+        yield from self._slots.items()
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """[S, D] to [S, V], in the model's dtype."""
         return self._kernel.linear(hidden_SD, None)
 
-    def _install(self, weight_VD: Tensor) -> None:
-        self._kernel = linear_kernel(weight_VD)
+    def _install(self, matrix: Matrix) -> None:
+        self._kernel = matrix.kernel(0, self._vocab_size)

@@ -1,4 +1,4 @@
-"""Linear layers: single, merged, and the gated pair of Llama's MLP.
+"""Linear layers: single, merged, and the gated pair of an MLP.
 
 Shapes: T tokens, I inputs, O outputs, G gate width.
 """
@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch.nn.functional as F
 from pagefleet_kernels.activation import silu_and_mul
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
+from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel
+from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.weight import Placement, Weight
 
 
 class Linear:
     """`y = x W^T + b`, where W may stack several projections of the same input."""
 
-    __slots__ = ("_bias_O", "_kernel", "_slots")
+    __slots__ = ("_bias_O", "_kernel", "_num_rows", "_slots")
 
     def __init__(self, inputs: int, outputs: tuple[int, ...], bias: bool, placement: Placement) -> None:
-        """`outputs`: rows of each stacked projection, in order."""
+        """`outputs`: rows of each stacked projection, in order; `placement.path` names the layer."""
         self._kernel: LinearKernel
         self._bias_O: Tensor | None = None
-        self._slots = {"weight": Weight(outputs, inputs, placement, self._install_weight)}
+        self._num_rows = sum(outputs)
+        self._slots = matrix_slots(inputs, outputs, placement, self._install_matrix)
         if bias:
             self._slots["bias"] = Weight(outputs, None, placement, self._install_bias)
 
@@ -39,31 +42,40 @@ class Linear:
         """`residual + x W^T + b`; the residual must not be read afterwards."""
         return self._kernel.linear_add(x_TI, residual_TO, self._bias_O)
 
-    def _install_weight(self, weight_OI: Tensor) -> None:
-        self._kernel = linear_kernel(weight_OI)
+    def _install_matrix(self, matrix: Matrix) -> None:
+        self._kernel = matrix.kernel(0, self._num_rows)
 
     def _install_bias(self, bias_O: Tensor) -> None:
         self._bias_O = bias_O
 
 
 class GatedLinear:
-    """`silu(x Wg^T + bg) * (x Wu^T + bu)`, gate and up stacked in one slot in that order (Shazeer, arXiv 2002.05202).
+    """`act(x Wg^T + bg) * (x Wu^T + bu)`, gate and up stacked in that order (Shazeer, arXiv 2002.05202).
 
     With kernels one product gives both and one kernel joins them; without, two products, and joining them is free.
     """
 
-    __slots__ = ("_bias_G2", "_gate", "_merged", "_slots", "_up", "_use_kernels", "_width")
+    __slots__ = ("_activation", "_bias_G2", "_gate", "_merged", "_slots", "_up", "_use_kernels", "_width")
 
-    def __init__(self, inputs: int, width: int, bias: bool, placement: Placement) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: tuple[int, ...],
+        bias: bool,
+        placement: Placement,
+        activation: Activation = "silu",
+    ) -> None:
+        """`outputs`: gate and up as the checkpoint has them, (G, G) when apart and (2G,) when in one tensor."""
         self._gate: LinearKernel
         self._up: LinearKernel
         self._merged: LinearKernel
-        self._width = width
+        self._width = sum(outputs) // 2
+        self._activation = activation
         self._use_kernels = placement.use_kernels
         self._bias_G2: Tensor | None = None
-        self._slots = {"weight": Weight((width, width), inputs, placement, self._install_weight)}
+        self._slots = matrix_slots(inputs, outputs, placement, self._install_matrix)
         if bias:
-            self._slots["bias"] = Weight((width, width), None, placement, self._install_bias)
+            self._slots["bias"] = Weight(outputs, None, placement, self._install_bias)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -73,17 +85,24 @@ class GatedLinear:
         """[T, I] to [T, G]."""
         bias_G2 = self._bias_G2
         if self._use_kernels:
-            return silu_and_mul(self._merged.linear(x_TI, bias_G2))
+            return _join(self._merged.linear(x_TI, bias_G2), self._activation)
         gate_bias_G, up_bias_G = (None, None) if bias_G2 is None else (bias_G2[: self._width], bias_G2[self._width :])
-        gate_TG = self._gate.linear_silu(x_TI, gate_bias_G)
+        gate_TG = self._gate.linear_activated(x_TI, gate_bias_G, self._activation)
         return self._up.linear_mul(x_TI, gate_TG, up_bias_G)
 
-    def _install_weight(self, weight_G2I: Tensor) -> None:
+    def _install_matrix(self, matrix: Matrix) -> None:
         if self._use_kernels:
-            self._merged = linear_kernel(weight_G2I)
+            self._merged = matrix.kernel(0, 2 * self._width)
         else:
-            self._gate = linear_kernel(weight_G2I[: self._width])
-            self._up = linear_kernel(weight_G2I[self._width :])
+            self._gate = matrix.kernel(0, self._width)
+            self._up = matrix.kernel(self._width, 2 * self._width)
 
     def _install_bias(self, bias_G2: Tensor) -> None:
         self._bias_G2 = bias_G2
+
+
+def _join(gate_up_TG2: Tensor, activation: Activation) -> Tensor:
+    if activation == "silu":
+        return silu_and_mul(gate_up_TG2)
+    gate_TG, up_TG = gate_up_TG2.chunk(2, -1)
+    return F.gelu(gate_TG, approximate="tanh").mul_(up_TG)

@@ -1,6 +1,6 @@
 """How a matrix is kept and multiplied: plain, or repacked once for oneDNN, which reads it two to four times faster.
 
-A packed matrix also takes the operation that follows (SiLU, a product, a residual sum) into the same call, so that it
+A packed matrix also takes the operation that follows (an activation, a product, a residual sum) into the same call, so that it
 costs no pass over memory of its own. Everything else sees only `LinearKernel`.
 
 Shapes: T tokens, I inputs, O outputs.
@@ -8,7 +8,7 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,13 @@ from torch import Tensor
 _ROWS_HINT = 32
 
 
+Activation = Literal["silu", "gelu_tanh"]
+"""SiLU, or the tanh approximation of GELU."""
+
+# oneDNN's name and algorithm for each
+_POST_OPS = {"silu": ("swish", ""), "gelu_tanh": ("gelu", "tanh")}
+
+
 class LinearKernel(Protocol):
     """One matrix `W_OI`, ready to be applied to `x_TI`; `bias_O` may be None. All return [T, O] in x's dtype."""
 
@@ -26,8 +33,8 @@ class LinearKernel(Protocol):
         """`x W^T + b`."""
         ...
 
-    def linear_silu(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """`silu(x W^T + b)`."""
+    def linear_activated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
+        """`act(x W^T + b)`."""
         ...
 
     def linear_mul(self, x_TI: Tensor, factor_TO: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -51,9 +58,9 @@ class PlainLinear:
         """See LinearKernel."""
         return F.linear(x_TI, self._weight_OI, bias_O)
 
-    def linear_silu(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear_activated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
         """See LinearKernel."""
-        return F.silu(F.linear(x_TI, self._weight_OI, bias_O), inplace=True)
+        return activate(F.linear(x_TI, self._weight_OI, bias_O), activation)
 
     def linear_mul(self, x_TI: Tensor, factor_TO: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""
@@ -82,9 +89,10 @@ class PackedLinear:
         out: Tensor = self._apply(x_TI, self._packed, bias_O, "none", [], "")
         return out
 
-    def linear_silu(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """See LinearKernel. oneDNN calls SiLU swish."""
-        out: Tensor = self._apply(x_TI, self._packed, bias_O, "swish", [], "")
+    def linear_activated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
+        """See LinearKernel."""
+        name, algorithm = _POST_OPS[activation]
+        out: Tensor = self._apply(x_TI, self._packed, bias_O, name, [], algorithm)
         return out
 
     def linear_mul(self, x_TI: Tensor, factor_TO: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -96,6 +104,11 @@ class PackedLinear:
         """See LinearKernel."""
         out: Tensor = self._combine(x_TI, residual_TO, self._packed, bias_O, "add")
         return out
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """`act(x)`; x may be overwritten."""
+    return F.silu(x, inplace=True) if activation == "silu" else F.gelu(x, approximate="tanh")
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -8,34 +8,77 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme
+
+MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Layers that hold several of the checkpoint's in one matrix, in this order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Type and device of a model's tensors, and who computes on them."""
+    """Type and device of a model's tensors, who computes on them, and which of them are quantized."""
 
     dtype: torch.dtype
     device: torch.device
     use_kernels: bool
     """Norms, rotation and activation by pagefleet_kernels, as on a GPU; else by torch, faster on a CPU."""
+    quantization: Quantization | None = None
+    path: str = ""
+    """Name of the layer that is placed, as in `model.layers.0.mlp`."""
+
+    def within(self, name: str) -> Placement:
+        """The placement of a layer inside this one."""
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    def scheme(self, num_parts: int) -> QuantizationScheme | None:
+        """How the linear layer at `path` is quantized; it has `num_parts` projections of the checkpoint in it.
+
+        Raises:
+            ModelLoadError: these are quantized in different ways.
+        """
+        if self.quantization is None:
+            return None
+        *parents, layer = self.path.split(".")
+        return self.quantization.scheme([".".join((*parents, part)) for part in parts_of(layer, num_parts)])
+
+
+def parts_of(layer: str, num_parts: int) -> tuple[str, ...]:
+    """The checkpoint's names for a layer of so many parts."""
+    parts = MERGED[layer] if num_parts > 1 else (layer,)
+    assert len(parts) == num_parts, "a merged layer has a part for each of its sources"
+    return parts
 
 
 class Weight:
     """One tensor of the model, in parts that are consecutive ranges of its rows (dimension 0)."""
 
-    __slots__ = ("_install", "_missing", "_starts", "_whole", "part_shapes", "placement")
+    __slots__ = ("_install", "_missing", "_starts", "_whole", "device", "dtype", "kept_dtype", "part_shapes")
 
     def __init__(
-        self, part_rows: tuple[int, ...], columns: int | None, placement: Placement, install: Callable[[Tensor], None]
+        self,
+        part_rows: tuple[int, ...],
+        columns: int | None,
+        placement: Placement,
+        install: Callable[[Tensor], None],
+        *,
+        dtype: torch.dtype | None = None,
+        kept_dtype: torch.dtype | None = None,
     ) -> None:
-        """`columns` is None for a vector. `install` gets the full tensor, once, when its last part has arrived."""
+        """`columns` is None for a vector. `install` gets the full tensor, once, when its last part has arrived.
+
+        `dtype`: what is filled and installed, the placement's unless given. `kept_dtype`: what the layer turns it
+        into, if it does.
+        """
         self.part_shapes = tuple((rows,) if columns is None else (rows, columns) for rows in part_rows)
-        self.placement = placement
+        self.dtype = dtype or placement.dtype
+        self.kept_dtype = kept_dtype or self.dtype
+        self.device = placement.device
         self._starts = tuple(sum(part_rows[:part]) for part in range(len(part_rows)))
         self._install = install
         self._missing = set(range(len(part_rows)))
@@ -43,29 +86,44 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole tensor in its final type."""
+        """Size of the whole tensor as the layer keeps it."""
         elements = sum(math.prod(shape) for shape in self.part_shapes)
-        return elements * self.placement.dtype.itemsize
+        return elements * self.kept_dtype.itemsize
 
     @property
     def is_complete(self) -> bool:
         """Whether every part has arrived."""
         return not self._missing
 
-    def fill(self, part: int, source: Tensor) -> None:
-        """Copy `source`, of any floating type and on any device, into the part; each part comes once."""
+    def room(self, part: int) -> Tensor:
+        """Where the part's values belong: contiguous, of `dtype`, on `device`. Say `arrived` when they are there."""
         assert part in self._missing, "each part is filled once"
-        assert tuple(source.shape) == self.part_shapes[part], "the loader checks shapes before it copies"
         if self._whole is None:
             rows = sum(shape[0] for shape in self.part_shapes)
             shape = (rows, *self.part_shapes[0][1:])
-            self._whole = torch.empty(shape, dtype=self.placement.dtype, device=self.placement.device)
+            self._whole = torch.empty(shape, dtype=self.dtype, device=self.device)
         start = self._starts[part]
-        self._whole[start : start + source.shape[0]].copy_(source)
+        return self._whole[start : start + self.part_shapes[part][0]]
+
+    def arrived(self, part: int) -> None:
+        """The part's values are in its room; the last part installs the tensor."""
         self._missing.remove(part)
         if self.is_complete:
             whole, self._whole = self._whole, None
+            assert whole is not None, "values arrive in the room that was made for them"
             self._install(whole)
+
+    def fill(self, part: int, source: Tensor) -> None:
+        """Copy `source`, of any type that converts and on any device, into the part; each part comes once."""
+        room = self.room(part)
+        assert same_shape(source.shape, room.shape), "the loader checks shapes before it copies"
+        room.copy_(source.reshape(room.shape))
+        self.arrived(part)
+
+
+def same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two shapes differ in dimensions of size 1 at most, which checkpoints write at will."""
+    return [size for size in one if size != 1] == [size for size in other if size != 1]
 
 
 class HasWeights(Protocol):

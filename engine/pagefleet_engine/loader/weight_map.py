@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagefleet_engine.layers.weight import Weight
-
-_MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+from pagefleet_engine.layers.weight import Weight, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,7 @@ def weight_map(weights: Iterable[tuple[str, Weight]]) -> dict[str, Destination]:
     destinations = {}
     for name, weight in weights:
         *path, layer, kind = name.split(".")
-        sources = _MERGED.get(layer, (layer,))
-        assert len(sources) == len(weight.part_shapes), "a merged slot has a part for each of its sources"
-        for part, source in enumerate(sources):
+        for part, source in enumerate(parts_of(layer, len(weight.part_shapes))):
             destinations[".".join((*path, source, kind))] = Destination(weight, part)
     return destinations
 

@@ -40,8 +40,8 @@ class Attention:
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
         self._spec = AttentionSpec(layer=layer, scale=head_dim**-0.5, window=arch.windows[layer])
         rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement)
-        self._o_proj = Linear(heads * head_dim, (arch.hidden_size,), traits.output_bias, placement)
+        self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within("qkv_proj"))
+        self._o_proj = Linear(heads * head_dim, (arch.hidden_size,), traits.output_bias, placement.within("o_proj"))
         self._head_norm = (
             HeadNorm(heads, kv_heads, head_dim, arch.rms_norm_eps, placement) if traits.head_norm else None
         )
@@ -69,8 +69,12 @@ class MLP:
     """Gated MLP, plus the residual stream that it adds to."""
 
     def __init__(self, arch: ModelArch, traits: BlockTraits, placement: Placement) -> None:
-        self._gate_up_proj = GatedLinear(arch.hidden_size, arch.intermediate_size, traits.mlp_bias, placement)
-        self._down_proj = Linear(arch.intermediate_size, (arch.hidden_size,), traits.mlp_bias, placement)
+        self._gate_up_proj = GatedLinear(
+            arch.hidden_size, (arch.intermediate_size,) * 2, traits.mlp_bias, placement.within("gate_up_proj")
+        )
+        self._down_proj = Linear(
+            arch.intermediate_size, (arch.hidden_size,), traits.mlp_bias, placement.within("down_proj")
+        )
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -87,9 +91,9 @@ class DecoderLayer:
 
     def __init__(self, arch: ModelArch, layer: int, traits: BlockTraits, placement: Placement) -> None:
         self._input_norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
-        self._attention = Attention(arch, layer, traits, placement)
+        self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
         self._post_attention_norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
-        self._mlp = MLP(arch, traits, placement)
+        self._mlp = MLP(arch, traits, placement.within("mlp"))
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""

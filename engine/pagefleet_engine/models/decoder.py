@@ -24,11 +24,14 @@ class DecoderModel:
     def __init__(self, arch: ModelArch, traits: BlockTraits, placement: Placement) -> None:
         self.arch = arch
         self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement)
-        self._layers = [DecoderLayer(arch, layer, traits, placement) for layer in range(arch.num_layers)]
+        self._layers = [
+            DecoderLayer(arch, layer, traits, placement.within(f"model.layers.{layer}"))
+            for layer in range(arch.num_layers)
+        ]
         self._norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
         self._rotary = RotaryEmbedding(arch.rope, arch.head_dim, arch.context_length, placement)
         tied_to = self._embed_tokens if arch.tie_word_embeddings else None
-        self._lm_head = LMHead(arch.vocab_size, arch.hidden_size, placement, tied_to)
+        self._lm_head = LMHead(arch.vocab_size, arch.hidden_size, placement.within("lm_head"), tied_to)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from pagefleet_engine.layers.embedding import Embedding, LMHead
 from pagefleet_engine.layers.linear import GatedLinear, Linear
-from pagefleet_engine.layers.linear_kernel import LinearKernel, PackedLinear, PlainLinear, can_pack, linear_kernel
+from pagefleet_engine.layers.linear_kernel import (
+    Activation,
+    LinearKernel,
+    PackedLinear,
+    PlainLinear,
+    activate,
+    can_pack,
+    linear_kernel,
+)
 from pagefleet_engine.layers.weight import Placement
 
 CPU = torch.device("cpu")
@@ -43,7 +51,8 @@ def test_kernels_compute_the_formula(
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     check = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     check(kernel.linear(x, bias).double(), exact)
-    check(kernel.linear_silu(x, bias).double(), F.silu(exact))
+    check(kernel.linear_activated(x, bias, "silu").double(), F.silu(exact))
+    check(kernel.linear_activated(x, bias, "gelu_tanh").double(), F.gelu(exact, approximate="tanh"))
     check(kernel.linear_mul(x, other, bias).double(), exact * other.double())
     check(kernel.linear_add(x, other.clone(), bias).double(), exact + other.double())
 
@@ -88,9 +97,10 @@ def test_a_merged_layer_stacks_its_parts() -> None:
 
 @pytest.mark.parametrize("use_kernels", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @torch.inference_mode()
-def test_a_gated_layer(use_kernels: bool, with_bias: bool) -> None:
-    layer = GatedLinear(80, 48, with_bias, Placement(torch.float32, CPU, use_kernels))
+def test_a_gated_layer(use_kernels: bool, with_bias: bool, activation: Activation) -> None:
+    layer = GatedLinear(80, (48, 48), with_bias, Placement(torch.float32, CPU, use_kernels), activation)
     gate, up = numbers(48, 80, seed=1) / 9, numbers(48, 80, seed=2) / 9
     gate_bias, up_bias = (numbers(48, seed=3), numbers(48, seed=4)) if with_bias else (None, None)
     for name, slot in layer.weights():
@@ -98,8 +108,18 @@ def test_a_gated_layer(use_kernels: bool, with_bias: bool) -> None:
             assert source is not None
             slot.fill(part, source)
     x = numbers(7, 80, seed=5)
-    expected = F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias)
+    expected = activate(F.linear(x, gate, gate_bias), activation) * F.linear(x, up, up_bias)
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("use_kernels", [False, True])
+@torch.inference_mode()
+def test_gate_and_up_may_come_in_one_tensor(use_kernels: bool) -> None:
+    layer = GatedLinear(80, (96,), False, Placement(torch.float32, CPU, use_kernels))
+    both, x = numbers(96, 80) / 9, numbers(3, 80, seed=1)
+    dict(layer.weights())["weight"].fill(0, both)
+    gate, up = F.linear(x, both).chunk(2, -1)
+    torch.testing.assert_close(layer(x), F.silu(gate) * up, atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()

@@ -1,0 +1,49 @@
+"""A linear layer's matrix, from the slots that the checkpoint fills to the kernel that multiplies by it.
+
+Shapes: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
+from pagefleet_engine.layers.quantization.slots import QuantizedSlots
+from pagefleet_engine.layers.weight import Placement, Weight
+
+
+class Matrix(Protocol):
+    """A matrix that has arrived."""
+
+    def kernel(self, start: int, stop: int) -> LinearKernel:
+        """Its rows from `start` to before `stop`, ready to be applied."""
+        ...
+
+
+class PlainMatrix:
+    """A matrix in the model's own type."""
+
+    __slots__ = ("_weight_OI",)
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self._weight_OI = weight_OI
+
+    def kernel(self, start: int, stop: int) -> LinearKernel:
+        """See Matrix."""
+        return linear_kernel(self._weight_OI[start:stop])
+
+
+def matrix_slots(
+    inputs: int, outputs: tuple[int, ...], placement: Placement, install: Callable[[Matrix], None]
+) -> dict[str, Weight]:
+    """Slots of the layer at `placement.path`, by name; `install` gets the matrix once, when all of them are full.
+
+    `outputs`: rows of each stacked projection, in order.
+    """
+    scheme = placement.scheme(len(outputs))
+    if scheme is None:
+        return {"weight": Weight(outputs, inputs, placement, lambda weight_OI: install(PlainMatrix(weight_OI)))}
+    return QuantizedSlots(scheme, inputs, outputs, placement, install).slots

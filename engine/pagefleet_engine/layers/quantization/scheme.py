@@ -1,0 +1,117 @@
+"""Which linear layers are quantized, and how: decided from names alone, before anything is loaded.
+
+A checkpoint names its layers by exact name, by a regular expression (`re:...`) or by class (`Linear`, which is every
+one); layers that it ignores stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pagefleet_engine.errors import ModelLoadError
+
+Number = Literal["fp8", "int8"]
+WeightScales = Literal["tensor", "channel", "block"]
+InputScales = Literal["none", "tensor", "token", "group"]
+
+_CLASS = "Linear"
+STORAGE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+"""The torch type of each number format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationScheme:
+    """How one linear layer is stored and what happens to its inputs. A scale multiplies: value = stored * scale."""
+
+    number: Number
+    """Of weights and of quantized inputs: fp8 is e4m3 (Micikevicius et al., arXiv 2209.05433), int8 symmetric."""
+    weight_scales: WeightScales
+    """One per matrix, per output row, or per `block`."""
+    input_scales: InputScales
+    """none: inputs are not quantized. tensor: one fixed number from the checkpoint. token, group: worked out at run
+    time, one per token, or one per token and `block[1]` inputs."""
+    block: tuple[int, int] | None = None
+    """Rows and columns that share a weight scale, with weight_scales `block`."""
+    scale_name: str = "weight_scale"
+    """The checkpoint's name for weight scales."""
+    on_load: bool = False
+    """The checkpoint holds plain weights, which are quantized while they are loaded."""
+
+    @property
+    def storage(self) -> torch.dtype:
+        """Type of the stored weights."""
+        return STORAGE[self.number]
+
+    def describe(self) -> str:
+        """For log lines and errors."""
+        size = f" {self.block[0]}x{self.block[1]}" if self.block is not None else ""
+        inputs = {
+            "none": "inputs as they are",
+            "tensor": "fixed input scale",
+            "token": "inputs per token",
+            "group": "inputs per token and group",
+        }
+        return f"{self.number} weights per {self.weight_scales}{size}, {inputs[self.input_scales]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A scheme and the layers that have it."""
+
+    targets: tuple[str, ...]
+    scheme: QuantizationScheme
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """All of a checkpoint's rules."""
+
+    rules: tuple[Rule, ...]
+    """Tried in order; the first that names a layer decides."""
+    ignored: tuple[str, ...] = ()
+    """Layers that stay as they are, whatever the rules say."""
+    kv_scales: bool = False
+    """The checkpoint has `k_scale` and `v_scale` for each layer's KV cache."""
+
+    def scheme(self, names: Sequence[str]) -> QuantizationScheme | None:
+        """The scheme of a layer that the checkpoint holds under `names`, several where projections are merged.
+
+        Raises:
+            ModelLoadError: merged projections have different schemes.
+        """
+        schemes = [self._scheme_of(name) for name in names]
+        if any(scheme != schemes[0] for scheme in schemes):
+            said = ", ".join(
+                f"{name}: {'not quantized' if scheme is None else scheme.describe()}"
+                for name, scheme in zip(names, schemes, strict=True)
+            )
+            raise ModelLoadError(
+                f"projections that are computed as one are quantized in different ways ({said}): quantize them alike"
+            )
+        return schemes[0]
+
+    def _scheme_of(self, name: str) -> QuantizationScheme | None:
+        if any(matches(pattern, name) for pattern in self.ignored):
+            return None
+        for rule in self.rules:
+            if any(matches(pattern, name) for pattern in rule.targets):
+                return rule.scheme
+        return None
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a checkpoint's pattern names the layer: its class, its name or that of a part it is in, or `re:...`."""
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    return pattern in (_CLASS, name) or name.startswith(pattern + ".")
+
+
+def fp8_on_load() -> Quantization:
+    """What `--quantization fp8` asks for: every linear layer but the head, per output row, inputs per token."""
+    scheme = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token", on_load=True)
+    return Quantization(rules=(Rule((_CLASS,), scheme),), ignored=("lm_head",))
