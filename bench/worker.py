@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from pagefleet_engine.core.step import NewRow, ScheduledRow
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker.input_batch import InputBatch
+from pagefleet_engine.worker.request_table import RequestTable
 from pagefleet_engine.worker.sampler import Sampler
-from pagefleet_engine.worker.step_inputs import StepInputBuilder
+from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
+from pagefleet_engine.worker.transfer import make_upload
 from torch import Tensor
 
 from bench.report import write_report
@@ -53,15 +54,23 @@ def median_ms(run: Callable[[], object], repeats: int) -> float:
 
 def time_inputs(num_rows: int, repeats: int) -> float:
     """Milliseconds to apply a decoding plan and to build its inputs."""
-    batch = InputBatch(num_rows, 2 * PROMPT_TOKENS, BLOCK_SIZE)
-    builder = StepInputBuilder(batch, num_rows, num_rows, CPU)
+    table = RequestTable(num_rows, 2 * PROMPT_TOKENS, BLOCK_SIZE, 1, CPU)
+    builder = StepInputBuilder(table, num_rows, num_rows)
+    upload = make_upload(CPU, 1)
     blocks = PROMPT_TOKENS // BLOCK_SIZE
     prompt = list(range(PROMPT_TOKENS))
     for row in range(num_rows):
-        batch.add(NewRow(f"r{row}", prompt, PROMPT_TOKENS, KINDS["greedy"], ()))
-        batch.extend_tables([ScheduledRow(f"r{row}", 0, 1, (range(row * blocks, (row + 1) * blocks),), False)])
+        table.add(NewRow(f"r{row}", prompt, PROMPT_TOKENS, KINDS["greedy"], ()))
+        table.extend([ScheduledRow(f"r{row}", 0, 1, (range(row * blocks, (row + 1) * blocks),), False)])
     plan = [ScheduledRow(f"r{row}", PROMPT_TOKENS - 1, 1, (), True) for row in range(num_rows)]
-    return median_ms(lambda: builder.build(plan, batch.extend_tables(plan)), repeats)
+
+    def build() -> None:
+        rows = StepRows.of_plan(plan, table.extend(plan))
+        rows.check(table)
+        builder.prepare(*upload.send([rows.table_R4(num_rows)]), num_rows)
+        builder.inputs(rows)
+
+    return median_ms(build, repeats)
 
 
 def time_sampling(logits: Tensor, sampling: SamplingParams, repeats: int) -> float:

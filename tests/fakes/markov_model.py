@@ -11,7 +11,8 @@ import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
+from pagefleet_engine.worker.forward import EagerForward
+from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from torch import Tensor
 
 EOS = 2
@@ -115,4 +116,6 @@ def make_runner(model: MarkovModel, max_num_seqs: int = 8, max_model_len: int = 
         block_size=BLOCK_SIZE,
         vocab_size=len(model.table_VV),
     )
-    return ModelRunner(model, NoAttention(), torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2), limits, seed)
+    pool = torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2)
+    state = RequestState(limits, seed, pool.device)
+    return ModelRunner(model, EagerForward(model, NoAttention()), pool, state, limits.vocab_size)

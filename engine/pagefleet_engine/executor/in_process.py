@@ -7,7 +7,7 @@ from pathlib import Path
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan
-from pagefleet_engine.executor.executor import CacheFacts, FinishedStep, PendingStep
+from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.worker.worker import Worker
 
@@ -25,6 +25,7 @@ class InProcessExecutor:
         self._worker: Worker | None = Worker(config, folder, arch)
         size = self._worker.cache
         self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, group_layers(arch.windows))
+        self._max_in_flight = self._worker.max_in_flight
         self.max_model_len = size.max_model_len
         """Longest prompt plus output that fits the model and the KV pool."""
 
@@ -36,17 +37,17 @@ class InProcessExecutor:
     @property
     def max_in_flight(self) -> int:
         """See Executor."""
-        return 1
+        return self._max_in_flight
 
     @property
     def idle_seconds(self) -> float:
         """See Executor."""
-        return 0.0
+        return self._worker.idle_seconds if self._worker is not None else 0.0
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """See Executor."""
         assert self._worker is not None, "launch after shutdown"
-        return FinishedStep(self._worker.execute(plan))
+        return self._worker.launch(plan)
 
     def shutdown(self) -> None:
         """Drop weights and KV pool; may be called twice."""

@@ -26,9 +26,3 @@ def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device)
         with contextlib.suppress(OSError):  # a kernel without huge pages serves as well
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize).view(layout.shape)
-
-
-def clean_blocks(pool: Tensor, block_ids: Tensor) -> None:
-    """Put zeros where these blocks hold NaN or infinity; their other values stay."""
-    distinct = torch.unique(block_ids)
-    pool[distinct] = pool[distinct].nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

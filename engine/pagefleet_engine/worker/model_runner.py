@@ -1,30 +1,34 @@
-"""Runs step plans on one device: apply the difference, build inputs, forward, sample, append.
+"""Runs step plans on one device: apply the difference, prepare inputs, forward, sample. Nothing here waits for the device.
 
-Shapes: T tokens of the step, S rows, R rows that sample, D hidden size, V vocabulary.
+`launch` gives the device all of a step's work; the tokens it samples go straight into the request table, where the next
+step finds them. Only `LaunchedStep.result` waits, for the few numbers that the scheduler needs.
+
+Shapes: T tokens of the step, S rows, R rows that sample, D hidden size, V vocabulary, G KV groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
+from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.nonfinite import flag_nonfinite, scrub_slots
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
-from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
-from pagefleet_engine.worker.input_batch import InputBatch, Int64Array
-from pagefleet_engine.worker.kv_pool import clean_blocks
+from pagefleet_engine.core.step import FailureKind, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.worker.device_timer import make_idle_timer
+from pagefleet_engine.worker.forward import CausalModel, Forward
 from pagefleet_engine.worker.prompt_logprobs import PromptLogprobs
-from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampler
-from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs
+from pagefleet_engine.worker.request_table import Int64Array, RequestTable
+from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampled, Sampler
+from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
+from pagefleet_engine.worker.transfer import Download, make_upload, start_download
 
-_FAILURES = {
-    NOT_NUMBERS: "the model's output for this request is not a number",
-    NOTHING_LEFT: "the request's constraints leave no token to sample",
-}
+_FAILURES = {NOT_NUMBERS: FailureKind.NOT_NUMBERS, NOTHING_LEFT: FailureKind.NOTHING_LEFT}
+
+_UPLOADS_PER_STEP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,95 +40,161 @@ class RunnerLimits:
     max_model_len: int
     block_size: int
     vocab_size: int
+    num_kv_groups: int = 1
+    max_in_flight: int = 1
 
 
-class CausalModel(Protocol):
-    """The part of a model that a step needs."""
+class RequestState:
+    """What the device keeps of each request between steps: the request table, input buffers and sampling state."""
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        """Hidden states [T, D]."""
-        ...
-
-    def logits(self, hidden_SD: Tensor) -> Tensor:
-        """[S, V]."""
-        ...
+    def __init__(self, limits: RunnerLimits, seed: int, device: torch.device, kernels: Backend | None = None) -> None:
+        """`seed` is that of requests that bring none; `kernels` forces Triton or the twins."""
+        rows, block_size = limits.max_num_seqs, limits.block_size
+        self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device)
+        self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, kernels)
+        self.sampler = Sampler(rows, limits.vocab_size, seed, device)
+        self.upload = make_upload(device, _UPLOADS_PER_STEP * (limits.max_in_flight + 1))
 
 
 class ModelRunner:
-    """One model, its KV pool behind an attention backend, and the requests it works on."""
+    """One model, the pages it attends to, and the requests it works on."""
 
     def __init__(
-        self, model: CausalModel, backend: AttentionBackend, pool: Tensor, limits: RunnerLimits, seed: int
+        self, model: CausalModel, forward: Forward, pool: Tensor, state: RequestState, vocab_size: int
     ) -> None:
-        """`pool` is the backend's, on the model's device; `seed` is that of requests that bring none."""
-        device = pool.device
+        """`forward` runs `model` over `state.inputs`; `pool` is its KV pool."""
         self._model = model
-        self._backend = backend
+        self._forward = forward
         self._pool = pool
-        self._block_size = limits.block_size
-        self._batch = InputBatch(limits.max_num_seqs, limits.max_model_len, limits.block_size)
-        self._inputs = StepInputBuilder(self._batch, limits.max_num_seqs, limits.max_num_batched_tokens, device)
-        self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size, seed, device)
-        self._prompts = PromptLogprobs(model.logits, limits.vocab_size)
+        self._table = state.table
+        self._inputs = state.inputs
+        self._sampler = state.sampler
+        self._upload = state.upload
+        self._device = pool.device
+        self._prompts = PromptLogprobs(model.logits, vocab_size)
+        self._timer = make_idle_timer(pool.device)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the device waited between steps that followed each other."""
+        return self._timer.idle_seconds
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Launch a plan and wait for it."""
+        return self.launch(plan).result()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan. A request whose logits are unusable is named in `failed`; the others are not affected."""
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Give the device one plan's work. A request whose numbers are unusable is named in the result's `failed`."""
         slots_S = self._apply(plan)
-        inputs = self._inputs.build(plan.rows, slots_S)
-        step = self._backend.begin(inputs.geometry)
-        hidden_TD = self._model.forward(inputs.token_ids_T, inputs.positions_T, step)
-        failed = self._contain(plan, inputs, hidden_TD)
-        described = self._prompts.of_step(plan.rows, inputs.first_token_S1, hidden_TD)
-        failed |= {name: _FAILURES[NOT_NUMBERS] for name, entries in described.items() if entries is None}
-        prompt_logprobs = {name: entries for name, entries in described.items() if entries is not None}
-        sampled: list[Sequence[int]] = [()] * len(plan.rows)
-        logprobs: dict[str, Sequence[TokenLogprobs]] = {}
-        if len(inputs.sampling_rows):
-            slots_R = slots_S[inputs.sampling_rows]
-            logits_RV = self._model.logits(hidden_TD.index_select(0, inputs.last_token_R))
-            result = self._sampler.sample(logits_RV, slots_R)
-            for row, token in zip(inputs.sampling_rows.tolist(), result.token_ids, strict=True):
-                if token >= 0:
-                    sampled[row] = (token,)
-                else:
-                    failed[plan.rows[row].request_id] = _FAILURES[token]
-            for index, entry in result.logprobs.items():
-                logprobs[plan.rows[inputs.sampling_rows[index]].request_id] = (entry,)
-            self._append(slots_R, result.token_ids)
-        return StepResult(sampled, logprobs, prompt_logprobs, failed)
+        rows = StepRows.of_plan(plan.rows, slots_S)
+        rows.check(self._table)
+        self._timer.begin(follows=len(plan.rows) > len(plan.new))
+        self._table.flush(self._upload)
+        shape = self._forward.shape(rows, plan.num_common_blocks)
+        sampled = self._send(rows, shape.num_rows, shape.num_tokens)
+        hidden_TD = self._forward.run(rows, plan.num_common_blocks, self._inputs)
+        bad_T = self._contain(hidden_TD)
+        prompts = self._prompts.of_step(plan.rows, rows.first_S1, hidden_TD)
+        samples = None if sampled is None else self._sample(hidden_TD, sampled)
+        download = start_download([bad_T], self._device)
+        self._timer.end()
+        return LaunchedStep(plan.rows, rows, download, samples, prompts)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Let requests go."""
         for request_id in request_ids:
-            self._sampler.remove(self._batch.remove(request_id))
+            self._sampler.remove(self._table.remove(request_id))
             self._prompts.remove(request_id)
 
     def _apply(self, plan: StepPlan) -> Int64Array:
         """Take the plan's difference in; returns the slots of its rows."""
         self.release(plan.removed)
         for new in plan.new:
-            self._sampler.add(self._batch.add(new), new)
+            self._sampler.add(self._table.add(new), new)
             self._prompts.add(new)
-        return self._batch.extend_tables(plan.rows)
+        return self._table.extend(plan.rows)
 
-    def _contain(self, plan: StepPlan, inputs: StepInputs, hidden_TD: Tensor) -> dict[str, str]:
-        """Name the requests whose hidden states are not numbers, and clean what they wrote to their pages.
+    def _send(self, rows: StepRows, num_rows: int, num_tokens: int) -> _Sampled | None:
+        """Prepare the input buffers; returns what sampling needs on the device, or None when no row samples."""
+        table_R4 = rows.table_R4(num_rows)
+        at = rows.sampling_R
+        if not len(at):
+            self._inputs.prepare(self._upload.send([table_R4])[0], num_tokens)
+            return None
+        slots, lens, last = rows.slots_S[at], rows.seq_lens_S[at], rows.first_S1[at + 1] - 1
+        rows_R4, slots_R, lens_R, last_R = self._upload.send([table_R4, slots, lens.astype(np.int32), last])
+        self._inputs.prepare(rows_R4, num_tokens)
+        self._table.grow(slots)
+        is_whole = len(at) == rows.num_tokens
+        return _Sampled(slots, slots_R, lens_R, None if is_whole else last_R)
+
+    def _contain(self, hidden_TD: Tensor) -> Tensor:
+        """Flag tokens whose hidden states are not numbers, and clean what they wrote to their pages; bool [T].
 
         Attention reads the unused places of a page too, with weight zero; but zero times NaN is NaN, for whoever gets
-        the page next. Found in the step that writes them, such pages never reach the prefix cache.
+        the page next. Cleaned in the step that writes them, such values never reach another request.
         """
-        bad_T = ~hidden_TD.sum(1, dtype=torch.float32).isfinite()
-        if not bool(bad_T.any()):
-            return {}
-        tokens = bad_T.nonzero().squeeze(1)
-        clean_blocks(self._pool, inputs.geometry.slot_mappings[0][tokens] // self._block_size)
-        rows = np.searchsorted(inputs.first_token_S1, tokens.cpu().numpy(), side="right") - 1
-        return {plan.rows[row].request_id: _FAILURES[NOT_NUMBERS] for row in rows}
+        bad_T = flag_nonfinite(hidden_TD)
+        scrub_slots(self._pool, self._inputs.slot_mappings_GT(len(hidden_TD)), bad_T)
+        return bad_T
 
-    def _append(self, slots_R: Int64Array, token_ids: list[int]) -> None:
-        if min(token_ids) < 0:
-            kept = [index for index, token in enumerate(token_ids) if token >= 0]
-            slots_R, token_ids = slots_R[kept], [token_ids[index] for index in kept]
-        self._batch.append(slots_R, token_ids)
-        self._sampler.append(slots_R, token_ids)
+    def _sample(self, hidden_TD: Tensor, sampled: _Sampled) -> Sampled:
+        # INTERIM until the sampler works on the device (DeviceSamples): final form in /work/notes/model_runner_final.py
+        last_R = sampled.last_token_R
+        hidden_RD = hidden_TD if last_R is None else hidden_TD.index_select(0, last_R)
+        result = self._sampler.sample(self._model.logits(hidden_RD), sampled.slots)
+        kept = [index for index, token in enumerate(result.token_ids) if token >= 0]
+        tokens = torch.tensor([result.token_ids[index] for index in kept], dtype=torch.int32)
+        self._table.tokens_SL[sampled.slots_R[kept], sampled.lens_R[kept].long()] = tokens
+        self._sampler.append(sampled.slots[kept], tokens.tolist())
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """The rows that sample."""
+
+    slots: Int64Array
+    slots_R: Tensor
+    lens_R: Tensor
+    last_token_R: Tensor | None
+    """int64 [R], where the last token of each stands among the T; None when these are all tokens in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device is working on; implements `PendingStep`."""
+
+    plan_rows: Sequence[ScheduledRow]
+    rows: StepRows
+    download: Download
+    samples: Sampled | None
+    prompts: dict[str, list[TokenLogprobs] | None] | None
+
+    def result(self) -> StepResult:
+        """Wait for the step and bring its numbers into the plan's terms."""
+        (bad_T,) = self.download.wait()
+        failed = self._bad_rows(bad_T) if bad_T.any() else {}
+        sampled: list[Sequence[int]] = [()] * len(self.plan_rows)
+        logprobs: dict[str, Sequence[TokenLogprobs]] = {}
+        if self.samples is not None:
+            for row, token in zip(self.rows.sampling_R.tolist(), self.samples.token_ids, strict=True):
+                if token >= 0:
+                    sampled[row] = (token,)
+                else:
+                    failed[self.plan_rows[row].request_id] = _FAILURES[token]
+            for index, entry in self.samples.logprobs.items():
+                logprobs[self.plan_rows[self.rows.sampling_R[index]].request_id] = (entry,)
+        prompt_logprobs: dict[str, Sequence[TokenLogprobs]] = {}
+        if self.prompts is not None:
+            for request_id, entries in self.prompts.items():
+                if entries is None:
+                    failed[request_id] = FailureKind.NOT_NUMBERS
+                else:
+                    prompt_logprobs[request_id] = entries
+        return StepResult(sampled, logprobs, prompt_logprobs, failed)
+
+    def _bad_rows(self, bad_T: np.ndarray[tuple[int], np.dtype[np.generic]]) -> dict[str, FailureKind]:
+        rows = np.searchsorted(self.rows.first_S1, np.flatnonzero(bad_T), side="right") - 1
+        return {self.plan_rows[row].request_id: FailureKind.NOT_NUMBERS for row in rows}

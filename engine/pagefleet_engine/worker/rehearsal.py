@@ -15,7 +15,7 @@ _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits) -> bool:
     """Compute prompts of these lengths in one step, then one token of each in another; leaves nothing but used pages.
 
-    The pool needs `num_blocks_for` the length plus 1 for each; blocks are taken from 0 on.
+    The pool needs `blocks_needed`; blocks are taken from 0 on.
     Returns whether every prompt gave a token; False means that the model computes no numbers.
     """
     new, prompts, outputs = [], [], []
@@ -24,16 +24,24 @@ def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits)
         name = f"rehearsal-{index}"
         num_blocks = num_blocks_for(length + 1, limits.block_size)
         new.append(NewRow(name, [0] * length, length, _SAMPLING, ()))
-        prompts.append(ScheduledRow(name, 0, length, (range(next_block, next_block + num_blocks),), True))
+        tables = []
+        for _ in range(limits.num_kv_groups):
+            tables.append(range(next_block, next_block + num_blocks))
+            next_block += num_blocks
+        prompts.append(ScheduledRow(name, 0, length, tables, True))
         if length + 2 <= limits.max_model_len:
             outputs.append(ScheduledRow(name, length, 1, (), True))
-        next_block += num_blocks
     first = runner.execute(StepPlan(0, (), new, prompts, sum(row_lens)))
     alive = [row for row in outputs if row.request_id not in first.failed]
     if alive:
         runner.execute(StepPlan(0, (), (), alive, len(alive)))
     runner.release([row.request_id for row in new])
     return not first.failed
+
+
+def blocks_needed(row_lens: Sequence[int], limits: RunnerLimits) -> int:
+    """Blocks that a rehearsal of these prompts takes: whole tables in every KV group."""
+    return limits.num_kv_groups * sum(num_blocks_for(length + 1, limits.block_size) for length in row_lens)
 
 
 def fullest_step(limits: RunnerLimits) -> list[int]:
@@ -47,9 +55,6 @@ def short_step(limits: RunnerLimits, num_blocks: int) -> list[int]:
     """Lengths of two prompts that load every code path a first request needs, within a pool of `num_blocks`."""
     longest = max(1, min(64, limits.max_model_len - 2, limits.max_num_batched_tokens))
     lengths = [longest, max(1, longest // 2)][: limits.max_num_seqs]
-    while lengths and (
-        sum(lengths) > limits.max_num_batched_tokens
-        or sum(num_blocks_for(length + 1, limits.block_size) for length in lengths) > num_blocks
-    ):
+    while lengths and (sum(lengths) > limits.max_num_batched_tokens or blocks_needed(lengths, limits) > num_blocks):
         lengths.pop()
     return lengths

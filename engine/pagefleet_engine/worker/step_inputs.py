@@ -1,9 +1,9 @@
-"""Builds what a forward pass reads: ragged token inputs and the geometry of attention, without a loop over tokens.
+"""What a forward pass reads. The host says four numbers per row; the device makes the rest from the request table.
 
-The tensors of a step are views of buffers whose addresses never change (CUDA graphs will need that). On the CPU host
-and device buffer are one; on CUDA the host's is pinned and copied without waiting.
+All tensors are views of buffers whose addresses never change, so that a captured graph reads the next step's inputs at
+the same places.
 
-Shapes: T tokens of the step, S rows, R rows that sample, B blocks per table.
+Shapes: T tokens of the step, S rows, R rows that sample, G KV groups.
 """
 
 from __future__ import annotations
@@ -14,98 +14,137 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.step_inputs import StepBuffers, prepare_step
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import BatchGeometry
 from pagefleet_engine.core.step import ScheduledRow
-from pagefleet_engine.worker.input_batch import InputBatch, Int64Array
+from pagefleet_engine.worker.request_table import Int64Array, RequestTable
+
+Int32Array = NDArray[np.int32]
+
+_PADDING = (-1, 0, 1)
+"""Slot, computed and new tokens of a row that fills up a batch of fixed size."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """A plan's rows as arrays on the host, in batch order."""
+
+    slots_S: Int64Array
+    computed_S: Int64Array
+    new_S: Int64Array
+    first_S1: Int64Array
+    """Where each row's tokens start among the T; the last entry is T."""
+    sampling_R: Int64Array
+    """Indices of the rows that sample."""
+
+    @classmethod
+    def of_plan(cls, rows: Sequence[ScheduledRow], slots_S: Int64Array) -> StepRows:
+        """`slots_S` are the rows' in the request table."""
+        num_rows = len(rows)
+        computed_S = np.fromiter((row.num_computed_tokens for row in rows), np.int64, num_rows)
+        new_S = np.fromiter((row.num_new_tokens for row in rows), np.int64, num_rows)
+        samples_S = np.fromiter((row.samples for row in rows), np.bool_, num_rows)
+        first_S1 = np.zeros(num_rows + 1, dtype=np.int64)
+        np.cumsum(new_S, out=first_S1[1:])
+        return cls(slots_S, computed_S, new_S, first_S1, np.flatnonzero(samples_S))
+
+    def check(self, table: RequestTable) -> None:
+        """Assert that the rows ask for what the table has."""
+        seq_S, known_S = self.seq_lens_S, table.num_tokens(self.slots_S)
+        assert (self.new_S > 0).all(), "a row computes nothing"
+        assert (seq_S <= known_S).all(), "a row computes tokens that are not known"
+        at_end = np.array_equal(np.flatnonzero(seq_S == known_S), self.sampling_R)
+        assert at_end, "a row samples exactly when its last known token is computed"
+        assert (-(-seq_S // table.block_size) <= table.num_blocks(self.slots_S)).all(), "a row has too few blocks"
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.first_S1[-1])
+
+    @property
+    def seq_lens_S(self) -> Int64Array:
+        """Tokens of each row that are known to the device after this step's were computed."""
+        return self.computed_S + self.new_S
+
+    @property
+    def max_query_len(self) -> int:
+        """New tokens of the longest row."""
+        return int(self.new_S.max())
+
+    def table_R4(self, num_rows: int) -> Int32Array:
+        """What `prepare_step` reads, filled up to `num_rows` rows of padding with one token each."""
+        held = len(self.slots_S)
+        table = np.empty((num_rows, 4), dtype=np.int32)
+        table[:held, 0], table[:held, 1], table[:held, 2] = self.slots_S, self.computed_S, self.new_S
+        table[:held, 3] = self.first_S1[:-1]
+        if num_rows > held:
+            table[held:, :3] = _PADDING
+            table[held:, 3] = np.arange(self.num_tokens, self.num_tokens + num_rows - held)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of one forward pass; valid until the next is built."""
+    """Inputs of one forward pass; valid until the next is prepared."""
 
     token_ids_T: Tensor
     """int64."""
     positions_T: Tensor
     """int64."""
     geometry: BatchGeometry
-    sampling_rows: Int64Array
-    """[R], rows of the plan that sample."""
-    last_token_R: Tensor
-    """int64 [R], where the last token of each of them stands among the T."""
-    first_token_S1: Int64Array
-    """[S + 1], where each row's tokens start among the T."""
 
 
 class StepInputBuilder:
     """Owns the buffers for steps of at most `max_tokens` tokens in `max_rows` rows."""
 
-    def __init__(self, batch: InputBatch, max_rows: int, max_tokens: int, device: torch.device) -> None:
-        self._batch = batch
-        self._token_ids = _Buffer(max_tokens, torch.int64, device)
-        self._positions = _Buffer(max_tokens, torch.int64, device)
-        self._slot_mapping = _Buffer(max_tokens, torch.int64, device)
-        self._query_start_loc = _Buffer(max_rows + 1, torch.int32, device)
-        self._seq_lens = _Buffer(max_rows, torch.int32, device)
-        self._block_tables = _Buffer(max_rows * batch.max_blocks, torch.int32, device)
-        self._last_token = _Buffer(max_rows, torch.int64, device)
+    def __init__(self, table: RequestTable, max_rows: int, max_tokens: int, kernels: Backend | None = None) -> None:
+        self._table = table
+        self._kernels = kernels
+        num_groups = table.block_tables_GSB.shape[0]
+        device = table.tokens_SL.device
+        self._buffers = StepBuffers.allocate(num_groups, max_rows, max_tokens, table.max_blocks, device)
 
-    def build(self, rows: Sequence[ScheduledRow], slots_S: Int64Array) -> StepInputs:
-        """Inputs of a plan's rows; `slots_S` are theirs in the input batch, block tables already extended."""
-        batch, num_rows = self._batch, len(rows)
-        computed_S = np.fromiter((row.num_computed_tokens for row in rows), np.int64, num_rows)
-        new_S = np.fromiter((row.num_new_tokens for row in rows), np.int64, num_rows)
-        samples_S = np.fromiter((row.samples for row in rows), np.bool_, num_rows)
-        seq_S = computed_S + new_S
-        blocks_S = -(-seq_S // batch.block_size)
-        known_S = batch.num_tokens(slots_S)
-        assert (new_S > 0).all(), "a row computes nothing"
-        assert (seq_S <= known_S).all(), "a row computes tokens that are not known"
-        assert (samples_S == (seq_S == known_S)).all(), "a row samples exactly when its last known token is computed"
-        assert (blocks_S <= batch.num_blocks(slots_S)).all(), "a row has too few blocks"
+    def prepare(self, rows_R4: Tensor, num_tokens: int) -> None:
+        """Fill the buffers' first rows and `num_tokens` tokens on the device; see `StepRows.table_R4`."""
+        table = self._table
+        prepare_step(
+            table.tokens_SL,
+            table.block_tables_GSB,
+            rows_R4,
+            table.block_size,
+            self._buffers,
+            num_tokens,
+            backend=self._kernels,
+        )
 
-        first_S1 = np.zeros(num_rows + 1, dtype=np.int64)
-        np.cumsum(new_S, out=first_S1[1:])
-        num_tokens = int(first_S1[-1])
-        slots_T = np.repeat(slots_S, new_S)
-        positions_T = np.arange(num_tokens) + np.repeat(computed_S - first_S1[:-1], new_S)
-        column_T = positions_T // batch.block_size
-        block_T = batch.blocks_at(slots_T, column_T).astype(np.int64)
-        slot_mapping_T = (block_T - column_T) * batch.block_size + positions_T
-        sampling_rows = np.flatnonzero(samples_S)
+    def view(self, num_rows: int, num_tokens: int, max_query_len: int) -> StepInputs:
+        """The first rows and tokens of the buffers, for any batch of that shape: what a graph is captured over."""
+        return self._inputs(num_rows, num_tokens, max_query_len, None, 0)
+
+    def inputs(self, rows: StepRows, num_common_blocks: int = 0) -> StepInputs:
+        """Of a batch that is not filled up, with its lengths on the host."""
+        return self._inputs(len(rows.slots_S), rows.num_tokens, rows.max_query_len, rows, num_common_blocks)
+
+    def slot_mappings_GT(self, num_tokens: int) -> Tensor:
+        """Where the step's first tokens were written, per KV group."""
+        return self._buffers.slot_mappings_GT[:, :num_tokens]
+
+    def _inputs(
+        self, num_rows: int, num_tokens: int, max_query_len: int, rows: StepRows | None, num_common_blocks: int
+    ) -> StepInputs:
+        buffers = self._buffers
         geometry = BatchGeometry(
-            query_start_loc_S1=self._query_start_loc.put(first_S1),
-            seq_lens_S=self._seq_lens.put(seq_S),
-            block_tables=(self._block_tables.put(batch.block_tables(slots_S, int(blocks_S.max()))),),
-            slot_mappings=(self._slot_mapping.put(slot_mapping_T),),
-            max_query_len=int(new_S.max()),
-            query_lens=new_S.tolist(),
-            seq_lens=seq_S.tolist(),
+            query_start_loc_S1=buffers.query_start_loc_R1[: num_rows + 1],
+            seq_lens_S=buffers.seq_lens_R[:num_rows],
+            block_tables=tuple(tables_RB[:num_rows] for tables_RB in buffers.tables_GRB.unbind(0)),
+            slot_mappings=tuple(slots_T[:num_tokens] for slots_T in buffers.slot_mappings_GT.unbind(0)),
+            max_query_len=max_query_len,
+            query_lens=None if rows is None else rows.new_S.tolist(),
+            seq_lens=None if rows is None else rows.seq_lens_S.tolist(),
+            num_common_blocks=num_common_blocks,
         )
-        return StepInputs(
-            token_ids_T=self._token_ids.put(batch.tokens_at(slots_T, positions_T)),
-            positions_T=self._positions.put(positions_T),
-            geometry=geometry,
-            sampling_rows=sampling_rows,
-            last_token_R=self._last_token.put(first_S1[sampling_rows + 1] - 1),
-            first_token_S1=first_S1,
-        )
-
-
-class _Buffer:
-    """A flat host buffer and its twin on the device."""
-
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        on_host = device.type == "cpu"
-        self._host = torch.empty(size, dtype=dtype, pin_memory=not on_host)
-        self._device = self._host if on_host else torch.empty(size, dtype=dtype, device=device)
-        self._array: NDArray[np.generic] = self._host.numpy()
-
-    def put(self, values: NDArray[np.generic]) -> Tensor:
-        """Store an array; returns it on the device, in its shape."""
-        size = values.size
-        self._array[:size] = values.reshape(-1)
-        if self._device is not self._host:
-            self._device[:size].copy_(self._host[:size], non_blocking=True)
-        return self._device[:size].view(values.shape)
+        return StepInputs(buffers.token_ids_T[:num_tokens], buffers.positions_T[:num_tokens], geometry)

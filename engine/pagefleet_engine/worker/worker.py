@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from pagefleet_kernels.layout import KVLayout
 
+from pagefleet_engine.attention.backend import AttentionBackend
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan, StepResult
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.loader.dtype import resolve_dtype
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -29,8 +33,8 @@ from pagefleet_engine.worker.memory import (
     num_blocks_for,
     size_kv_cache,
 )
-from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
-from pagefleet_engine.worker.rehearsal import fullest_step, rehearse, short_step
+from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, RequestState, RunnerLimits
+from pagefleet_engine.worker.rehearsal import blocks_needed, fullest_step, rehearse, short_step
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +51,18 @@ class Worker:
         """
         started = time.monotonic()
         self._config = config
+        fp8_cache = config.cache.kv_cache_dtype == "fp8"
+        arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
         self._arch = arch
         self._device = resolve_device(config.model.device)
         self._groups = group_layers(arch.windows)
+        is_async = config.execution.async_scheduling
+        self.max_in_flight = 2 if (self._device.type == "cuda" if is_async is None else is_async) else 1
+        """Steps that may be launched before the first of them is waited for."""
         num_threads = set_num_threads(config.model.num_threads)
         max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
+        self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         self._model = load_model(folder, arch, self._dtype, self._device, config.model.load_format, config.model.seed)
         where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
         _log.info(
@@ -71,13 +81,33 @@ class Worker:
         self._runner = self._make_runner(limits, self.cache.num_blocks)
         self._warm_up(limits)
 
+    @property
+    def idle_seconds(self) -> float:
+        """How long the device waited between steps that followed each other."""
+        return self._runner.idle_seconds
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start a forward pass and its sampling.
+
+        Raises:
+            StepOutOfMemory: the device has no room for this step; others can still run.
+        """
+        try:
+            return self._runner.launch(plan)
+        except torch.OutOfMemoryError as error:
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise StepOutOfMemory(
+                f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {error}"
+            ) from error
+
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass and sample."""
-        return self._runner.execute(plan)
+        """Launch a plan and wait for it."""
+        return self.launch(plan).result()
 
     def _size_cache(self, max_model_len: int) -> KVCacheSize:
         cache = self._config.cache
-        bytes_per_block = self._layout(1).bytes_per_block(self._dtype)
+        bytes_per_block = self._layout(1).bytes_per_block(self._kv_dtype)
         asked_for = self._config.model.max_model_len is not None
         budget = 0
         if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
@@ -101,8 +131,7 @@ class Worker:
         """Bytes that the largest step takes beyond weights and pages, measured on a CUDA device with a small pool."""
         limits = self._limits(max_model_len)
         row_lens = fullest_step(limits)
-        num_blocks = sum(num_blocks_for(length + 1, limits.block_size) for length in row_lens)
-        runner = self._make_runner(limits, num_blocks)
+        runner = self._make_runner(limits, blocks_needed(row_lens, limits))
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         rehearse(runner, row_lens, limits)
@@ -125,17 +154,19 @@ class Worker:
 
     def _make_runner(self, limits: RunnerLimits, num_blocks: int) -> ModelRunner:
         layout = self._layout(num_blocks)
-        pool = allocate_kv_pool(layout, self._dtype, self._device)
-        backend = (
-            TorchBackend(pool, layout, self._groups)
-            if self._device.type == "cpu"
-            else TritonBackend(pool, layout, self._groups)
-        )
-        return ModelRunner(self._model, backend, pool, limits, self._config.model.seed)
+        pool = allocate_kv_pool(layout, self._kv_dtype, self._device)
+        backend: AttentionBackend
+        if self._device.type == "cpu":
+            backend = TorchBackend(pool, layout, self._groups)
+        else:
+            backend = TritonBackend(pool, layout, self._groups)
+        state = RequestState(limits, self._config.model.seed, self._device)
+        return ModelRunner(self._model, EagerForward(self._model, backend), pool, state, limits.vocab_size)
 
     def _layout(self, num_blocks: int) -> KVLayout:
         arch = self._arch
-        return KVLayout(num_blocks, arch.num_layers, arch.num_kv_heads, self._config.cache.block_size, arch.head_dim)
+        block_size, layers = self._config.cache.block_size, self._groups.layers_per_block
+        return KVLayout(num_blocks, layers, arch.num_kv_heads, block_size, arch.head_dim)
 
     def _limits(self, max_model_len: int) -> RunnerLimits:
         return RunnerLimits(
@@ -144,6 +175,8 @@ class Worker:
             max_model_len=max_model_len,
             block_size=self._config.cache.block_size,
             vocab_size=self._arch.vocab_size,
+            num_kv_groups=len(self._groups),
+            max_in_flight=self.max_in_flight,
         )
 
 

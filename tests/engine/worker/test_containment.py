@@ -11,7 +11,8 @@ from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
+from pagefleet_engine.worker.forward import EagerForward
+from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 
@@ -45,9 +46,9 @@ def make_runner(bad: float) -> tuple[ModelRunner, Tensor]:
     limits = RunnerLimits(
         max_num_seqs=2, max_num_batched_tokens=32, max_model_len=16, block_size=4, vocab_size=VOCAB_SIZE
     )
-    return ModelRunner(
-        OneLayer(bad), TorchBackend(pool, LAYOUT, group_layers([None] * LAYOUT.num_layers)), pool, limits, 0
-    ), pool
+    model = OneLayer(bad)
+    forward = EagerForward(model, TorchBackend(pool, LAYOUT, group_layers([None] * LAYOUT.num_layers)))
+    return ModelRunner(model, forward, pool, RequestState(limits, 0, pool.device), VOCAB_SIZE), pool
 
 
 def plan_of(name: str, prompt: list[int], num_new: int, removed: tuple[str, ...] = ()) -> StepPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ import torch
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker import device
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
-from pagefleet_engine.worker.kv_pool import allocate_kv_pool, clean_blocks
+from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_kernels.layout import KVLayout
 
 
@@ -71,14 +70,3 @@ def test_a_large_pool_takes_memory_only_where_it_is_written() -> None:
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_cleaning_takes_out_only_what_is_not_a_number() -> None:
-    pool = torch.arange(24.0).view(4, 1, 2, 1, 3, 1).clone()
-    pool[1, 0, 0, 0, 1] = math.nan
-    pool[2, 0, 1, 0, 2] = -math.inf
-    pool[3, 0, 0, 0, 0] = math.nan
-    expected = pool.clone()
-    expected[1, 0, 0, 0, 1] = expected[2, 0, 1, 0, 2] = 0.0
-    clean_blocks(pool, torch.tensor([2, 1, 1, 2]))
-    assert torch.equal(pool.nan_to_num(nan=-1.0), expected.nan_to_num(nan=-1.0))
