@@ -1,7 +1,7 @@
 """How a matrix is kept and multiplied: plain, or repacked once for oneDNN, which reads it two to four times faster.
 
-A packed matrix also takes the operation that follows (an activation, a product, a residual sum) into the same call, so that it
-costs no pass over memory of its own. Everything else sees only `LinearKernel`.
+A packed matrix also takes the operation that follows (an activation, a product, a residual sum) into the same call, so
+that it costs no pass over memory of its own. Everything else sees only `LinearKernel`.
 
 Shapes: T tokens, I inputs, O outputs.
 """

@@ -26,7 +26,7 @@ def load_model(
     Raises:
         ModelLoadError: the weights are missing, damaged, of another model, or do not fit in memory.
     """
-    placement = Placement(dtype, device, use_kernels=device.type == "cuda")
+    placement = Placement(dtype, device, device.type == "cuda", arch.quantization)
     model = build_model(arch, placement)
     check_memory(weight_bytes(arch, model.weights(), placement), free_bytes(device), placement)
     destinations = weight_map(model.weights())

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.weight import same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
 
 # safetensors' names of the types that a slot can be filled from
 _FLOATING = ("F64", "F32", "F16", "BF16")
+_STORED = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
 
 
 def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination], tied_head: bool) -> None:
@@ -53,10 +57,18 @@ def _check_names(
 
 def _check_form(file: TensorFile, name: str, destination: Destination) -> None:
     shape, dtype = file.shape(name), file.dtype(name)
-    if shape != destination.shape:
+    if not same_shape(shape, destination.shape):
         raise ModelLoadError(
             f"{file.path}: {name} is {list(shape)}, config.json makes it {list(destination.shape)}: the two files are "
             "not of the same model"
         )
-    if dtype not in _FLOATING:
-        raise ModelLoadError(f"{file.path}: {name} is of type {dtype}; give a checkpoint in {', '.join(_FLOATING)}")
+    accepted = _STORED.get(destination.weight.dtype, _FLOATING)
+    if dtype not in accepted:
+        raise ModelLoadError(
+            f"{file.path}: {name} is of type {dtype}; {_quantized_in(accepted)}give a checkpoint in "
+            f"{', '.join(accepted)}"
+        )
+
+
+def _quantized_in(accepted: tuple[str, ...]) -> str:
+    return "" if accepted == _FLOATING else "config.json says that it is quantized: "

@@ -13,6 +13,15 @@ from dataclasses import dataclass
 
 from pagefleet_engine.layers.weight import Weight, parts_of
 
+_IGNORABLE = (
+    ".rotary_emb.inv_freq",
+    ".rotary_emb.cos_cached",
+    ".rotary_emb.sin_cached",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -38,7 +47,8 @@ def weight_map(weights: Iterable[tuple[str, Weight]]) -> dict[str, Destination]:
 
 
 def is_ignorable(name: str, tied_head: bool) -> bool:
-    """Tensors that some checkpoints carry and no model needs: rotary tables, and the head when it is the embedding."""
-    return name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")) or (
-        tied_head and name == "lm_head.weight"
-    )
+    """Tensors that some checkpoints carry and no model needs.
+
+    Rotary tables, scales of a quantized attention that is not used, and the head when it is the embedding.
+    """
+    return name.endswith(_IGNORABLE) or (tied_head and name == "lm_head.weight")

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.quantization.scheme import Quantization
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.models.config_fields import ConfigFields
+from pagefleet_engine.models.quantization_config import read_quantization
 from pagefleet_engine.models.registry import MODEL_MODULES
 from pagefleet_engine.models.rope_config import read_rope
 
@@ -46,6 +48,8 @@ class ModelArch:
     """Tokens that end a text; empty when the configuration names none."""
     dtype: str
     """Type of the checkpoint as the configuration names it, e.g. `bfloat16`; float32 when it does not."""
+    quantization: Quantization | None = None
+    """Which of the checkpoint's matrices are stored in eight bits."""
 
 
 def read_arch(folder: Path) -> ModelArch:
@@ -120,12 +124,11 @@ def arch_from_config(config: Mapping[str, Any], source: str) -> ModelArch:
         context_length=context_length,
         eos_token_ids=fields.token_ids("eos_token_id"),
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
+        quantization=read_quantization(fields),
     )
 
 
 def _refuse_unsupported(fields: ConfigFields) -> None:
-    if fields.present("quantization_config"):
-        raise ModelLoadError(f"{fields.source}: the checkpoint is quantized; give an unquantized one")
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelLoadError(f"{fields.source}: hidden_act is {activation}; pagefleet runs silu")

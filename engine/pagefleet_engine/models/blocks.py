@@ -7,13 +7,14 @@ H head size.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
+from pagefleet_engine.layers.quantization.kv_scales import KVScales
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
@@ -39,6 +40,7 @@ class Attention:
         self._rotated_and_not = (heads + kv_heads, kv_heads)
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
         self._spec = AttentionSpec(layer=layer, scale=head_dim**-0.5, window=arch.windows[layer])
+        self._kv_scales = KVScales(placement, self._install_kv_scales)
         rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within("qkv_proj"))
         self._o_proj = Linear(heads * head_dim, (arch.hidden_size,), traits.output_bias, placement.within("o_proj"))
@@ -50,6 +52,7 @@ class Attention:
         """See HasWeights."""
         yield from prefixed("qkv_proj", self._qkv_proj)
         yield from prefixed("o_proj", self._o_proj)
+        yield from self._kv_scales.weights()
         if self._head_norm is not None:
             yield from self._head_norm.weights()
 
@@ -63,6 +66,9 @@ class Attention:
         step.write(self._spec, k_TKH, v_TKH)
         out_TNH = step.attend(self._spec, q_TNH)
         return self._o_proj.add_to(residual_TD, out_TNH.flatten(1))
+
+    def _install_kv_scales(self, k_scale: float, v_scale: float) -> None:
+        self._spec = replace(self._spec, k_scale=k_scale, v_scale=v_scale)
 
 
 class MLP:

@@ -68,6 +68,20 @@ class ConfigFields:
             raise self._wrong("layer_types", f"a list of {num_layers} of {', '.join(known)}")
         return kinds
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; none when absent."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self._wrong(name, "a list of strings")
+        return tuple(value)
+
+    def pair(self, name: str) -> tuple[int, int]:
+        """Two positive integers."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or len(value) != 2 or not all(type(size) is int and size > 0 for size in value):
+            raise self._wrong(name, "a list of two positive integers")
+        return value[0], value[1]
+
     def section(self, name: str) -> ConfigFields:
         """An object inside; empty when absent."""
         value = self._get(name, {})

@@ -138,7 +138,7 @@ def test_an_unknown_model_names_those_that_run() -> None:
         ({"num_key_value_heads": 5}, "32 heads of size 128 over 5 key/value heads"),
         ({"head_dim": 63}, "the size must be even"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu; pagefleet runs silu"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"bits": 4}}, "quant_method is not given"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type is longrope; pagefleet knows default, linear, dynamic"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),

@@ -46,7 +46,7 @@ class InputQuantizer:
     def _quantize_groups(self, x_TI: Tensor, size: int) -> tuple[Tensor, Tensor]:
         num_inputs = x_TI.shape[-1]
         x_TI = torch.nn.functional.pad(x_TI, (0, -num_inputs % size))
-        x_TGi = x_TI.unflatten(-1, (-1, size))
+        x_TGi = x_TI.view(*x_TI.shape[:-1], -1, size)
         scale_TG1 = dynamic_scale(x_TGi, self._number)
         q_TI = round_to(x_TGi.div_(scale_TG1), self._number).flatten(-2)[..., :num_inputs]
         return q_TI, scale_TG1.expand_as(x_TGi).flatten(-2)[..., :num_inputs]

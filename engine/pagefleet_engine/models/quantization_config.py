@@ -1,0 +1,186 @@
+"""How a checkpoint is quantized, from the `quantization_config` of its config.json.
+
+Two spellings are read: compressed-tensors (llm-compressor) and `fp8` (DeepSeek, Qwen). What cannot be computed as it
+was meant is refused, with what can.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.quantization.scheme import (
+    InputScales,
+    Number,
+    Quantization,
+    QuantizationScheme,
+    Rule,
+    WeightScales,
+    fp8_on_load,
+)
+from pagefleet_engine.models.config_fields import ConfigFields
+
+SUPPORTED = (
+    "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized), symmetric, "
+    "per tensor, channel or (fp8) block; inputs per tensor (static) or per token; and quant_method fp8"
+)
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
+_EVERY_LAYER = ("Linear",)
+
+
+def read_quantization(fields: ConfigFields) -> Quantization | None:
+    """The rules in `quantization_config`; None where there are none.
+
+    Raises:
+        ModelLoadError: the weights are stored in a way that we do not run, or the section cannot be understood.
+    """
+    if not fields.present("quantization_config"):
+        return None
+    section = fields.section("quantization_config")
+    match section.text("quant_method", ""):
+        case "compressed-tensors":
+            return _read_compressed_tensors(section)
+        case "fp8":
+            return _read_fp8(section)
+        case method:
+            raise _refusal(section, f"quant_method is {method or 'not given'}")
+
+
+def settle_quantization(
+    checkpoint: Quantization | None, requested: str | None, fp8_kv_cache: bool
+) -> Quantization | None:
+    """What is in force: the checkpoint's own quantization, or else the one that is `requested` on load.
+
+    The checkpoint's scales of the KV cache count only where that is kept in fp8.
+
+    Raises:
+        ModelLoadError: both at once.
+    """
+    if requested is None:
+        return None if checkpoint is None else replace(checkpoint, kv_scales=checkpoint.kv_scales and fp8_kv_cache)
+    if checkpoint is not None:
+        schemes = "; ".join(rule.scheme.describe() for rule in checkpoint.rules)
+        raise ModelLoadError(
+            f"--quantization {requested}: the checkpoint is quantized already ({schemes}); leave it out"
+        )
+    return fp8_on_load()
+
+
+def _read_compressed_tensors(section: ConfigFields) -> Quantization:
+    if section.section("sparsity_config").text("format", "dense") != "dense":
+        raise _refusal(section, "the weights are sparse")
+    default_format = section.text("format", "")
+    rules = []
+    groups = section.section("config_groups")
+    for group in map(groups.section, groups.section_names()):
+        used = group.text("format", default_format)
+        if used not in _FORMATS:
+            raise _refusal(group, f"format is {used or 'not given'}")
+        if group.present("output_activations"):
+            raise _refusal(group, "outputs are quantized (output_activations)")
+        rules.append(Rule(_patterns(group, "targets"), _read_scheme(group)))
+    if not rules:
+        raise _refusal(section, "config_groups is empty")
+    kv_scales = section.present("kv_cache_scheme")
+    if kv_scales:
+        _check_kv_scheme(section.section("kv_cache_scheme"))
+    return Quantization(rules=tuple(rules), ignored=_patterns(section, "ignore"), kv_scales=kv_scales)
+
+
+def _read_scheme(group: ConfigFields) -> QuantizationScheme:
+    weights = group.section("weights")
+    number = _read_number(weights)
+    strategy = weights.text("strategy", "tensor")
+    if weights.flag("dynamic", False):
+        raise _refusal(weights, "weights are quantized at run time")
+    scales: WeightScales
+    block: tuple[int, int] | None = None
+    match strategy:
+        case "tensor":
+            scales = "tensor"
+        case "channel":
+            scales = "channel"
+        case "block" if number == "fp8":
+            scales, block = "block", weights.pair("block_structure")
+        case _:
+            raise _refusal(weights, f"{number} with strategy {strategy}")
+    inputs = _read_inputs(group, number, block)
+    return QuantizationScheme(number=number, weight_scales=scales, input_scales=inputs, block=block)
+
+
+def _read_inputs(group: ConfigFields, number: Number, block: tuple[int, int] | None) -> InputScales:
+    if not group.present("input_activations"):
+        return "none"
+    inputs = group.section("input_activations")
+    if _read_number(inputs) != number:
+        raise _refusal(inputs, "inputs and weights are of different types")
+    strategy, dynamic = inputs.text("strategy", "tensor"), inputs.flag("dynamic", False)
+    match strategy, dynamic:
+        case "tensor", False:
+            return "tensor"
+        case (("token" | "tensor"), True):
+            # One scale for a whole step would let requests change each other's numbers.
+            return "token"
+        case "group", True if block is not None and inputs.count("group_size") == block[1]:
+            return "group"
+        case _:
+            raise _refusal(inputs, f"{'dynamic' if dynamic else 'static'} inputs with strategy {strategy}")
+
+
+def _read_number(args: ConfigFields) -> Number:
+    kind, bits = args.text("type", "int"), args.count("num_bits", 8)
+    if not args.flag("symmetric", True):
+        raise _refusal(args, "numbers have a zero point (symmetric is false)")
+    if bits != 8 or kind not in ("float", "int"):
+        raise _refusal(args, f"{kind} of {bits} bits")
+    return "fp8" if kind == "float" else "int8"
+
+
+def _check_kv_scheme(scheme: ConfigFields) -> None:
+    if _read_number(scheme) != "fp8" or scheme.text("strategy", "tensor") != "tensor" or scheme.flag("dynamic", False):
+        raise _refusal(scheme, "the KV cache is scaled otherwise than in fp8 with one fixed scale per tensor")
+
+
+def _read_fp8(section: ConfigFields) -> Quantization:
+    if section.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise _refusal(section, f"fmt is {section.text('fmt', '')}")
+    activations = section.text("activation_scheme", "dynamic")
+    if activations not in ("static", "dynamic"):
+        raise _refusal(section, f"activation_scheme is {activations}")
+    ignored = (
+        "lm_head",  # never quantized, and not always said
+        *_patterns(section, "ignored_layers"),
+        *_patterns(section, "modules_to_not_convert"),
+    )
+    if not section.present("weight_block_size"):
+        inputs: InputScales = "tensor" if activations == "static" else "token"
+        scheme = QuantizationScheme(number="fp8", weight_scales="tensor", input_scales=inputs)
+        return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=ignored)
+    if activations == "static":
+        raise _refusal(section, "activation_scheme is static with weight_block_size")
+    scheme = QuantizationScheme(
+        number="fp8",
+        weight_scales="block",
+        input_scales="group",
+        block=section.pair("weight_block_size"),
+        scale_name="weight_scale_inv",
+    )
+    return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=ignored)
+
+
+def _patterns(fields: ConfigFields, name: str) -> tuple[str, ...]:
+    patterns = fields.texts(name)
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern.removeprefix("re:"))
+            except re.error as error:
+                raise ModelLoadError(
+                    f"{fields.source}: {name} has {pattern[:80]!r}, no regular expression ({error}): repair the file"
+                ) from error
+    return patterns
+
+
+def _refusal(fields: ConfigFields, what: str) -> ModelLoadError:
+    return ModelLoadError(f"{fields.source}: {what}; pagefleet runs {SUPPORTED}")
