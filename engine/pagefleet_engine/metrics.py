@@ -6,7 +6,7 @@ has the label `model_name`; no label takes a value that a client can invent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.version import VERSION
@@ -34,13 +34,20 @@ class EngineMetrics:
     Args:
         model_name: value of the label on every series.
         core_stats: returns the core's latest gauges and totals; None, before there are any, counts as zeros.
+        startup_seconds: phase of the core's start -> seconds.
     """
 
-    def __init__(self, model_name: str, core_stats: Callable[[], CoreStats | None]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        core_stats: Callable[[], CoreStats | None],
+        startup_seconds: Mapping[str, float] | None = None,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._model = model_name
         self._registry.register(_CoreCollector(model_name, core_stats))
         self._info()
+        self._startup(startup_seconds or {})
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_S
         )
@@ -83,6 +90,12 @@ class EngineMetrics:
         info = Gauge(_PREFIX + "info", "Always 1.", ("model_name", "version"), registry=self._registry)
         info.labels(self._model, VERSION).set(1)
 
+    def _startup(self, seconds: Mapping[str, float]) -> None:
+        text = "What the engine's start spent its time on."
+        phases = Gauge(names.ENGINE_STARTUP_SECONDS, text, ("model_name", "phase"), registry=self._registry)
+        for phase, value in seconds.items():
+            phases.labels(self._model, phase).set(value)
+
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(_PREFIX + name, text, ("model_name",), registry=self._registry).labels(self._model)
 
@@ -120,6 +133,12 @@ class _CoreCollector(Collector):
         yield self._total(_PREFIX + "steps_total", "Forward passes.", stats.steps)
         dropped = "Bytes on the core's socket that were no message."
         yield self._total(_PREFIX + "messages_dropped_total", dropped, stats.messages_dropped)
+        idle = "Time that the device waited for the host between two steps."
+        yield self._total(names.ENGINE_GPU_IDLE_SECONDS, idle, stats.gpu_idle_seconds)
+        nan = "Requests ended because the model's output for them was not a number."
+        yield self._total(names.ENGINE_NAN_REQUESTS, nan, stats.nan_requests)
+        memory = "Steps for which the device had no memory; their requests ended with an error."
+        yield self._total(names.ENGINE_OUT_OF_MEMORY_STEPS, memory, stats.out_of_memory_steps)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("model_name",))

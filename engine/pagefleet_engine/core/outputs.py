@@ -44,3 +44,5 @@ class SchedulerStats:
     """Of those, found."""
     preemptions: int
     steps: int
+    nan_requests: int
+    """Requests ended because the model's output for them was not a number."""

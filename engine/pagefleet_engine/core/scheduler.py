@@ -40,6 +40,17 @@ class _Draft:
     new: list[NewRow] = field(default_factory=list)
     preempted: bool = False
 
+    def put(self, request: Request, num_new: int, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """Add a row for the next `num_new` of the request's `num_tokens` tokens, pending ones included."""
+        num_computed = request.num_computed_tokens
+        request.num_computed_tokens = end = num_computed + num_new
+        samples = end == num_tokens
+        if samples:
+            request.num_pending += 1
+        self.budget -= num_new
+        self.requests.append(request)
+        self.rows.append(ScheduledRow(request.request_id, num_computed, num_new, blocks, samples))
+
 
 class Scheduler:
     """Owns all requests from `add` until they end.
@@ -75,6 +86,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_preemptions = 0
+        self._num_nan_requests = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -169,6 +181,7 @@ class Scheduler:
             prefix_cache_hits_tokens=self._num_hit_tokens,
             preemptions=self._num_preemptions,
             steps=self._num_steps,
+            nan_requests=self._num_nan_requests,
         )
 
     def reset_prefix_cache(self) -> int:
@@ -207,6 +220,7 @@ class Scheduler:
     def _continue_running(self, draft: _Draft) -> None:
         """Give each running request its next tokens, leaving one for every request after it."""
         running = self._running
+        grow = self._kv_cache.grow
         index = 0
         while index < len(running):
             request = running[index]
@@ -214,15 +228,17 @@ class Scheduler:
             if num_tokens >= request.ends_at:  # its last token is on its way
                 index += 1
                 continue
-            blocks = self._kv_cache.grow(request.request_id, num_tokens)
+            blocks = grow(request.request_id, num_tokens)
             if blocks is None:
                 # The victim is the last of the list: one that comes later, or this request itself.
                 self._preempt(running.pop(), draft)
                 continue
-            num_later = len(running) - index - 1
-            num_new = min(num_tokens - request.num_computed_tokens, draft.chunk, draft.budget - num_later)
-            self._put(draft, request, num_new, blocks)
             index += 1
+            num_new = num_tokens - request.num_computed_tokens
+            if num_new > 1:
+                num_later = len(running) - index
+                num_new = min(num_new, draft.chunk, draft.budget - num_later)
+            draft.put(request, num_new, blocks, num_tokens)
 
     def _admit_waiting(self, draft: _Draft) -> None:
         """Let the head of the queue in, as long as there are seats, tokens and blocks; nobody overtakes it.
@@ -243,7 +259,7 @@ class Scheduler:
             bisect.insort(self._running, request, key=self._importance)
             draft.new.append(_describe(request))
             num_new = min(request.num_tokens - request.num_computed_tokens, draft.chunk, draft.budget)
-            self._put(draft, request, num_new, grant.blocks)
+            draft.put(request, num_new, grant.blocks, request.num_tokens)
 
     def _close_step(self, draft: _Draft) -> StepPlan:
         num_tokens = self.config.max_num_batched_tokens - draft.budget
@@ -253,17 +269,6 @@ class Scheduler:
             self._in_flight[self._num_steps] = draft.requests
             removed, self._removed = self._removed, []
         return StepPlan(self._num_steps, removed, draft.new, draft.rows, num_tokens)
-
-    def _put(self, draft: _Draft, request: Request, num_new: int, blocks: Sequence[Sequence[int]]) -> None:
-        num_computed = request.num_computed_tokens
-        end = num_computed + num_new
-        samples = end == len(request.token_ids) + request.num_pending
-        draft.requests.append(request)
-        draft.rows.append(ScheduledRow(request.request_id, num_computed, num_new, blocks, samples))
-        draft.budget -= num_new
-        request.num_computed_tokens = end
-        if samples:
-            request.num_pending += 1
 
     def _preempt(self, request: Request, draft: _Draft) -> None:
         """Take the blocks of a request that is off the running list; it computes its tokens again later.
@@ -336,6 +341,7 @@ class Scheduler:
         """End one request with an error. Its K/V may be wrong, so nothing of it stays in the prefix cache."""
         if kind is FailureKind.NOTHING_LEFT and not request.sampling.forbids_tokens:
             kind = FailureKind.NOT_NUMBERS  # the client left all tokens, so it was the model that ruled them out
+        self._num_nan_requests += kind is FailureKind.NOT_NUMBERS
         self._kv_cache.discard(request.request_id)
         self._removed.append(request.request_id)
         self._forget(request)

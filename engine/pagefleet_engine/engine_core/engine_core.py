@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagefleet_engine.core.admission import ModelLimits
-from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import FailureKind, TokenLogprobs
 from pagefleet_engine.engine_core.admission import to_request
-from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS, INVALID, QUEUE_FULL
-from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput, WireLogprobs
+from pagefleet_engine.engine_core.faults import INVALID, QUEUE_FULL
+from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput
 from pagefleet_engine.engine_core.step_queue import StepQueue
+from pagefleet_engine.engine_core.wire import refusal, to_wire
 from pagefleet_engine.errors import InvalidRequest, QueueFull
 from pagefleet_engine.executor.executor import Executor
 
@@ -36,7 +35,6 @@ class EngineCore:
         self._limits = limits
         self._model = model
         self._steps = StepQueue(executor)
-        self._num_nan_requests = 0
 
     @property
     def limits(self) -> ModelLimits:
@@ -88,7 +86,7 @@ class EngineCore:
             steps.launch(plan)
         if not steps:
             return []
-        return [self._to_wire(update) for update in self._scheduler.update(*steps.take())]
+        return [to_wire(update) for update in self._scheduler.update(*steps.take())]
 
     def stats(self) -> CoreStats:
         """Return the gauges and totals of now."""
@@ -102,7 +100,7 @@ class EngineCore:
             stats.preemptions,
             stats.steps,
             gpu_idle_seconds=self._executor.idle_seconds,
-            nan_requests=self._num_nan_requests,
+            nan_requests=stats.nan_requests,
             out_of_memory_steps=self._steps.num_out_of_memory,
         )
 
@@ -121,35 +119,3 @@ class EngineCore:
     def shutdown(self) -> None:
         """Free the device."""
         self._executor.shutdown()
-
-    def _to_wire(self, update: RequestUpdate) -> RequestOutput:
-        if update.failure is not None:
-            return self._failed(update.request_id, update.failure)
-        reason = update.finish_reason
-        return RequestOutput(
-            update.request_id,
-            update.new_token_ids,
-            None if reason is None else reason.value,
-            update.stop_token_id,
-            logprobs=_wire_logprobs(update.logprobs),
-            prompt_logprobs=_wire_logprobs(update.prompt_logprobs),
-            num_cached_tokens=update.num_cached_tokens,
-        )
-
-    def _failed(self, request_id: str, kind: FailureKind) -> RequestOutput:
-        self._num_nan_requests += kind is FailureKind.NOT_NUMBERS
-        answer = FAILURE_ANSWERS[kind]
-        return refusal(request_id, answer.message, answer.kind, code=answer.code)
-
-
-def refusal(
-    request_id: str, message: str, kind: str, param: str | None = None, code: str | None = None
-) -> RequestOutput:
-    """Return the only output of a request that is not accepted."""
-    return RequestOutput(request_id, [], "error", error=message, error_kind=kind, error_param=param, error_code=code)
-
-
-def _wire_logprobs(entries: Sequence[TokenLogprobs] | None) -> list[WireLogprobs] | None:
-    if entries is None:
-        return None
-    return [WireLogprobs(list(entry.token_ids), list(entry.logprobs), entry.rank) for entry in entries]

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.engine_core.engine_core import EngineCore, refusal
+from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.faults import INVALID
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import (
@@ -33,6 +33,7 @@ from pagefleet_engine.engine_core.messages import (
 )
 from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
+from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.log import set_up_logging
 

@@ -182,7 +182,7 @@ def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, poo
         tokenizer=inputs.tokenizer,
         chat=inputs.chat,
         model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size),
-        metrics=EngineMetrics(name, lambda: engine.stats),
+        metrics=EngineMetrics(name, lambda: engine.stats, ready.startup_seconds),
         pool=pool,
         drain=Drain(config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs),
         open_requests=OpenRequests(),

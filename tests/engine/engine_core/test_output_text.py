@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
-from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed
+from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.text.tokenizer import Tokenizer
 
@@ -114,7 +114,13 @@ def test_detokenize_false_gives_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("invalid", InvalidRequest), ("queue_full", QueueFull), ("failed", RequestFailed)]
+    ("kind", "error"),
+    [
+        ("invalid", InvalidRequest),
+        ("queue_full", QueueFull),
+        ("failed", RequestFailed),
+        ("out_of_memory", StepOutOfMemory),
+    ],
 )
 def test_errors_come_out_as_what_they_were(kind: str, error: type[EngineError]) -> None:
     output = RequestOutput(

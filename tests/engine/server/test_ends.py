@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 from pagefleet_engine.client.health import EngineHealth
-from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
+from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 
 from tests.engine.server.conftest import MODEL, LiveServer
 from tests.fakes.scripted_engine import answer
@@ -99,6 +99,7 @@ FAILURES: list[tuple[Exception, int, str]] = [
     (InvalidRequest("Bad words.", "bad_words", "invalid_value"), 400, "invalid_value"),
     (QueueFull("4096 requests are waiting.", 2.4), 429, "queue_full"),
     (RequestFailed("logits at 0xdeadbeef in /pagefleet_engine/x.py"), 500, "request_failed"),
+    (StepOutOfMemory("Lower --max-num-seqs."), 500, "out_of_memory"),
     (EngineDead("The engine stopped."), 503, "engine_dead"),
     (ZeroDivisionError("at 0xdeadbeef in /pagefleet_engine/x.py"), 500, "internal_error"),
 ]
@@ -122,7 +123,7 @@ def test_failures_before_the_first_token_have_a_true_status(
     assert not server.engine.running
 
 
-@pytest.mark.parametrize(("error", "status", "code"), FAILURES[2:], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(("error", "status", "code"), [FAILURES[0], *FAILURES[2:]], ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("n", [1, 3])
 def test_failures_in_a_stream_are_its_last_event(
     start_server: Callable[..., LiveServer], error: Exception, status: int, code: str, n: int

@@ -74,6 +74,24 @@ def test_garbage_on_the_socket_is_counted() -> None:
     assert seen["pagefleet_engine_messages_dropped_total{}"] == 4
 
 
+def test_what_the_device_suffered_is_told() -> None:
+    stats = CoreStats(0, 0, 0.0, 0, 0, 0, 0, gpu_idle_seconds=1.5, nan_requests=2, out_of_memory_steps=3)
+    seen = samples(EngineMetrics("scripted", lambda: stats).render().decode())
+    assert seen[metric_names.ENGINE_GPU_IDLE_SECONDS + "{}"] == 1.5
+    assert seen[metric_names.ENGINE_NAN_REQUESTS + "{}"] == 2
+    assert seen[metric_names.ENGINE_OUT_OF_MEMORY_STEPS + "{}"] == 3
+
+
+def test_the_start_is_told_by_phase() -> None:
+    metrics = EngineMetrics("scripted", lambda: None, {"weights": 2.5, "kv_cache": 0.25})
+    seen = samples(metrics.render().decode())
+    phases = {name: value for name, value in seen.items() if name.startswith(metric_names.ENGINE_STARTUP_SECONDS)}
+    assert phases == {
+        metric_names.ENGINE_STARTUP_SECONDS + "{phase=weights}": 2.5,
+        metric_names.ENGINE_STARTUP_SECONDS + "{phase=kv_cache}": 0.25,
+    }
+
+
 def test_two_engines_in_one_process_share_nothing() -> None:
     first = EngineMetrics("scripted", lambda: None)
     second = EngineMetrics("scripted", lambda: CoreStats(1, 0, 0.0, 0, 0, 0, 0))

@@ -1,0 +1,44 @@
+"""From the scheduler's updates to the messages that leave the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagefleet_engine.core.outputs import RequestUpdate
+from pagefleet_engine.core.step import FailureKind, TokenLogprobs
+from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS
+from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
+
+
+def to_wire(update: RequestUpdate) -> RequestOutput:
+    """Return the message that tells an update."""
+    if update.failure is not None:
+        return _failure(update.request_id, update.failure)
+    reason = update.finish_reason
+    return RequestOutput(
+        update.request_id,
+        update.new_token_ids,
+        None if reason is None else reason.value,
+        update.stop_token_id,
+        logprobs=_wire_logprobs(update.logprobs),
+        prompt_logprobs=_wire_logprobs(update.prompt_logprobs),
+        num_cached_tokens=update.num_cached_tokens,
+    )
+
+
+def refusal(
+    request_id: str, message: str, kind: str, param: str | None = None, code: str | None = None
+) -> RequestOutput:
+    """Return the last output of a request that ends with an error."""
+    return RequestOutput(request_id, [], "error", error=message, error_kind=kind, error_param=param, error_code=code)
+
+
+def _failure(request_id: str, kind: FailureKind) -> RequestOutput:
+    answer = FAILURE_ANSWERS[kind]
+    return refusal(request_id, answer.message, answer.kind, code=answer.code)
+
+
+def _wire_logprobs(entries: Sequence[TokenLogprobs] | None) -> list[WireLogprobs] | None:
+    if entries is None:
+        return None
+    return [WireLogprobs(list(entry.token_ids), list(entry.logprobs), entry.rank) for entry in entries]
