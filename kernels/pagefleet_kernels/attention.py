@@ -1,4 +1,4 @@
-"""Attention over the paged pool for any batch: picks the decode or the ragged kernel from what the host knows."""
+"""Attention over the paged pool for any batch: picks the decode or the ragged path from what the host knows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def paged_attention(
     max_query_len: int,
     sliding_window: int | None = None,
     *,
+    softcap: float | None = None,
+    sinks_N: torch.Tensor | None = None,
+    alibi_slopes_N: torch.Tensor | None = None,
+    chunk: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Attention output [T, N, H]; arguments as of `varlen_attention`.
@@ -27,7 +33,21 @@ def paged_attention(
     sequences a length of 0 and one padding token each, and it still does.
     """
     if max_query_len == 1 and q_TNH.shape[0] == seq_lens_S.shape[0]:
-        return decode_attention(q_TNH, kv_cache, block_tables_SB, seq_lens_S, scale, sliding_window, backend=backend)
+        return decode_attention(
+            q_TNH,
+            kv_cache,
+            block_tables_SB,
+            seq_lens_S,
+            scale,
+            sliding_window,
+            softcap=softcap,
+            sinks_N=sinks_N,
+            alibi_slopes_N=alibi_slopes_N,
+            chunk=chunk,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            backend=backend,
+        )
     return varlen_attention(
         q_TNH,
         kv_cache,
@@ -37,5 +57,11 @@ def paged_attention(
         scale,
         max_query_len,
         sliding_window,
+        softcap=softcap,
+        sinks_N=sinks_N,
+        alibi_slopes_N=alibi_slopes_N,
+        chunk=chunk,
+        k_scale=k_scale,
+        v_scale=v_scale,
         backend=backend,
     )

@@ -6,7 +6,7 @@ that no benchmark has filled yet say `measured=False`: they are sized to fit, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,6 +27,22 @@ class AttentionTile:
     num_warps: int
     num_stages: int
 
+    def with_rows(self, num_rows: int) -> AttentionTile:
+        """The same with as many rows as hold `num_rows`, at least those of a tensor core."""
+        return replace(self, block_m=max(MIN_DOT_SIDE, next_power_of_2(num_rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTile:
+    """One launch shape of a product in eight bits, for up to `max_rows` rows."""
+
+    max_rows: int
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchTable:
@@ -39,6 +55,7 @@ class LaunchTable:
     decode_programs: int  # split the context until a decode step has about this many programs
     max_splits: int
     tile_elements: int  # elements that a program of an elementwise kernel holds at once
+    matmul: tuple[MatmulTile, ...]  # in the order of max_rows; the last one takes the rest
 
 
 # float32 is multiplied without tensor cores, where larger tiles only spill registers
@@ -58,6 +75,11 @@ _DEFAULT = LaunchTable(
     decode_programs=216,
     max_splits=32,
     tile_elements=1024,
+    matmul=(
+        MatmulTile(16, block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=3),
+        MatmulTile(64, block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=2),
+        MatmulTile(2**31, block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=2),
+    ),
 )
 
 _TABLES = (
@@ -75,6 +97,11 @@ _TABLES = (
         decode_programs=264,  # two for each of the 132 multiprocessors
         max_splits=32,
         tile_elements=2048,
+        matmul=(
+            MatmulTile(16, block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=5),
+            MatmulTile(64, block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=4),
+            MatmulTile(2**31, block_m=128, block_n=128, block_k=128, num_warps=8, num_stages=4),
+        ),
     ),
     LaunchTable(
         architecture="interpreter",  # small enough that the short contexts of tests take several steps
@@ -84,6 +111,7 @@ _TABLES = (
         decode_programs=8,
         max_splits=4,
         tile_elements=512,
+        matmul=(MatmulTile(2**31, block_m=16, block_n=32, block_k=32, num_warps=4, num_stages=1),),
     ),
 )
 
@@ -109,6 +137,16 @@ def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch
         raise UnsupportedShapeError(f"attention in {dtype} is not supported: use bfloat16, float16 or float32")
     padded = padded_head_dim(head_dim)
     return _FLOAT32_TILE if dtype == torch.float32 else next(tile for tile in tiles if padded <= tile.max_head_dim)
+
+
+def matmul_tile(table: LaunchTable, num_rows: int) -> MatmulTile:
+    """First tile of the table that takes `num_rows`."""
+    return next(tile for tile in table.matmul if num_rows <= tile.max_rows)
+
+
+def tile_warps(elements: int) -> int:
+    """Warps that share a tile of an elementwise kernel: 16 elements for each lane, within 4 to 16 warps."""
+    return min(16, max(4, elements // 512))
 
 
 def decode_splits(table: LaunchTable, programs: int, max_seq_len: int, block_n: int) -> int:
