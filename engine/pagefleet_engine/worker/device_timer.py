@@ -61,7 +61,7 @@ class CudaIdleTimer:
         if follows and self._last_end is not None:
             start = _event()
             self._gaps.append((self._last_end, start))
-        while self._gaps and self._gaps[0][1].query():
+        while self._gaps and self._gaps[0][1].query():  # type: ignore[no-untyped-call]
             end, start = self._gaps.popleft()
             self._total += end.elapsed_time(start) / 1e3
 
@@ -81,6 +81,6 @@ def make_idle_timer(device: torch.device) -> IdleTimer:
 
 
 def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

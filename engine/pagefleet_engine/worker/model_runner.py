@@ -1,4 +1,4 @@
-"""Runs step plans on one device: apply the difference, prepare inputs, forward, sample. Nothing here waits for the device.
+"""Runs step plans on one device: apply the difference, prepare inputs, forward, sample. Only a result is waited for.
 
 `launch` gives the device all of a step's work; the tokens it samples go straight into the request table, where the next
 step finds them. Only `LaunchedStep.result` waits, for the few numbers that the scheduler needs.
@@ -117,12 +117,12 @@ class ModelRunner:
 
     def _send(self, rows: StepRows, num_rows: int, num_tokens: int) -> _Sampled | None:
         """Prepare the input buffers; returns what sampling needs on the device, or None when no row samples."""
-        table_R4 = rows.table_R4(num_rows)
+        table_R4 = rows.row_table(num_rows, num_tokens)
         at = rows.sampling_R
         if not len(at):
             self._inputs.prepare(self._upload.send([table_R4])[0], num_tokens)
             return None
-        slots, lens, last = rows.slots_S[at], rows.seq_lens_S[at], rows.first_S1[at + 1] - 1
+        slots, lens, last = rows.slots_S[at], rows.seq_lens[at], rows.first_S1[at + 1] - 1
         rows_R4, slots_R, lens_R, last_R = self._upload.send([table_R4, slots, lens.astype(np.int32), last])
         self._inputs.prepare(rows_R4, num_tokens)
         self._table.grow(slots)
@@ -136,7 +136,7 @@ class ModelRunner:
         the page next. Cleaned in the step that writes them, such values never reach another request.
         """
         bad_T = flag_nonfinite(hidden_TD)
-        scrub_slots(self._pool, self._inputs.slot_mappings_GT(len(hidden_TD)), bad_T)
+        scrub_slots(self._pool, self._inputs.slot_mappings(len(hidden_TD)), bad_T)
         return bad_T
 
     def _sample(self, hidden_TD: Tensor, sampled: _Sampled) -> Sampled:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.step_inputs import StepBuffers, prepare_step
@@ -23,9 +22,6 @@ from pagefleet_engine.core.step import ScheduledRow
 from pagefleet_engine.worker.request_table import Int64Array, RequestTable
 
 Int32Array = NDArray[np.int32]
-
-_PADDING = (-1, 0, 1)
-"""Slot, computed and new tokens of a row that fills up a batch of fixed size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class StepRows:
 
     def check(self, table: RequestTable) -> None:
         """Assert that the rows ask for what the table has."""
-        seq_S, known_S = self.seq_lens_S, table.num_tokens(self.slots_S)
+        seq_S, known_S = self.seq_lens, table.num_tokens(self.slots_S)
         assert (self.new_S > 0).all(), "a row computes nothing"
         assert (seq_S <= known_S).all(), "a row computes tokens that are not known"
         at_end = np.array_equal(np.flatnonzero(seq_S == known_S), self.sampling_R)
@@ -66,7 +62,7 @@ class StepRows:
         return int(self.first_S1[-1])
 
     @property
-    def seq_lens_S(self) -> Int64Array:
+    def seq_lens(self) -> Int64Array:
         """Tokens of each row that are known to the device after this step's were computed."""
         return self.computed_S + self.new_S
 
@@ -75,15 +71,20 @@ class StepRows:
         """New tokens of the longest row."""
         return int(self.new_S.max())
 
-    def table_R4(self, num_rows: int) -> Int32Array:
-        """What `prepare_step` reads, filled up to `num_rows` rows of padding with one token each."""
+    def row_table(self, num_rows: int, num_tokens: int) -> Int32Array:
+        """What `prepare_step` reads, filled up to `num_rows` rows of padding.
+
+        Each has one of the tokens that pad the step to `num_tokens` while there are some, the others none.
+        """
         held = len(self.slots_S)
         table = np.empty((num_rows, 4), dtype=np.int32)
         table[:held, 0], table[:held, 1], table[:held, 2] = self.slots_S, self.computed_S, self.new_S
         table[:held, 3] = self.first_S1[:-1]
         if num_rows > held:
-            table[held:, :3] = _PADDING
-            table[held:, 3] = np.arange(self.num_tokens, self.num_tokens + num_rows - held)
+            num_padding = num_tokens - self.num_tokens
+            index = np.arange(num_rows - held)
+            table[held:, 0], table[held:, 1], table[held:, 2] = -1, 0, index < num_padding
+            table[held:, 3] = self.num_tokens + np.minimum(index, num_padding)
         return table
 
 
@@ -109,7 +110,7 @@ class StepInputBuilder:
         self._buffers = StepBuffers.allocate(num_groups, max_rows, max_tokens, table.max_blocks, device)
 
     def prepare(self, rows_R4: Tensor, num_tokens: int) -> None:
-        """Fill the buffers' first rows and `num_tokens` tokens on the device; see `StepRows.table_R4`."""
+        """Fill the buffers' first rows and `num_tokens` tokens on the device; see `StepRows.row_table`."""
         table = self._table
         prepare_step(
             table.tokens_SL,
@@ -129,7 +130,7 @@ class StepInputBuilder:
         """Of a batch that is not filled up, with its lengths on the host."""
         return self._inputs(len(rows.slots_S), rows.num_tokens, rows.max_query_len, rows, num_common_blocks)
 
-    def slot_mappings_GT(self, num_tokens: int) -> Tensor:
+    def slot_mappings(self, num_tokens: int) -> Tensor:
         """Where the step's first tokens were written, per KV group."""
         return self._buffers.slot_mappings_GT[:, :num_tokens]
 
@@ -144,7 +145,7 @@ class StepInputBuilder:
             slot_mappings=tuple(slots_T[:num_tokens] for slots_T in buffers.slot_mappings_GT.unbind(0)),
             max_query_len=max_query_len,
             query_lens=None if rows is None else rows.new_S.tolist(),
-            seq_lens=None if rows is None else rows.seq_lens_S.tolist(),
+            seq_lens=None if rows is None else rows.seq_lens.tolist(),
             num_common_blocks=num_common_blocks,
         )
         return StepInputs(buffers.token_ids_T[:num_tokens], buffers.positions_T[:num_tokens], geometry)

@@ -1,7 +1,7 @@
 """Small arrays between host and device, many in one copy and without a wait.
 
-On a CPU both sides are one memory and nothing is copied. On a GPU the host's side is pinned; buffers take turns, so that
-what one step still reads is not written for the next.
+On a CPU both sides are one memory and nothing is copied. On a GPU the host's side is pinned; buffers take turns, so
+that what one step still reads is not written for the next.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PinnedDownload:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._host = [_copy_to_host(tensor) for tensor in tensors]
-        self._done = torch.cuda.Event()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()
 
     def wait(self) -> list[Array]:

@@ -8,11 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pagefleet_kernels.layout import KVLayout
 
-from pagefleet_engine.attention.backend import AttentionBackend
-from pagefleet_engine.attention.torch_backend import TorchBackend
-from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan, StepResult
@@ -22,8 +18,6 @@ from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
-from pagefleet_engine.worker.forward import EagerForward
-from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
     activation_bytes,
@@ -33,8 +27,10 @@ from pagefleet_engine.worker.memory import (
     num_blocks_for,
     size_kv_cache,
 )
-from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, RequestState, RunnerLimits
-from pagefleet_engine.worker.rehearsal import blocks_needed, fullest_step, rehearse, short_step
+from pagefleet_engine.worker.model_runner import LaunchedStep, RunnerLimits
+from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
+from pagefleet_engine.worker.rehearsal import rehearse, short_step
+from pagefleet_engine.worker.runner_factory import RunnerFactory
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +60,7 @@ class Worker:
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         self._model = load_model(folder, arch, self._dtype, self._device, config.model.load_format, config.model.seed)
+        self._factory = RunnerFactory(config, self._model, self._groups, self._kv_dtype, self._device)
         where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
         _log.info(
             "loaded %s in %.1f s: %s on %s", arch.model_type, time.monotonic() - started, _name(self._dtype), where
@@ -77,8 +74,12 @@ class Worker:
                 self.cache.max_model_len,
                 max_model_len,
             )
-        limits = self._limits(self.cache.max_model_len)
-        self._runner = self._make_runner(limits, self.cache.num_blocks)
+        limits = self._factory.limits(self.cache.max_model_len, self.max_in_flight)
+        built = self._factory.make(limits, self.cache.num_blocks)
+        self._runner = built.runner
+        if built.graphs is not None:
+            with torch.inference_mode():
+                _log.info("%s", built.graphs.capture(built.state.inputs).describe())
         self._warm_up(limits)
 
     @property
@@ -107,7 +108,7 @@ class Worker:
 
     def _size_cache(self, max_model_len: int) -> KVCacheSize:
         cache = self._config.cache
-        bytes_per_block = self._layout(1).bytes_per_block(self._kv_dtype)
+        bytes_per_block = self._factory.bytes_per_block
         asked_for = self._config.model.max_model_len is not None
         budget = 0
         if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
@@ -124,22 +125,13 @@ class Worker:
             )
             memory = probe_memory(self._device)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
-        activations = self._profile(max_model_len)
-        return memory_budget(probe_memory(self._device), utilization, activations)
+        step = self._profile(max_model_len)
+        return memory_budget(probe_memory(self._device), utilization, step.activations + step.graphs)
 
-    def _profile(self, max_model_len: int) -> int:
-        """Bytes that the largest step takes beyond weights and pages, measured on a CUDA device with a small pool."""
-        limits = self._limits(max_model_len)
-        row_lens = fullest_step(limits)
-        runner = self._make_runner(limits, blocks_needed(row_lens, limits))
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
-        rehearse(runner, row_lens, limits)
-        torch.cuda.synchronize(self._device)
-        peak = torch.cuda.max_memory_allocated(self._device)
-        del runner
-        torch.cuda.empty_cache()
-        return peak - before
+    def _profile(self, max_model_len: int) -> StepMemory:
+        """Measure the largest step, on a CUDA device with a small pool."""
+        limits = self._factory.limits(max_model_len, self.max_in_flight)
+        return measure_step_memory(self._factory, limits, self._device)
 
     def _warm_up(self, limits: RunnerLimits) -> None:
         row_lens = short_step(limits, self.cache.num_blocks)
@@ -151,33 +143,6 @@ class Worker:
                     _name(self._dtype),
                 )
             _log.debug("warmed up in %.2f s", time.monotonic() - started)
-
-    def _make_runner(self, limits: RunnerLimits, num_blocks: int) -> ModelRunner:
-        layout = self._layout(num_blocks)
-        pool = allocate_kv_pool(layout, self._kv_dtype, self._device)
-        backend: AttentionBackend
-        if self._device.type == "cpu":
-            backend = TorchBackend(pool, layout, self._groups)
-        else:
-            backend = TritonBackend(pool, layout, self._groups)
-        state = RequestState(limits, self._config.model.seed, self._device)
-        return ModelRunner(self._model, EagerForward(self._model, backend), pool, state, limits.vocab_size)
-
-    def _layout(self, num_blocks: int) -> KVLayout:
-        arch = self._arch
-        block_size, layers = self._config.cache.block_size, self._groups.layers_per_block
-        return KVLayout(num_blocks, layers, arch.num_kv_heads, block_size, arch.head_dim)
-
-    def _limits(self, max_model_len: int) -> RunnerLimits:
-        return RunnerLimits(
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            max_num_batched_tokens=self._config.scheduler.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            block_size=self._config.cache.block_size,
-            vocab_size=self._arch.vocab_size,
-            num_kv_groups=len(self._groups),
-            max_in_flight=self.max_in_flight,
-        )
 
 
 def resolve_max_model_len(requested: int | None, context_length: int) -> int:

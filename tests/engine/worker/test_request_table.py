@@ -44,12 +44,13 @@ def staged_table(num_slots: int = NUM_SLOTS) -> RequestTable:
 
 
 def prepare(builder: StepInputBuilder, rows: StepRows, num_rows: int, num_tokens: int) -> None:
-    builder.prepare(torch.from_numpy(rows.table_R4(num_rows)), num_tokens)
+    builder.prepare(torch.from_numpy(rows.row_table(num_rows, num_tokens)), num_tokens)
 
 
 def check(inputs: StepInputs, rows: list[ScheduledRow], known: dict[str, Known]) -> None:
     """Compare with inputs made one token at a time."""
-    tokens, positions, slots, starts = [], [], [[] for _ in range(NUM_GROUPS)], [0]
+    tokens, positions, starts = [], [], [0]
+    slots: list[list[int]] = [[] for _ in range(NUM_GROUPS)]
     for row in rows:
         request = known[row.request_id]
         for position in range(row.num_computed_tokens, row.num_computed_tokens + row.num_new_tokens):

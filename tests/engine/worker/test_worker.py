@@ -71,7 +71,7 @@ def run(
     while scheduler.has_work:
         plan = scheduler.schedule()
         for update in scheduler.update(plan, worker.execute(plan)):
-            assert update.error is None
+            assert update.failure is None
             output[update.request_id] += update.new_token_ids
     return list(output.values()), scheduler
 

@@ -1,0 +1,93 @@
+"""Makes runners over one loaded model: for the pool that serves, and before that for a small one to measure with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pagefleet_kernels.layout import KVLayout
+from torch import Tensor
+
+from pagefleet_engine.attention.backend import AttentionBackend
+from pagefleet_engine.attention.torch_backend import TorchBackend
+from pagefleet_engine.attention.triton_backend import TritonBackend
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.kv_groups import KVGroups
+from pagefleet_engine.models.model import Model
+from pagefleet_engine.worker.forward import EagerForward, Forward
+from pagefleet_engine.worker.graphs.capture import CudaGraphs
+from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
+from pagefleet_engine.worker.graphs.graph_forward import GraphForward
+from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
+from pagefleet_engine.worker.graphs.sizes import resolve_sizes
+from pagefleet_engine.worker.kv_pool import allocate_kv_pool
+from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A runner, and its parts that start-up works with."""
+
+    runner: ModelRunner
+    state: RequestState
+    graphs: GraphForward | None
+    """Where steps are to be replayed as graphs; nothing is captured yet."""
+
+
+class RunnerFactory:
+    """One model on one device."""
+
+    def __init__(
+        self, config: EngineConfig, model: Model, groups: KVGroups, kv_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Raises ConfigError for graphs that the device does not have, or sizes that cannot be."""
+        self._config = config
+        self._model = model
+        self._groups = groups
+        self._kv_dtype = kv_dtype
+        self._device = device
+        self._graph_mode = resolve_graph_mode(config.execution.cuda_graphs, device.type)
+        scheduler = config.scheduler
+        self._graph_sizes = resolve_sizes(
+            config.execution.cuda_graph_sizes, scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+        )
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Of the KV pool, over the layers that share a block."""
+        return self._layout(1).bytes_per_block(self._kv_dtype)
+
+    def limits(self, max_model_len: int, max_in_flight: int) -> RunnerLimits:
+        """Sizes for requests of up to `max_model_len` tokens."""
+        scheduler = self._config.scheduler
+        return RunnerLimits(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=self._config.cache.block_size,
+            vocab_size=self._model.arch.vocab_size,
+            num_kv_groups=len(self._groups),
+            max_in_flight=max_in_flight,
+        )
+
+    def make(self, limits: RunnerLimits, num_blocks: int) -> BuiltRunner:
+        """A runner with a pool of its own."""
+        layout = self._layout(num_blocks)
+        pool = allocate_kv_pool(layout, self._kv_dtype, self._device)
+        backend = self._backend(pool, layout)
+        state = RequestState(limits, self._config.model.seed, self._device)
+        forward: Forward = EagerForward(self._model, backend)
+        graphs = None
+        if self._graph_mode is not GraphMode.NONE:
+            dispatcher = GraphDispatcher(self._graph_mode, self._graph_sizes, limits.max_num_seqs)
+            forward = graphs = GraphForward(self._model, backend, dispatcher, CudaGraphs(self._device))
+        return BuiltRunner(ModelRunner(self._model, forward, pool, state, limits.vocab_size), state, graphs)
+
+    def _backend(self, pool: Tensor, layout: KVLayout) -> AttentionBackend:
+        if self._device.type == "cpu":
+            return TorchBackend(pool, layout, self._groups)
+        return TritonBackend(pool, layout, self._groups)
+
+    def _layout(self, num_blocks: int) -> KVLayout:
+        arch, block_size = self._model.arch, self._config.cache.block_size
+        return KVLayout(num_blocks, self._groups.layers_per_block, arch.num_kv_heads, block_size, arch.head_dim)
