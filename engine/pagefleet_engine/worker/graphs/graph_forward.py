@@ -9,16 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.worker.forward import CausalModel, EagerForward, StepShape
 from pagefleet_engine.worker.graphs.capture import DeviceGraph, DeviceGraphs
 from pagefleet_engine.worker.graphs.descriptor import BatchDescriptor
-from pagefleet_engine.worker.graphs.dispatcher import GraphKey
+from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher, GraphKey
 from pagefleet_engine.worker.graphs.modes import GraphMode
 from pagefleet_engine.worker.graphs.piecewise import (
     BreakBuffers,
@@ -27,25 +27,9 @@ from pagefleet_engine.worker.graphs.piecewise import (
     capture_piecewise,
     uncut,
 )
-from pagefleet_engine.worker.step_inputs import StepInputs
+from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
 
 _ADVICE = "give fewer or smaller --cuda-graph-sizes, lower --gpu-memory-utilization, or start with --cuda-graphs none"
-
-
-class ForwardModel(Protocol):
-    """The part of a model that makes hidden states."""
-
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        """Hidden states [T, D]."""
-        ...
-
-
-class InputViews(Protocol):
-    """The buffers that every step's inputs are written to."""
-
-    def view(self, num_rows: int, num_tokens: int, max_query_len: int) -> StepInputs:
-        """Their first rows and tokens, for any batch of these sizes: no lengths on the host."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +47,43 @@ class CaptureReport:
 
 
 class GraphForward:
-    """Runs a model's forward pass. Everything here is called within `torch.inference_mode()`."""
+    """Implements `Forward`. Everything here is called within `torch.inference_mode()`."""
 
     def __init__(
-        self,
-        model: ForwardModel,
-        backend: AttentionBackend,
-        inputs: InputViews,
-        keys: Sequence[GraphKey],
-        graphs: DeviceGraphs | None,
+        self, model: CausalModel, backend: AttentionBackend, dispatcher: GraphDispatcher, graphs: DeviceGraphs
     ) -> None:
-        """`keys`: what `capture` captures, largest first; `graphs`: None where the device has none."""
-        assert graphs is not None or not keys, "captures need a device with graphs"
+        """Before the first step, `capture`."""
         self._model = model
         self._backend = backend
-        self._inputs = inputs
-        self._keys = keys
+        self._eager = EagerForward(model, backend)
+        self._dispatcher = dispatcher
         self._graphs = graphs
-        largest = max((key.num_tokens for _, key in keys), default=0)
+        largest = max((key.num_tokens for _, key in dispatcher.keys), default=0)
         self._hidden = _HiddenBuffer(largest)
         self._breaks = BreakBuffers(largest)
         self._full: dict[BatchDescriptor, DeviceGraph] = {}
         self._pieces: dict[BatchDescriptor, PiecewiseGraph] = {}
 
-    def capture(self) -> CaptureReport:
-        """Capture every key's graph. The input buffers hold nothing but padding meanwhile (no token has a slot).
+    @property
+    def keys(self) -> Sequence[GraphKey]:
+        """Every graph there is to capture, largest first."""
+        return self._dispatcher.keys
+
+    def capture(self, inputs: StepInputBuilder, keys: Sequence[GraphKey] | None = None) -> CaptureReport:
+        """Capture the graphs of these keys, or of all, over these buffers, which hold nothing but padding.
 
         Raises:
             ConfigError: the device's memory does not suffice, or the pass cannot be captured; names the flag to give.
         """
-        return self.capture_keys(self._keys)
-
-    def capture_keys(self, keys: Sequence[GraphKey]) -> CaptureReport:
-        """As `capture`, only these keys."""
-        graphs = self._graphs
-        if graphs is None or not keys:
-            return CaptureReport(0, 0.0, 0)
+        graphs, keys = self._graphs, self.keys if keys is None else keys
         started, used = time.monotonic(), graphs.memory_used()
         with graphs.session(), _explained(graphs):
             for mode, key in keys:
+                view = inputs.view(key.rows_for(1), key.num_tokens, key.max_query_len)
                 if mode is GraphMode.FULL:
-                    self._capture_full(graphs, key)
+                    self._full[key] = self._capture_full(view)
                 else:
-                    self._capture_pieces(graphs, key)
+                    self._pieces[key] = self._capture_pieces(view)
         return CaptureReport(len(keys), time.monotonic() - started, graphs.memory_used() - used)
 
     def discard(self) -> None:
@@ -113,49 +91,48 @@ class GraphForward:
         self._full.clear()
         self._pieces.clear()
 
-    def forward(self, mode: GraphMode, key: BatchDescriptor, inputs: StepInputs, num_tokens: int) -> Tensor:
-        """Hidden states [num_tokens, D] of a step that the dispatcher gave `mode` and `key`.
+    def shape(self, rows: StepRows, num_common_blocks: int) -> StepShape:
+        """See Forward."""
+        _, key = self._dispatch(rows, num_common_blocks)
+        return StepShape(key.rows_for(len(rows.slots_S)), key.num_tokens)
 
-        The buffers hold the step, padded to the sizes of `key`. `inputs` is the step's own: its geometry has the real
-        rows; a full graph does not look at it. The result of a graph is good until the next call.
-        """
+    def run(self, rows: StepRows, num_common_blocks: int, inputs: StepInputBuilder) -> Tensor:
+        """See Forward."""
+        mode, key = self._dispatch(rows, num_common_blocks)
+        num_tokens = rows.num_tokens
         match mode:
             case GraphMode.FULL:
                 self._full[key].replay()
             case GraphMode.PIECEWISE:
-                self._pieces[key].replay(self._backend.begin(inputs.geometry), num_tokens)
+                step = self._backend.begin(inputs.inputs(rows, num_common_blocks).geometry)
+                self._pieces[key].replay(step, num_tokens)
             case _:
-                return self._run(inputs, self._backend.begin(inputs.geometry))
+                return self._eager.run(rows, num_common_blocks, inputs)
         return self._hidden.first(num_tokens)
 
-    def _capture_full(self, graphs: DeviceGraphs, key: BatchDescriptor) -> None:
-        inputs = self._view(key)
+    def _dispatch(self, rows: StepRows, num_common_blocks: int) -> GraphKey:
+        return self._dispatcher.dispatch(
+            rows.num_tokens, len(rows.slots_S), rows.max_query_len, cascade=num_common_blocks > 0
+        )
 
+    def _capture_full(self, view: StepInputs) -> DeviceGraph:
         def run() -> None:
-            self._hidden.keep(self._run(inputs, self._backend.begin(inputs.geometry)))
+            self._hidden.keep(self._eager.compute(view))
 
         run()  # libraries and kernels load what they need for these shapes, which a capture forbids
-        graphs.begin()
+        self._graphs.begin()
         run()
-        self._full[key] = graphs.end()
+        return self._graphs.end()
 
-    def _capture_pieces(self, graphs: DeviceGraphs, key: BatchDescriptor) -> None:
-        inputs = self._view(key)
-
+    def _capture_pieces(self, view: StepInputs) -> PiecewiseGraph:
         def begin() -> AttentionStep:
-            return self._backend.begin(inputs.geometry)
+            return self._backend.begin(view.geometry)
 
         def run(step: AttentionStep) -> None:
-            self._hidden.keep(self._run(inputs, step))
+            self._hidden.keep(self._model.forward(view.token_ids_T, view.positions_T, step))
 
         run(BreakingStep(begin(), begin(), self._breaks, uncut))
-        self._pieces[key] = capture_piecewise(graphs, begin, run, self._breaks)
-
-    def _view(self, key: BatchDescriptor) -> StepInputs:
-        return self._inputs.view(key.rows_for(1), key.num_tokens, key.max_query_len)
-
-    def _run(self, inputs: StepInputs, step: AttentionStep) -> Tensor:
-        return self._model.forward(inputs.token_ids_T, inputs.positions_T, step)
+        return capture_piecewise(self._graphs, begin, run, self._breaks)
 
 
 class _HiddenBuffer:
@@ -177,13 +154,13 @@ class _HiddenBuffer:
 
 @contextmanager
 def _explained(graphs: DeviceGraphs) -> Iterator[None]:
-    """Say what to do when a capture fails."""
+    """Say what to do when a capture fails, and leave none open."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        graphs.abandon()
         raise ConfigError(f"the device ran out of memory while CUDA graphs were captured: {_ADVICE}") from error
     except RuntimeError as error:
-        graphs.abandon()
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"CUDA graphs cannot be captured here ({reason}): start with --cuda-graphs none") from error
+    finally:
+        graphs.abandon()
