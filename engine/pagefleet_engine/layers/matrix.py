@@ -46,4 +46,4 @@ def matrix_slots(
     scheme = placement.scheme(len(outputs))
     if scheme is None:
         return {"weight": Weight(outputs, inputs, placement, lambda weight_OI: install(PlainMatrix(weight_OI)))}
-    return QuantizedSlots(scheme, inputs, outputs, placement, install).slots
+    return dict(QuantizedSlots(scheme, inputs, outputs, placement, install).slots)

@@ -1,4 +1,4 @@
-"""In which form a quantized matrix is kept on a device, and why it is not the one that pays."""
+"""In which form a quantized matrix is kept on a device, and why it is not the one that pays most."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagefleet_engine.layers.quantization.scheme import QuantizationScheme
 from pagefleet_engine.layers.weight import Placement
 
 _FP8_CAPABILITY = (8, 9)
-_KERNEL_BLOCK = (128, 128)
+_SMALLEST_BLOCK = 16
 
 
 class Form(Enum):
@@ -19,28 +19,31 @@ class Form(Enum):
 
     SCALED = "in 8 bits, multiplied by pagefleet_kernels"
     PACKED_INT8 = "in 8 bits, multiplied by oneDNN"
-    RESCALED = "as the stored numbers in a floating type that holds them exactly, the product is scaled"
-    EXPANDED = "as the numbers that they stand for, in the model's type"
+    RESCALED = "as their numbers in a floating type that holds them exactly; products are scaled"
+    EXPANDED = "expanded to the model's type"
 
 
-def form_on(scheme: QuantizationScheme, placement: Placement) -> tuple[Form, str]:
-    """The form on the placement's device, and what stands in the way of eight bits; `""` where nothing does."""
+def form_on(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Form, str]:
+    """The form of a matrix of so many columns on the placement's device, and what keeps it from the device's own
+    eight-bit product; `""` where nothing does."""
     if placement.use_kernels:
         capability = torch.cuda.get_device_capability(placement.device) if placement.device.type == "cuda" else None
-        return form_with_kernels(scheme, capability)
+        return form_with_kernels(scheme, inputs, capability)
     return form_on_cpu(scheme, has_onednn_int8())
 
 
-def form_with_kernels(scheme: QuantizationScheme, capability: tuple[int, int] | None) -> tuple[Form, str]:
+def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:
     """`capability`: of the GPU, as in (9, 0); None for the kernels' twins, which run anything."""
+    if scheme.block is not None:
+        rows, columns = scheme.block
+        if rows != columns or columns < _SMALLEST_BLOCK or columns & (columns - 1):
+            return Form.EXPANDED, f"the kernels multiply square blocks of a power of two, not {rows}x{columns}"
+        if scheme.input_scales == "group" and inputs % columns:
+            return Form.EXPANDED, f"{inputs} inputs are no multiple of a block of {columns}"
     if scheme.input_scales == "none":
-        return Form.EXPANDED, "only weights are quantized"
+        return Form.SCALED, "only weights are quantized"
     if scheme.number == "fp8" and capability is not None and capability < _FP8_CAPABILITY:
-        generation = f"sm_{capability[0]}{capability[1]}"
-        reason = f"{generation} does not multiply fp8, sm_89 and later do"
-        return (Form.EXPANDED if scheme.block is not None else Form.RESCALED), reason
-    if scheme.block not in (None, _KERNEL_BLOCK):
-        return Form.EXPANDED, "the kernels multiply blocks of 128x128"
+        return Form.SCALED, f"sm_{capability[0]}{capability[1]} does not multiply fp8 (sm_89 and later do)"
     return Form.SCALED, ""
 
 
@@ -72,12 +75,12 @@ def exact_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float32 else torch.bfloat16
 
 
-def kept_dtype(scheme: QuantizationScheme, placement: Placement) -> torch.dtype:
-    """The type in which the weights stay in memory."""
-    match form_on(scheme, placement)[0]:
+def kept_dtype(scheme: QuantizationScheme, form: Form, dtype: torch.dtype) -> torch.dtype:
+    """The type in which the weights of a model of `dtype` stay in memory."""
+    match form:
         case Form.EXPANDED:
-            return placement.dtype
+            return dtype
         case Form.RESCALED:
-            return exact_dtype(placement.dtype)
+            return exact_dtype(dtype)
         case _:
             return scheme.storage

@@ -14,6 +14,7 @@ from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer, dynamic_scale, round_to
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, PackedInt8Linear, RescaledLinear
+from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.quantization.scheme import STORAGE, Number, QuantizationScheme
 
 
@@ -45,7 +46,7 @@ class QuantizedMatrix:
                 assert inputs is not None, "numbers are multiplied by numbers"
                 return PackedInt8Linear(values_OI, scales, inputs)
             case Form.SCALED:
-                raise NotImplementedError
+                return ScaledLinear(values_OI, scales, self.scheme, self.input_scale)
 
     def _scales(self, start: int, stop: int) -> Tensor:
         if self.scheme.block is None:

@@ -23,7 +23,7 @@ _WEIGHT, _INPUT_SCALE = "weight", "input_scale"
 class QuantizedSlots:
     """Collects what arrives in the slots, and installs the matrix when all is there."""
 
-    __slots__ = ("_arrived", "_install", "_outputs", "_placement", "_scheme", "slots")
+    __slots__ = ("_arrived", "_form", "_install", "_outputs", "_placement", "_scheme", "slots")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class QuantizedSlots:
             ModelLoadError: blocks of a merged matrix do not end where its parts do.
         """
         self._scheme, self._outputs, self._placement, self._install = scheme, outputs, placement, install
+        self._form = form_on(scheme, inputs, placement)[0]
         self._arrived: dict[str, Tensor] = {}
         self.slots: dict[str, Weight] = {}
         self._add(_WEIGHT, outputs, inputs, None if scheme.on_load else scheme.storage)
@@ -49,7 +50,7 @@ class QuantizedSlots:
             self._add(_INPUT_SCALE, (1,) * len(outputs), None, torch.float32)
 
     def _add(self, name: str, rows: tuple[int, ...], columns: int | None, dtype: torch.dtype | None) -> None:
-        kept = kept_dtype(self._scheme, self._placement) if name == _WEIGHT else None
+        kept = kept_dtype(self._scheme, self._form, self._placement.dtype) if name == _WEIGHT else None
         take = partial(self._take, name)
         self.slots[name] = Weight(rows, columns, self._placement, take, dtype=dtype, kept_dtype=kept)
 
@@ -71,8 +72,7 @@ class QuantizedSlots:
             scales = scales.repeat_interleave(rows)
         # Parts read the same inputs, which are quantized once: with the scale that covers the widest range.
         input_scale = arrived[_INPUT_SCALE].amax() if _INPUT_SCALE in arrived else None
-        form = form_on(scheme, self._placement)[0]
-        return QuantizedMatrix(scheme, form, weight_OI, scales, input_scale, self._placement.dtype)
+        return QuantizedMatrix(scheme, self._form, weight_OI, scales, input_scale, self._placement.dtype)
 
 
 def _scale_shape(

@@ -1,0 +1,74 @@
+"""Where quantized weights stay in eight bits, and what is said where they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pagefleet_engine.layers.linear import Linear
+from pagefleet_engine.layers.quantization.form import Form, form_on_cpu, form_with_kernels, kept_dtype
+from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.weight import Placement
+
+CPU = torch.device("cpu")
+FP8 = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token")
+INT8 = QuantizationScheme(number="int8", weight_scales="channel", input_scales="token")
+WEIGHTS_ONLY = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="none")
+
+
+def blocks(rows: int, columns: int) -> QuantizationScheme:
+    return QuantizationScheme(number="fp8", weight_scales="block", input_scales="group", block=(rows, columns))
+
+
+@pytest.mark.parametrize("scheme", [FP8, INT8, blocks(128, 128)], ids=QuantizationScheme.describe)
+def test_a_gpu_that_multiplies_fp8_needs_no_excuse(scheme: QuantizationScheme) -> None:
+    for capability in ((8, 9), (9, 0), (10, 0)):
+        assert form_with_kernels(scheme, 4096, capability) == (Form.SCALED, "")
+
+
+def test_an_older_gpu_keeps_eight_bits_and_says_so() -> None:
+    assert form_with_kernels(FP8, 4096, (8, 0)) == (
+        Form.SCALED,
+        "sm_80 does not multiply fp8 (sm_89 and later do)",
+    )
+    assert form_with_kernels(INT8, 4096, (8, 0)) == (Form.SCALED, "")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "inputs", "reason"),
+    [
+        (blocks(128, 64), 4096, "square blocks of a power of two, not 128x64"),
+        (blocks(96, 96), 4096, "not 96x96"),
+        (blocks(8, 8), 4096, "not 8x8"),
+        (blocks(128, 128), 4000, "4000 inputs are no multiple"),
+    ],
+)
+def test_blocks_that_no_kernel_takes_are_expanded(scheme: QuantizationScheme, inputs: int, reason: str) -> None:
+    form, said = form_with_kernels(scheme, inputs, (9, 0))
+    assert form is Form.EXPANDED
+    assert reason in said
+
+
+def test_a_cpu_multiplies_int8_where_it_can() -> None:
+    assert form_on_cpu(INT8, has_int8=True) == (Form.PACKED_INT8, "")
+    assert form_on_cpu(INT8, has_int8=False) == (Form.RESCALED, "this CPU has no int8 dot product")
+    assert form_on_cpu(FP8, has_int8=True)[0] is Form.RESCALED
+    assert form_on_cpu(WEIGHTS_ONLY, has_int8=True)[0] is Form.EXPANDED
+    assert form_on_cpu(blocks(128, 128), has_int8=True)[0] is Form.EXPANDED
+
+
+def test_types_that_stay_in_memory() -> None:
+    assert kept_dtype(FP8, Form.SCALED, torch.bfloat16) == torch.float8_e4m3fn
+    assert kept_dtype(INT8, Form.PACKED_INT8, torch.bfloat16) == torch.int8
+    assert kept_dtype(FP8, Form.RESCALED, torch.float16) == torch.bfloat16  # float16 has not fp8's range of products
+    assert kept_dtype(FP8, Form.RESCALED, torch.float32) == torch.float32
+    assert kept_dtype(FP8, Form.EXPANDED, torch.float16) == torch.float16
+
+
+def test_eight_bits_take_half_the_memory_of_sixteen() -> None:
+    def weight_bytes(quantization: Quantization | None) -> int:
+        layer = Linear(1024, (512,), False, Placement(torch.bfloat16, CPU, True, quantization, "o_proj"))
+        return sum(slot.nbytes for _, slot in layer.weights())
+
+    plain, quantized = weight_bytes(None), weight_bytes(Quantization(rules=(Rule(("Linear",), FP8),)))
+    assert plain == 2 * 1024 * 512
+    assert quantized == plain // 2 + 4 * 512

@@ -1,0 +1,155 @@
+"""Quantized layers against the formula: what the stored numbers stand for times the rounded inputs, in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.linear import GatedLinear, Linear
+from pagefleet_engine.layers.quantization import form as form_module
+from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, Rule, fp8_on_load
+from pagefleet_engine.layers.weight import HasWeights, Placement, Weight
+from torch import Tensor
+
+from tests.fakes.quantized_checkpoints import Recipe, quantize, rounded_inputs
+
+CPU = torch.device("cpu")
+BLOCK = (16, 16)
+ODD_BLOCK = (16, 32)
+RECIPES = [
+    Recipe("float", "tensor", "tensor"),
+    Recipe("float", "tensor", "token"),
+    Recipe("float", "channel", "token"),
+    Recipe("float", "channel", "none"),
+    Recipe("float", "block", "group", BLOCK),
+    Recipe("float", "block", "none", BLOCK),
+    Recipe("float", "block", "group", ODD_BLOCK),
+    Recipe("int", "channel", "token"),
+    Recipe("int", "channel", "tensor"),
+    Recipe("int", "tensor", "token"),
+    Recipe("int", "channel", "none"),
+]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+INPUTS = 80
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def scheme_of(recipe: Recipe) -> QuantizationScheme:
+    return QuantizationScheme(
+        number="fp8" if recipe.kind == "float" else "int8",
+        weight_scales=recipe.strategy,  # type: ignore[arg-type]
+        input_scales=recipe.inputs,  # type: ignore[arg-type]
+        block=recipe.block,
+    )
+
+
+def placed(recipe: Recipe, dtype: torch.dtype, use_kernels: bool = False) -> Placement:
+    rule = Rule(("Linear",), scheme_of(recipe))
+    return Placement(dtype, CPU, use_kernels, Quantization(rules=(rule,)), "qkv_proj")
+
+
+def fill(layer: HasWeights, weights: list[Tensor], recipe: Recipe) -> Tensor:
+    """Fill the layer with the quantized parts; returns what they stand for, stacked."""
+    slots: dict[str, Weight] = dict(layer.weights())
+    meant = []
+    for part, weight in enumerate(weights):
+        stored, scale, stands_for = quantize(weight, recipe)
+        slots["weight"].fill(part, stored)
+        slots["weight_scale"].fill(part, scale)
+        if recipe.inputs == "tensor":
+            slots["input_scale"].fill(part, torch.tensor(0.05))
+        meant.append(stands_for)
+    return torch.cat(meant).double()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("use_kernels", [False, True])
+@torch.inference_mode()
+def test_merged_layers_compute_the_formula(recipe: Recipe, dtype: torch.dtype, rows: int, use_kernels: bool) -> None:
+    outputs = (32, 16, 48)
+    layer = Linear(INPUTS, outputs, True, placed(recipe, dtype, use_kernels))
+    weights = [numbers(size, INPUTS, seed=size) * size / 90 for size in outputs]  # parts of different scale
+    weight = fill(layer, weights, recipe)
+    bias = numbers(96, dtype=dtype, seed=7)
+    for part, values in enumerate(torch.split(bias, list(outputs))):
+        dict(layer.weights())["bias"].fill(part, values)
+    x = numbers(rows, INPUTS, dtype=dtype, seed=1)
+    expected = F.linear(rounded_inputs(x, recipe), weight, bias.double())
+    check = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    check(layer(x).double(), expected)
+    residual = numbers(rows, 96, dtype=dtype, seed=2)
+    check(layer.add_to(residual.clone(), x).double(), expected + residual.double())
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("use_kernels", [False, True])
+@torch.inference_mode()
+def test_gated_layers_compute_the_formula(recipe: Recipe, use_kernels: bool) -> None:
+    layer = GatedLinear(INPUTS, (32, 32), False, placed(recipe, torch.float32, use_kernels).within("gate_up_proj"))
+    weight = fill(layer, [numbers(32, INPUTS, seed=1) / 9, numbers(32, INPUTS, seed=2) / 3], recipe)
+    x = numbers(4, INPUTS, seed=3)
+    gate, up = F.linear(rounded_inputs(x, recipe), weight).chunk(2, -1)
+    torch.testing.assert_close(layer(x).double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int", "float"])
+@torch.inference_mode()
+def test_without_onednns_int8_the_numbers_are_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(kind, "channel")
+    x, results = numbers(3, INPUTS, seed=4), []
+    for has_int8 in (True, False):
+        monkeypatch.setattr(form_module, "has_onednn_int8", lambda has_int8=has_int8: has_int8)
+        layer = Linear(INPUTS, (32,), False, placed(recipe, torch.float32))
+        fill(layer, [numbers(32, INPUTS)], recipe)
+        results.append(layer(x))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_fp8_on_load_is_one_scale_per_row() -> None:
+    layer = Linear(INPUTS, (32, 16, 16), False, Placement(torch.float32, CPU, False, fp8_on_load(), "qkv_proj"))
+    weights = [numbers(size, INPUTS, seed=part) * (part + 1) for part, size in enumerate((32, 16, 16))]
+    recipe = Recipe("float", "channel")
+    meant = []
+    for part, weight in enumerate(weights):
+        dict(layer.weights())["weight"].fill(part, weight)
+        meant.append(quantize(weight, recipe)[2])
+    x = numbers(3, INPUTS, seed=9)
+    expected = F.linear(rounded_inputs(x, recipe), torch.cat(meant).double())
+    torch.testing.assert_close(layer(x).double(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("recipe", [Recipe("float", "channel"), Recipe("int", "channel")], ids=str)
+@torch.inference_mode()
+def test_a_damaged_input_stays_in_its_row(recipe: Recipe) -> None:
+    layer = Linear(INPUTS, (32,), False, placed(recipe, torch.float32))
+    fill(layer, [numbers(32, INPUTS)], recipe)
+    x = numbers(4, INPUTS, seed=5)
+    clean = layer(x)
+    x[1, 3], x[2, 7] = float("nan"), float("inf")
+    out = layer(x)
+    assert out[1].isnan().all()
+    assert not out[2].isfinite().any()
+    assert torch.equal(out[[0, 3]], clean[[0, 3]])
+
+
+@torch.inference_mode()
+def test_inputs_of_zero_give_the_bias_alone() -> None:
+    recipe = Recipe("float", "channel")
+    layer = Linear(INPUTS, (32,), False, placed(recipe, torch.float32))
+    fill(layer, [numbers(32, INPUTS)], recipe)
+    assert torch.equal(layer(torch.zeros(2, INPUTS)), torch.zeros(2, 32))
+
+
+def test_blocks_must_end_where_parts_do() -> None:
+    recipe = Recipe("float", "block", "group", BLOCK)
+    with pytest.raises(ModelLoadError, match=r"qkv_proj: parts of 32, 8, 8 rows .* block of 16 rows"):
+        Linear(INPUTS, (32, 8, 8), False, placed(recipe, torch.float32))

@@ -1,0 +1,134 @@
+"""Quantizes small checkpoints as llm-compressor and DeepSeek store them, with arithmetic of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_LARGEST = {"float": 448.0, "int": 127.0}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to store a matrix, and its words in config.json."""
+
+    kind: str
+    """float or int"""
+    strategy: str
+    inputs: str = "token"
+    """none, token, tensor or group"""
+    block: tuple[int, int] | None = None
+    plain_fp8: bool = False
+    """DeepSeek's spelling instead of compressed-tensors'."""
+
+    @property
+    def scale_name(self) -> str:
+        return "weight_scale_inv" if self.plain_fp8 and self.block is not None else "weight_scale"
+
+    def config(self) -> dict[str, Any]:
+        if self.plain_fp8:
+            static = "static" if self.inputs == "tensor" else "dynamic"
+            block = {"weight_block_size": list(self.block)} if self.block is not None else {}
+            return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": static, **block}
+        number = {"num_bits": 8, "type": self.kind, "symmetric": True}
+        weights = {
+            **number,
+            "strategy": self.strategy,
+            "dynamic": False,
+            "block_structure": self.block and list(self.block),
+        }
+        inputs = None
+        if self.inputs != "none":
+            inputs = {**number, "strategy": self.inputs, "dynamic": self.inputs != "tensor"}
+            if self.inputs == "group" and self.block is not None:
+                inputs["group_size"] = self.block[1]
+        return {
+            "quant_method": "compressed-tensors",
+            "format": f"{self.kind}-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+        }
+
+
+def to_numbers(values: Tensor, kind: str) -> Tensor:
+    """Nearest numbers of the format, in its type."""
+    limit = _LARGEST[kind]
+    values = values.clamp(-limit, limit)
+    return values.round().to(torch.int8) if kind == "int" else values.to(torch.float8_e4m3fn)
+
+
+def quantize(weight: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
+    """Stored numbers, scales as the checkpoint writes them, and what the numbers stand for (float32)."""
+    weight = weight.float()
+    limit = _LARGEST[recipe.kind]
+    if recipe.strategy == "block":
+        assert recipe.block is not None
+        rows, columns = recipe.block
+        scale = torch.empty(math.ceil(weight.shape[0] / rows), math.ceil(weight.shape[1] / columns))
+        whole = torch.empty_like(weight)
+        for i in range(scale.shape[0]):
+            for j in range(scale.shape[1]):
+                area = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
+                scale[i, j] = weight[area].abs().max() / limit
+                whole[area] = scale[i, j]
+    elif recipe.strategy == "channel":
+        scale = weight.abs().amax(1, keepdim=True) / limit
+        whole = scale
+    else:
+        scale = (weight.abs().max() / limit).reshape(1)
+        whole = scale
+    numbers = to_numbers(weight / whole, recipe.kind)
+    return numbers, scale, numbers.float() * whole
+
+
+def rounded_inputs(x: Tensor, recipe: Recipe, input_scale: float = 0.05) -> Tensor:
+    """The inputs that a layer computes with, in float64."""
+    x = x.double()
+    limit = _LARGEST[recipe.kind]
+    if recipe.inputs == "none":
+        return x
+    if recipe.inputs == "tensor":
+        scale = torch.tensor(input_scale, dtype=torch.float64)
+    elif recipe.inputs == "token":
+        scale = x.abs().amax(-1, keepdim=True) / limit
+    else:
+        assert recipe.block is not None
+        return torch.cat(
+            [rounded_inputs(part, Recipe(recipe.kind, "channel")) for part in torch.split(x, recipe.block[1], -1)], -1
+        )
+    return to_numbers((x / scale).float(), recipe.kind).double() * scale
+
+
+def quantize_checkpoint(
+    source: Path, target: Path, recipe: Recipe, *, config: Mapping[str, Any] | None = None, input_scale: float = 0.05
+) -> Path:
+    """Write `source` quantized to `target`, and beside it, `target`-plain, what the stored numbers stand for."""
+    tensors = load_file(source / "model.safetensors")
+    stored, plain = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if "_proj.weight" not in name:
+            continue
+        numbers, scale, meant = quantize(tensor, recipe)
+        layer = name.removesuffix(".weight")
+        stored |= {name: numbers, f"{layer}.{recipe.scale_name}": scale}
+        if recipe.inputs == "tensor":
+            stored[f"{layer}.input_scale"] = torch.tensor(input_scale)
+        plain[name] = meant.to(tensor.dtype)
+    for folder, content in ((target, stored), (Path(f"{target}-plain"), plain)):
+        shutil.copytree(source, folder)
+        save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((target / "config.json").read_text())
+    settings["quantization_config"] = recipe.config() | dict(config or {})
+    (target / "config.json").write_text(json.dumps(settings))
+    return target
