@@ -69,8 +69,8 @@ class Steps:
 
     def prepare(self, rows: StepRows, num_rows: int, num_tokens: int) -> None:
         """Fill the buffers, padded to these sizes."""
-        row_table_R4 = torch.from_numpy(rows.row_table(num_rows, num_tokens)).to(self.device)
-        self.inputs.prepare(row_table_R4, num_tokens)
+        rows_R4 = torch.from_numpy(rows.row_table(num_rows, num_tokens)).to(self.device)
+        self.inputs.prepare(rows_R4, num_tokens)
 
 
 def make_rows(lens: list[tuple[int, int, int]]) -> StepRows:

@@ -204,7 +204,7 @@ class _HostReads(TorchFunctionMode):
 
 def _waits_by_arguments(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the size of the result depends on what tensors hold."""
-    if func.overloadpacket is _aten.repeat_interleave:
+    if func in (_aten.repeat_interleave.Tensor, _aten.repeat_interleave.self_Tensor):
         return kwargs.get("output_size") is None
     if func.overloadpacket in (_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index):
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

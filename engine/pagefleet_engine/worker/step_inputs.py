@@ -122,6 +122,13 @@ class StepInputBuilder:
             backend=self._kernels,
         )
 
+    def clear(self) -> None:
+        """Leave nothing but padding in the buffers: tokens that are written nowhere, rows without any."""
+        buffers = self._buffers
+        for tensor in (buffers.token_ids_T, buffers.positions_T, buffers.query_start_loc_R1, buffers.seq_lens_R):
+            tensor.zero_()
+        buffers.slot_mappings_GT.fill_(-1)
+
     def view(self, num_rows: int, num_tokens: int, max_query_len: int) -> StepInputs:
         """The first rows and tokens of the buffers, for any batch of that shape: what a graph is captured over."""
         return self._inputs(num_rows, num_tokens, max_query_len, None, 0)

@@ -52,7 +52,7 @@ class GraphForward:
     def __init__(
         self, model: CausalModel, backend: AttentionBackend, dispatcher: GraphDispatcher, graphs: DeviceGraphs
     ) -> None:
-        """Before the first step, `capture`."""
+        """Until `capture`, and for what it did not capture, steps run without graphs."""
         self._model = model
         self._backend = backend
         self._eager = EagerForward(model, backend)
@@ -70,13 +70,14 @@ class GraphForward:
         return self._dispatcher.keys
 
     def capture(self, inputs: StepInputBuilder, keys: Sequence[GraphKey] | None = None) -> CaptureReport:
-        """Capture the graphs of these keys, or of all, over these buffers, which hold nothing but padding.
+        """Capture the graphs of these keys, or of all, over these buffers; what they held is lost.
 
         Raises:
             ConfigError: the device's memory does not suffice, or the pass cannot be captured; names the flag to give.
         """
         graphs, keys = self._graphs, self.keys if keys is None else keys
         started, used = time.monotonic(), graphs.memory_used()
+        inputs.clear()  # capturing runs the model: it must not write to anybody's pages
         with graphs.session(), _explained(graphs):
             for mode, key in keys:
                 view = inputs.view(key.rows_for(1), key.num_tokens, key.max_query_len)
@@ -111,9 +112,11 @@ class GraphForward:
         return self._hidden.first(num_tokens)
 
     def _dispatch(self, rows: StepRows, num_common_blocks: int) -> GraphKey:
-        return self._dispatcher.dispatch(
-            rows.num_tokens, len(rows.slots_S), rows.max_query_len, cascade=num_common_blocks > 0
-        )
+        num_rows, cascade = len(rows.slots_S), num_common_blocks > 0
+        mode, key = self._dispatcher.dispatch(rows.num_tokens, num_rows, rows.max_query_len, cascade)
+        if key in self._full or key in self._pieces:
+            return mode, key
+        return GraphMode.NONE, BatchDescriptor(rows.num_tokens, num_rows, key.uniform)
 
     def _capture_full(self, view: StepInputs) -> DeviceGraph:
         def run() -> None:
