@@ -6,7 +6,7 @@ again by content, until it is handed out for something else. Nothing here knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pagefleet_protocol.block_hash import BlockHash
 
@@ -100,12 +100,15 @@ class BlockPool:
     published block one hash, and losing one can never leave the index pointing at another block's old content.
     """
 
-    __slots__ = ("_block_of_hash", "_free", "_hash_of_block", "_refs", "num_blocks")
+    __slots__ = ("_block_of_hash", "_free", "_hash_of_block", "_num_uses", "_refs", "num_blocks", "num_promised")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.num_promised = 0
+        """Free blocks that are kept for those who were promised them; counted by them."""
         self._free = FreeList(num_blocks)
         self._refs = [0] * num_blocks
+        self._num_uses = [0] * num_blocks
         self._hash_of_block: list[BlockHash | None] = [None] * num_blocks
         self._block_of_hash: dict[BlockHash, int] = {}
 
@@ -113,6 +116,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that nobody holds, cached or not."""
         return len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Free blocks that are promised to nobody."""
+        return len(self._free) - self.num_promised
 
     @property
     def num_cached(self) -> int:
@@ -129,10 +137,25 @@ class BlockPool:
             found.append(block)
         return found
 
+    def find(self, content: BlockHash) -> int | None:
+        """Return the block that holds this content; holds nothing."""
+        return self._block_of_hash.get(content)
+
     def count_free(self, blocks: Sequence[int]) -> int:
         """Return how many of `blocks` are free now."""
         refs = self._refs
         return sum(1 for block in blocks if refs[block] == 0)
+
+    def num_uses(self, block: int) -> int:
+        """Return how often the block was handed out; while that stays the same, so does what it holds."""
+        return self._num_uses[block]
+
+    def count_leading(self, blocks: Sequence[int], num_holders: int) -> int:
+        """Return how many of the first of `blocks` have exactly so many holders."""
+        for index, block in enumerate(blocks):
+            if self._refs[block] != num_holders:
+                return index
+        return len(blocks)
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Add one reference to each, taking free ones out of the free list."""
@@ -148,25 +171,30 @@ class BlockPool:
         blocks = self._free.take(count)
         for block in blocks:
             self._refs[block] = 1
+            self._num_uses[block] += 1
         self.unpublish(blocks)
         return blocks
 
     def publish(self, blocks: Sequence[int], contents: Sequence[BlockHash]) -> None:
-        """Make held blocks findable; their K/V must be complete. A hash that has a block already keeps that one."""
+        """Make blocks findable; their K/V must be complete. A hash that has a block already keeps that one.
+
+        They are held, or were last and have not been handed out since.
+        """
         for block, content in zip(blocks, contents, strict=True):
             if content not in self._block_of_hash and self._hash_of_block[block] is None:
                 self._block_of_hash[content] = block
                 self._hash_of_block[block] = content
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], to_be_published: bool = False) -> None:
         """Drop one reference from each block of a request's table.
 
         The last block goes first: a prefix is found from its start, so its tail must be evicted before its head.
+        Blocks that are `to_be_published` are kept as long as those that are findable already.
         """
         for block in reversed(blocks):
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                if self._hash_of_block[block] is None:
+                if self._hash_of_block[block] is None and not to_be_published:
                     self._free.push_front(block)
                 else:
                     self._free.push_back(block)
@@ -178,6 +206,11 @@ class BlockPool:
             if content is not None:
                 del self._block_of_hash[content]
                 self._hash_of_block[block] = None
+
+    def forget(self, contents: Iterable[BlockHash]) -> None:
+        """As `unpublish`, for whichever blocks hold these contents."""
+        found = (self._block_of_hash.get(content) for content in contents)
+        self.unpublish([block for block in found if block is not None])
 
     def reset_prefix_cache(self) -> int:
         """Forget the content of every free block; returns how many were cached."""

@@ -1,13 +1,15 @@
 """Which blocks hold each running request's K/V. The scheduler asks in tokens and passes block numbers on unread.
 
     known tokens   |<--------------------------- num_tokens --------------------------->|
-    blocks         |<----------------------- table, taken at admission ------------------------>|  room for the next
-    K/V written    |<- found in the cache ->|<- computed ->|                                       tokens
+    full group     |<----------------------- blocks, taken at admission ----------------------->|  room for the next
+    window group   |  out of the window  |<--- blocks of the step --->|   promised   |               tokens
+    K/V written    |<- found in the cache ->|<- computed ->|
     published      |<--------- full blocks with K/V -->|
 
-A request gets the blocks for all its known tokens when it is admitted, so a long prompt never runs out half way; only
-growth by sampled tokens can. Blocks are published to the prefix index after the step that filled them, never before:
-whoever finds a block finds its K/V written. A published block is never written again.
+Layers are in groups (`kv_groups`), and each request has a table per group, all over one pool. A request gets at
+admission what all its known tokens need, or the promise of it, so a long prompt never runs out half way; only growth by
+sampled tokens can. Blocks are published to the prefix index after the step that filled them, never before: whoever
+finds a block finds its K/V written. A published block is never written again.
 """
 
 from __future__ import annotations
@@ -18,16 +20,25 @@ from dataclasses import dataclass
 from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
+from pagefleet_engine.core.full_group import FullGroup
+from pagefleet_engine.core.group_table import GroupTable, LayerGroup, Span
+from pagefleet_engine.core.kv_groups import KVGroups, group_layers
+from pagefleet_engine.core.kv_needs import longest_request, num_blocks_for
+from pagefleet_engine.core.prefix_hit import GroupIndex, PrefixHit, find_hit
 from pagefleet_engine.core.request import Request
+from pagefleet_engine.core.window_group import WindowGroup
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
+NULL_BLOCK = 0
+"""Stands in a new table for a block that no token will read; a table's entries must name blocks of the pool."""
+ONE_GROUP = group_layers([None])
 
 
 @dataclass(slots=True)
 class _Table:
-    blocks: list[int]
+    groups: Sequence[GroupTable]
     room: int
-    """Tokens that the blocks can hold."""
+    """Tokens up to which nothing is to be done: every group has blocks for them, and none to give back before."""
     num_published: int
 
 
@@ -36,18 +47,44 @@ class Grant:
     """What a request gets on admission."""
 
     blocks: Sequence[Sequence[int]]
-    """Per KV group: its whole table."""
+    """Per KV group: its table for the first step, NULL_BLOCK before a window."""
     num_cached_tokens: int
     """Leading tokens whose K/V is there already; always less than the known tokens."""
 
 
 class KVCache:
-    """Block tables over one pool of `num_blocks` blocks of `block_size` tokens."""
+    """Block tables over one pool of `num_blocks` blocks of `block_size` tokens.
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    `groups`: the model's layers; by default all see everything. `chunk`: most tokens of one request in one step, the
+    step's token budget; it matters where layers have windows.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        groups: KVGroups = ONE_GROUP,
+        chunk: int = 1,
+    ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.capacity_tokens = longest_request(groups, num_blocks, block_size, chunk)
+        """Tokens that one request can have at most, alone in the pool."""
+        self._chunk = chunk
         self._pool = BlockPool(num_blocks)
+        self._indexes = [
+            GroupIndex(group.window, bytes([number]) if number else b"") for number, group in enumerate(groups.groups)
+        ]
+        self._groups: list[LayerGroup] = [
+            FullGroup(self._pool, index, block_size)
+            if index.window is None
+            else WindowGroup(self._pool, index, block_size, chunk)
+            for index in self._indexes
+        ]
+        windows = [index.window for index in self._indexes]
+        self._first_full = windows.index(None) if None in windows else None
+        self._has_windows = any(window is not None for window in windows)
         self._tables: dict[str, _Table] = {}
 
     @property
@@ -57,46 +94,43 @@ class KVCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds; some may still serve as cached prefixes."""
+        """Blocks that no request holds; some may be promised, some may still serve as cached prefixes."""
         return self._pool.num_free
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that one request can have at most, alone in the pool."""
-        return self._pool.num_blocks * self.block_size
-
-    @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold, 0 to 1."""
-        return 1.0 - self._pool.num_free / self._pool.num_blocks
+        """Share of the blocks that requests hold or are promised, 0 to 1."""
+        return 1.0 - self._pool.num_available / self._pool.num_blocks
 
-    def admit(self, request: Request, spare_blocks: int) -> Grant | None:
-        """Give the request blocks for all its known tokens, the longest cached prefix first.
+    def admit(self, request: Request, spare_blocks: int, max_new_tokens: int | None = None) -> Grant | None:
+        """Give the request what all its known tokens need, the longest cached prefix first.
 
-        Returns None, and changes nothing, when fewer than `spare_blocks` blocks would stay free.
+        Returns None, and changes nothing, when fewer than `spare_blocks` blocks per group would stay available.
+        `max_new_tokens` bounds the tokens of its first step (default: `chunk`).
         """
-        cached = self._find_cached(request)
-        num_blocks = -(-request.num_tokens // self.block_size)
-        num_taken = num_blocks - len(cached) + self._pool.count_free(cached)
-        if self._pool.num_free - num_taken < spare_blocks:
+        hit = self._find_hit(request)
+        num_cached, known = hit.num_blocks * self.block_size, request.num_tokens
+        span = Span(num_cached, min(known, num_cached + (max_new_tokens or self._chunk)), known)
+        parts = list(zip(self._groups, hit.blocks, strict=True))
+        num_taken = sum(group.taken_by_admission(cached, span) for group, cached in parts)
+        if self._pool.num_available - num_taken < spare_blocks * len(parts):
             return None
-        self._pool.hold(cached)
-        blocks = cached + self._pool.allocate(num_blocks - len(cached))
-        self._tables[request.request_id] = _Table(blocks, num_blocks * self.block_size, len(cached))
-        return Grant((tuple(blocks),), len(cached) * self.block_size)
+        for group, cached in parts:
+            group.hold(cached)
+        tables = [group.admit(cached, span) for group, cached in parts]
+        self._tables[request.request_id] = _Table(tables, self._room_after(span), hit.num_blocks)
+        return Grant(tuple((*[NULL_BLOCK] * table.start, *table.blocks) for table in tables), span.computed)
 
-    def grow(self, request_id: str, num_tokens: int) -> Sequence[Sequence[int]] | None:
-        """Make room for `num_tokens` tokens in all; returns what each group adds, or None when too few are free."""
-        table = self._tables[request_id]
-        if num_tokens <= table.room:
+    def grow(self, request: Request, num_new_tokens: int) -> Sequence[Sequence[int]] | None:
+        """Make room for the request's next tokens; returns what each group adds, or None when too few are free.
+
+        While known tokens are left after these, there is always room.
+        """
+        end = request.num_computed_tokens + num_new_tokens
+        table = self._tables[request.request_id]
+        if end <= table.room:
             return NO_BLOCKS
-        count = -(-(num_tokens - table.room) // self.block_size)
-        if count > self._pool.num_free:
-            return None
-        added = self._pool.allocate(count)
-        table.blocks += added
-        table.room += count * self.block_size
-        return (added,)
+        return self._extend(table, request, end)
 
     def publish_computed(self, request: Request, num_tokens: int) -> None:
         """Offer the full blocks among the first `num_tokens` tokens, which are computed by now, to later requests."""
@@ -107,22 +141,37 @@ class KVCache:
         if num_full == table.num_published:
             return
         extend_hashes(request.block_hashes, request.prefix_root, request.token_ids, self.block_size)
-        new = slice(table.num_published, num_full)
-        self._pool.publish(table.blocks[new], request.block_hashes[new])
+        for group, blocks in zip(self._groups, table.groups, strict=True):
+            group.publish(blocks, request.block_hashes, table.num_published, num_full)
         table.num_published = num_full
 
     def free(self, request_id: str) -> None:
         """Give the request's blocks back; those published stay findable until they are reused."""
-        self._pool.release(self._tables.pop(request_id).blocks)
+        for group, blocks in zip(self._groups, self._tables.pop(request_id).groups, strict=True):
+            group.release(blocks)
 
-    def discard(self, request_id: str) -> None:
+    def discard(self, request: Request) -> None:
         """As `free`, but nothing that the request touched is found again: its K/V may be wrong."""
-        self._pool.unpublish(self._tables[request_id].blocks)
-        self.free(request_id)
+        for group, blocks in zip(self._groups, self._tables[request.request_id].groups, strict=True):
+            group.forget(blocks, request.block_hashes)
+        self.free(request.request_id)
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that no request holds; returns their number."""
+        for table in self._tables.values():
+            for blocks in table.groups:
+                blocks.unpublished.clear()
         return self._pool.reset_prefix_cache()
+
+    def num_common_blocks(self) -> int:
+        """Leading blocks of the full-attention tables that all requests share; 0 for fewer than two requests.
+
+        Only blocks found in the cache are shared, so their K/V is there, and each table has them in the same places.
+        """
+        if self._first_full is None or len(self._tables) < 2:
+            return 0
+        any_table = next(iter(self._tables.values()))
+        return self._pool.count_leading(any_table.groups[self._first_full].blocks, len(self._tables))
 
     def check_integrity(self, running: Sequence[Request]) -> None:
         """Check that exactly the running requests hold blocks, enough of them, and that the pool's counts agree.
@@ -133,19 +182,46 @@ class KVCache:
         if self._tables.keys() != {request.request_id for request in running}:
             raise IntegrityError("the requests with blocks are not the running ones")
         held = [0] * self._pool.num_blocks
+        in_windows = set()
+        num_quotas = 0
         for request in running:
             table = self._tables[request.request_id]
-            if table.room != len(table.blocks) * self.block_size or table.room < request.num_computed_tokens:
-                raise IntegrityError(f"{request.request_id}: {len(table.blocks)} blocks do not fit its tokens")
-            for block in table.blocks:
-                held[block] += 1
+            for index, blocks in zip(self._indexes, table.groups, strict=True):
+                if blocks.end * self.block_size < max(request.num_computed_tokens, table.room):
+                    raise IntegrityError(f"{request.request_id}: {blocks.end} blocks do not fit its tokens")
+                if index.window is not None:
+                    in_windows.update(blocks.blocks)
+                    num_quotas += blocks.quota
+                for block in blocks.blocks:
+                    held[block] += 1
+        if self._pool.num_promised != num_quotas - len(in_windows) or self._pool.num_available < 0:
+            raise IntegrityError(f"{self._pool.num_promised} blocks are promised, of {self._pool.num_free} free ones")
         self._pool.check_integrity(held)
 
-    def _find_cached(self, request: Request) -> list[int]:
+    def _find_hit(self, request: Request) -> PrefixHit:
         if not self.enable_prefix_caching or not request.reads_prefix_cache:
-            return []
+            return PrefixHit(0, [[] for _ in self._groups])
         extend_hashes(request.block_hashes, request.prefix_root, request.token_ids, self.block_size)
         # At least one token must be computed, for its logits. Where all is cached, the whole last block is computed
         # again, into a block of the request's own: shared blocks are only ever read.
         limit = (request.num_tokens - 1) // self.block_size
-        return self._pool.find_prefix(request.block_hashes, limit)
+        return find_hit(self._pool, self._indexes, request.block_hashes, limit, self.block_size)
+
+    def _extend(self, table: _Table, request: Request, end: int) -> Sequence[Sequence[int]] | None:
+        span = Span(request.num_computed_tokens, end, request.num_tokens)
+        num_settled = table.num_published if self.enable_prefix_caching else num_blocks_for(end, self.block_size)
+        parts = list(zip(self._groups, table.groups, strict=True))
+        for group, blocks in parts:
+            group.slide(blocks, span.computed, num_settled)
+        if sum(group.taken_by_growth(blocks, span) for group, blocks in parts) > self._pool.num_available:
+            return None
+        added = [group.grow(blocks, span) for group, blocks in parts]
+        table.room = self._room_after(span)
+        return added if any(added) else NO_BLOCKS
+
+    def _room_after(self, span: Span) -> int:
+        if not self._has_windows:
+            return num_blocks_for(max(span.known, span.end), self.block_size) * self.block_size
+        if span.end - span.computed > 1:  # after a chunk the next step finds blocks to give back
+            return span.end
+        return num_blocks_for(span.end, self.block_size) * self.block_size

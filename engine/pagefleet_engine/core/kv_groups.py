@@ -1,12 +1,21 @@
-"""Which layers share block tables: one group for those that see the whole context, more for those with a window.
+"""Which layers share block tables: one group or more of those that see the whole context, and of each window.
 
-Every block of the pool has one size: it holds `layers_per_block` layers, and belongs to one group at a time.
+Every block of the pool has one size: it holds `layers_per_block` layers of one group, and belongs to one group at a
+time. So layers with a window need not hold what is out of it, and still draw on the same pool as the others.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+MAX_GROUPS = 8
+"""Each group costs a block table per request and a slot mapping per step."""
+
+REFERENCE_WINDOWS = 8
+"""Padding is weighed for a context of so many times the largest window: in full layers it costs the more for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +24,7 @@ class KVGroup:
 
     layers: tuple[int, ...]
     window: int | None
-    """Tokens that each token sees, itself included; None for all."""
+    """Tokens that each token sees at most, itself included; None for all. A layer's own window may be smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +38,17 @@ class KVGroups:
     def __len__(self) -> int:
         return len(self.groups)
 
+    @property
+    def padding_share(self) -> float:
+        """Share of the places for layers, over one block of each group, that no layer uses."""
+        return 1.0 - sum(len(group.layers) for group in self.groups) / (len(self.groups) * self.layers_per_block)
+
     def place(self, layer: int) -> tuple[int, int]:
-        """The layer's group, and its index within that group's blocks."""
+        """The layer's group, and its index within that group's blocks.
+
+        Raises:
+            IndexError: no group has this layer.
+        """
         for index, group in enumerate(self.groups):
             if layer in group.layers:
                 return index, group.layers.index(layer)
@@ -38,7 +56,41 @@ class KVGroups:
 
 
 def group_layers(windows: Sequence[int | None]) -> KVGroups:
-    """Group layers by their windows (one per layer)."""
-    layers = tuple(range(len(windows)))
-    window = windows[0] if len(set(windows)) == 1 else None
-    return KVGroups((KVGroup(layers, window),), len(layers))
+    """Group layers by their windows (one per layer; None: sees everything), so that little of a block is padding.
+
+    Groups that see everything come first, then by falling window. There are at most MAX_GROUPS.
+
+    Raises:
+        ValueError: there are no layers, or a window sees nothing.
+    """
+    if not windows or any(window is not None and window < 1 for window in windows):
+        raise ValueError("layers have windows of at least one token, and there is at least one layer")
+    held = _held_windows(windows)
+    kinds = sorted(set(held), key=lambda window: window or math.inf, reverse=True)
+    size = _choose_layers_per_block(Counter(held))
+    groups = []
+    for kind in kinds:
+        layers = [layer for layer, window in enumerate(held) if window == kind]
+        groups += [KVGroup(tuple(layers[start : start + size]), kind) for start in range(0, len(layers), size)]
+    return KVGroups(tuple(groups), size)
+
+
+def _held_windows(windows: Sequence[int | None]) -> list[int | None]:
+    """What each layer keeps: its window, or the next larger one where there are too many different ones."""
+    held = list(windows)
+    while len(set(held)) > MAX_GROUPS:
+        smallest, larger = sorted(window for window in set(held) if window is not None)[:2]
+        held = [larger if window == smallest else window for window in held]
+    return held
+
+
+def _choose_layers_per_block(counts: Counter[int | None]) -> int:
+    """Take the size that costs a long request the least; of equals the one with the fewest groups."""
+    context = REFERENCE_WINDOWS * max((window for window in counts if window is not None), default=1)
+    costs = []
+    for size in range(1, max(counts.values()) + 1):
+        num_groups = {window: -(-count // size) for window, count in counts.items()}
+        if sum(num_groups.values()) <= MAX_GROUPS:
+            cost = size * sum(number * (window or context) for window, number in num_groups.items())
+            costs.append((cost, sum(num_groups.values()), size))
+    return min(costs)[2]

@@ -228,16 +228,16 @@ class Scheduler:
             if num_tokens >= request.ends_at:  # its last token is on its way
                 index += 1
                 continue
-            blocks = grow(request.request_id, num_tokens)
+            num_new = num_tokens - request.num_computed_tokens
+            if num_new > 1:
+                num_later = len(running) - index - 1
+                num_new = min(num_new, draft.chunk, draft.budget - num_later)
+            blocks = grow(request, num_new)
             if blocks is None:
                 # The victim is the last of the list: one that comes later, or this request itself.
                 self._preempt(running.pop(), draft)
                 continue
             index += 1
-            num_new = num_tokens - request.num_computed_tokens
-            if num_new > 1:
-                num_later = len(running) - index
-                num_new = min(num_new, draft.chunk, draft.budget - num_later)
             draft.put(request, num_new, blocks, num_tokens)
 
     def _admit_waiting(self, draft: _Draft) -> None:
@@ -247,7 +247,8 @@ class Scheduler:
         """
         while self._waiting and draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
-            grant = self._kv_cache.admit(request, spare_blocks=len(self._running))
+            most_new = min(draft.chunk, draft.budget)
+            grant = self._kv_cache.admit(request, len(self._running), most_new)
             if grant is None:
                 break
             self._waiting.pop()
@@ -258,7 +259,7 @@ class Scheduler:
             request.num_computed_tokens = grant.num_cached_tokens
             bisect.insort(self._running, request, key=self._importance)
             draft.new.append(_describe(request))
-            num_new = min(request.num_tokens - request.num_computed_tokens, draft.chunk, draft.budget)
+            num_new = min(request.num_tokens - request.num_computed_tokens, most_new)
             draft.put(request, num_new, grant.blocks, request.num_tokens)
 
     def _close_step(self, draft: _Draft) -> StepPlan:
@@ -342,7 +343,7 @@ class Scheduler:
         if kind is FailureKind.NOTHING_LEFT and not request.sampling.forbids_tokens:
             kind = FailureKind.NOT_NUMBERS  # the client left all tokens, so it was the model that ruled them out
         self._num_nan_requests += kind is FailureKind.NOT_NUMBERS
-        self._kv_cache.discard(request.request_id)
+        self._kv_cache.discard(request)
         self._removed.append(request.request_id)
         self._forget(request)
         return RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind)

@@ -27,7 +27,13 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     executor = InProcessExecutor(config, folder, arch)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size)
-    kv_cache = KVCache(cache.num_blocks, cache.block_size, config.cache.enable_prefix_caching)
+    kv_cache = KVCache(
+        cache.num_blocks,
+        cache.block_size,
+        config.cache.enable_prefix_caching,
+        cache.kv_groups,
+        config.scheduler.max_num_batched_tokens,
+    )
     scheduler = Scheduler(config.scheduler, kv_cache, limits)
     name = served_name(config.model.model, config.model.served_model_name)
     dtype = resolve_dtype(config.model.dtype, arch.dtype, resolve_device(config.model.device))

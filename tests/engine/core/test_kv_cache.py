@@ -97,7 +97,7 @@ def test_sampled_tokens_are_found_by_a_follow_up_prompt() -> None:
     for token in (50, 51, 52, 53, 54):
         compute(cache, first)
         first.token_ids.append(token)
-        assert cache.grow("a", first.num_tokens) is not None
+        assert cache.grow(first, 1) is not None
     compute(cache, first)
     cache.free("a")
     assert admit(cache, make_request("b", [0, 1, 2, 50, 51, 52, 53, 54, 60])).num_cached_tokens == 8
@@ -150,14 +150,14 @@ def test_growth_adds_a_block_at_each_boundary_and_stops_when_none_is_free() -> N
     cache = KVCache(3, 4)
     request = make_request("a", range(4))
     table = list(admit(cache, request).blocks[0])
-    assert cache.grow("a", 4) == ()
+    assert cache.grow(request, 4) == ()
     for num_tokens, num_added in ((5, 1), (8, 0), (9, 1), (12, 0)):
-        added = cache.grow("a", num_tokens)
+        added = cache.grow(request, num_tokens)
         assert added is not None
         assert sum(map(len, added)) == num_added
         table += [block for group in added for block in group]
     assert sorted(table) == [0, 1, 2]
-    assert cache.grow("a", 13) is None
+    assert cache.grow(request, 13) is None
     cache.check_integrity([request])
 
 
@@ -168,7 +168,7 @@ def test_freed_blocks_stay_findable_and_discarded_ones_do_not() -> None:
         admit(cache, request)
         compute(cache, request)
     cache.free("kept")
-    cache.discard("dropped")
+    cache.discard(request)
     assert cache.num_free_blocks == 16
     assert admit(cache, make_request("a", range(9))).num_cached_tokens == 8
     assert admit(cache, make_request("b", range(100, 109))).num_cached_tokens == 0
