@@ -19,7 +19,9 @@ from tests.fakes.scripted_core import scripted_core
 class Wire:
     """A loop with its socket's two ends in hand; time to wait is recorded, not spent."""
 
-    def __init__(self, folder: Path, before: Callable[[StepPlan], None] = lambda plan: None) -> None:
+    def __init__(
+        self, folder: Path, before: Callable[[StepPlan], None] = lambda plan: None, max_in_flight: int = 1
+    ) -> None:
         self.inbox: list[bytes] = []
         self.sent: list[FromCore] = []
         self.waits: list[float] = []
@@ -28,7 +30,9 @@ class Wire:
         self._before = before
         scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_num_queued_reqs=8)
         self.core: EngineCore = scripted_core(
-            EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler), self._before_step
+            EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler),
+            self._before_step,
+            max_in_flight=max_in_flight,
         )
         self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from pagefleet_engine.config import EngineConfig
@@ -15,12 +16,12 @@ from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import run_core
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.executor.executor import CacheFacts, FinishedStep
+from pagefleet_engine.executor.executor import CacheFacts
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
@@ -28,19 +29,49 @@ NUM_BLOCKS = 256
 MAX_MODEL_LEN = 512
 
 
-class CountingExecutor:
-    """Samples the last token plus one. `before` is called with each plan and may raise."""
+Hook = Callable[[StepPlan], None]
 
-    def __init__(self, before: Callable[[StepPlan], None] = lambda plan: None) -> None:
+
+def _nothing(plan: StepPlan) -> None:
+    """The default hook."""
+
+
+@dataclass(slots=True)
+class CountedStep:
+    """A step of the executor below, computed at the launch; `after` is called at the wait."""
+
+    plan: StepPlan
+    outcome: StepResult
+    executor: CountingExecutor
+    after: Hook
+
+    def result(self) -> StepResult:
+        self.executor.events.append(("wait", self.plan.step_id))
+        self.after(self.plan)
+        return self.outcome
+
+
+class CountingExecutor:
+    """Samples the last token plus one. `before` is called with each plan at its launch, `after` when it is waited for.
+
+    Both may raise. `failing` names requests that fail when next in a step.
+    """
+
+    def __init__(self, before: Hook = _nothing, after: Hook = _nothing, max_in_flight: int = 1) -> None:
         self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1, group_layers([None]))
-        self.max_in_flight = 1
+        self.max_in_flight = max_in_flight
         self.idle_seconds = 0.0
         self.is_shut_down = False
+        self.failing: dict[str, FailureKind] = {}
+        self.events: list[tuple[str, int]] = []
+        """("launch" or "wait", step) in the order of the calls."""
         self._before = before
+        self._after = after
         self._rows: dict[str, list[int]] = {}
         self._wants_logprobs: set[str] = set()
 
-    def launch(self, plan: StepPlan) -> FinishedStep:
+    def launch(self, plan: StepPlan) -> CountedStep:
+        self.events.append(("launch", plan.step_id))
         for request_id in plan.removed:
             self._rows.pop(request_id, None)
         for new in plan.new:
@@ -56,21 +87,29 @@ class CountingExecutor:
             sampled.append(picked)
             if picked and row.request_id in self._wants_logprobs:
                 logprobs[row.request_id] = [TokenLogprobs(picked, [-0.5], 1)]
-        return FinishedStep(StepResult(sampled, logprobs=logprobs))
+        failed = {
+            row.request_id: self.failing.pop(row.request_id) for row in plan.rows if row.request_id in self.failing
+        }
+        return CountedStep(plan, StepResult(sampled, logprobs, failed=failed), self, self._after)
 
     def shutdown(self) -> None:
         self.is_shut_down = True
 
 
-def scripted_core(config: EngineConfig, before: Callable[[StepPlan], None] = lambda plan: None) -> EngineCore:
+def scripted_core(
+    config: EngineConfig, before: Hook = _nothing, after: Hook = _nothing, max_in_flight: int = 1
+) -> EngineCore:
     """Return a core over a `CountingExecutor`."""
     limits = ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE)
     scheduler = Scheduler(config.scheduler, KVCache(NUM_BLOCKS, BLOCK_SIZE), limits)
-    return EngineCore(scheduler, CountingExecutor(before), limits, "fake")
+    return EngineCore(scheduler, CountingExecutor(before, after, max_in_flight), limits, "fake")
 
 
 def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
-    """Build what the model's name says: `delay` seconds per step, `broken` with a load error, `fails` at each step."""
+    """Build what the model's name says.
+
+    `delay`: seconds per step; `broken`: with a load error; `fails`: at each step; `in_flight`: steps that overlap.
+    """
     options = dict(parse_qsl(config.model.model.partition("?")[2]))
     if "broken" in options:
         raise ModelLoadError(f"the fake model is {options['broken']}")
@@ -80,7 +119,8 @@ def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
         if "fails" in options:
             raise RuntimeError("the device is gone")
 
-    return scripted_core(config, before), Ready(MAX_MODEL_LEN, VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, "float32")
+    core = scripted_core(config, before, max_in_flight=int(options.get("in_flight", 1)))
+    return core, Ready(MAX_MODEL_LEN, VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, "float32", {"weights": 0.5})
 
 
 if __name__ == "__main__":
