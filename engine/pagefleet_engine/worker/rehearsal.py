@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
 from pagefleet_engine.sampling_params import SamplingParams
@@ -11,8 +11,21 @@ from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 
+_EVERY_SAMPLING = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, seed=0),
+    SamplingParams(top_k=20, top_p=0.9, min_p=0.01, seed=0),
+    SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, seed=0),
+    SamplingParams(min_tokens=2, logit_bias={0: 1.0}, bad_words=["a"], bad_words_token_ids=[[1], [2, 3]], seed=0),
+    SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=2),
+    SamplingParams(temperature=0.0, allowed_token_ids=[0, 1]),
+)
+"""One for each kernel that sampling may launch."""
 
-def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits) -> bool:
+
+def rehearse(
+    runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits, sampling: SamplingParams = _SAMPLING
+) -> bool:
     """Compute prompts of these lengths in one step, then one token of each in another; leaves nothing but used pages.
 
     The pool needs `blocks_needed`; blocks are taken from 0 on.
@@ -23,7 +36,7 @@ def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits)
     for index, length in enumerate(row_lens):
         name = f"rehearsal-{index}"
         num_blocks = num_blocks_for(length + 1, limits.block_size)
-        new.append(NewRow(name, [0] * length, length, _SAMPLING, ()))
+        new.append(NewRow(name, [0] * length, length, sampling, ()))
         tables = []
         for _ in range(limits.num_kv_groups):
             tables.append(range(next_block, next_block + num_blocks))
@@ -37,6 +50,35 @@ def rehearse(runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits)
         runner.execute(StepPlan(0, (), (), alive, len(alive)))
     runner.release([row.request_id for row in new])
     return not first.failed
+
+
+def rehearse_everything(runner: ModelRunner, limits: RunnerLimits, num_blocks: int) -> None:
+    """Launch each kernel in each form that serving may ask for: one that compiles then would hold up all requests.
+
+    Forms follow from the number of rows and the longest query, in powers of two, and from how rows are sampled.
+    """
+    for row_lens in _every_batch(limits):
+        if blocks_needed(row_lens, limits) <= num_blocks:
+            rehearse(runner, row_lens, limits)
+    for sampling in _EVERY_SAMPLING:
+        if blocks_needed([4], limits) <= num_blocks and limits.max_model_len > 5:
+            rehearse(runner, [4], limits, sampling)
+
+
+def _every_batch(limits: RunnerLimits) -> Iterator[list[int]]:
+    """Prompt lengths of batches of 1, 2, 4, ... rows, then of single prompts, alone and beside short ones."""
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1)
+    for num_rows in _powers_of_two(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
+        yield [1] * num_rows
+    for length in _powers_of_two(longest):
+        yield [length]
+        if limits.max_num_seqs > 2 and length + 2 <= limits.max_num_batched_tokens:
+            yield [length, 1, 1]
+
+
+def _powers_of_two(last: int) -> list[int]:
+    """1, 2, 4, ... and `last`."""
+    return sorted({1 << exponent for exponent in range(last.bit_length())} | {last})
 
 
 def blocks_needed(row_lens: Sequence[int], limits: RunnerLimits) -> int:

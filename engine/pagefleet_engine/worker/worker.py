@@ -29,7 +29,7 @@ from pagefleet_engine.worker.memory import (
 )
 from pagefleet_engine.worker.model_runner import LaunchedStep, RunnerLimits
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
-from pagefleet_engine.worker.rehearsal import rehearse, short_step
+from pagefleet_engine.worker.rehearsal import rehearse, rehearse_everything, short_step
 from pagefleet_engine.worker.runner_factory import RunnerFactory
 
 _log = logging.getLogger(__name__)
@@ -134,9 +134,11 @@ class Worker:
         return measure_step_memory(self._factory, limits, self._device)
 
     def _warm_up(self, limits: RunnerLimits) -> None:
+        started = time.monotonic()
+        if self._device.type == "cuda":
+            rehearse_everything(self._runner, limits, self.cache.num_blocks)
         row_lens = short_step(limits, self.cache.num_blocks)
         if row_lens:
-            started = time.monotonic()
             if not rehearse(self._runner, row_lens, limits):
                 _log.warning(
                     "the model's output is not a number: the checkpoint is damaged, or overflows in %s; try --dtype",

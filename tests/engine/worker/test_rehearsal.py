@@ -7,7 +7,7 @@ import torch
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.memory import num_blocks_for
 from pagefleet_engine.worker.model_runner import RunnerLimits
-from pagefleet_engine.worker.rehearsal import fullest_step, rehearse, short_step
+from pagefleet_engine.worker.rehearsal import fullest_step, rehearse, rehearse_everything, short_step
 
 from tests.fakes.markov_model import MarkovModel, Requests, make_runner
 
@@ -76,3 +76,16 @@ def test_a_model_whose_output_is_not_a_number_does_not_stop_the_start() -> None:
     model = MarkovModel(torch.full((50, 50), float("nan")))
     assert not rehearse(make_runner(model), [5], limits_of(2, 256, 64))
     assert model.num_logit_rows == [1]
+
+
+@pytest.mark.parametrize("num_blocks", [2, 1_000])
+@pytest.mark.parametrize("limits", [limits_of(4, 256, 64), limits_of(1, 1, 2), limits_of(2, 3, 6)])
+def test_everything_is_rehearsed_within_the_limits(limits: RunnerLimits, num_blocks: int) -> None:
+    model = MarkovModel(torch.randn(50, 50, generator=torch.Generator().manual_seed(3)))
+    runner = make_runner(model, max_num_seqs=limits.max_num_seqs, max_model_len=limits.max_model_len)
+    rehearse_everything(runner, limits, num_blocks)
+    assert model.num_logit_rows
+    assert num_blocks == 2 or limits.max_num_seqs in model.num_logit_rows
+    requests = Requests(runner)
+    requests.add("a", [1], SamplingParams(temperature=0.0))
+    assert requests.step().failed == {}
