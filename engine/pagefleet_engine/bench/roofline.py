@@ -1,0 +1,108 @@
+"""The machine's own limits, measured: bytes per second that a copy moves, operations per second of a bf16 product.
+
+What a model's step needs at least follows from its shape, and the larger of the two times is the floor that no engine
+gets under (Williams, Waterman and Patterson, "Roofline", CACM 2009).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_engine.models.arch import ModelArch
+
+_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Of one device."""
+
+    copy_bytes_per_s: float
+    """Bytes read plus bytes written."""
+    matmul_flops_per_s: float
+    """bfloat16."""
+
+    def seconds(self, num_bytes: float, flops: float) -> float:
+        """The floor for work that moves so many bytes and does so many operations."""
+        return max(num_bytes / self.copy_bytes_per_s, flops / self.matmul_flops_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What a model's step cannot avoid."""
+
+    weight_bytes: float
+    """Read in every step: all matrices and the head, not the embedding's rows."""
+    kv_bytes_per_token: float
+    flops_per_token: float
+    """Of the matrices; attention comes on top."""
+    attention_flops_per_pair: float
+    """Per query and key, over all layers."""
+
+    @classmethod
+    def of(cls, arch: ModelArch, weight_bytes_per_element: float = 2.0, kv_bytes_per_element: float = 2.0) -> ModelCost:
+        """From the model's shape; layers with a window count as if they had none."""
+        query, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+        per_layer = arch.hidden_size * (2 * query + 2 * kv) + 3 * arch.hidden_size * arch.intermediate_size
+        head = arch.vocab_size * arch.hidden_size
+        return cls(
+            weight_bytes=arch.num_layers * per_layer * weight_bytes_per_element + head * 2.0,
+            kv_bytes_per_token=arch.num_layers * 2 * kv * kv_bytes_per_element,
+            flops_per_token=2.0 * arch.num_layers * per_layer,
+            attention_flops_per_pair=4.0 * arch.num_layers * query,
+        )
+
+    def decode_seconds(self, roofline: Roofline, batch_size: int, context: float) -> float:
+        """Floor of one step that gives each of `batch_size` requests a token."""
+        num_bytes = self.weight_bytes + batch_size * context * self.kv_bytes_per_token
+        flops = batch_size * (self.flops_per_token + context * self.attention_flops_per_pair)
+        return roofline.seconds(num_bytes, flops)
+
+    def prefill_seconds(self, roofline: Roofline, num_tokens: int) -> float:
+        """Floor of a prompt that is computed alone."""
+        flops = num_tokens * (self.flops_per_token + num_tokens / 2 * self.attention_flops_per_pair)
+        return roofline.seconds(self.weight_bytes, flops)
+
+
+def measure_roofline(device: torch.device) -> Roofline:
+    """Takes about a second."""
+    on_gpu = device.type == "cuda"
+    num_bytes = 2**30 if on_gpu else 2**28
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    copy_s = median_seconds(lambda: target.copy_(source), device)
+    side = 8192 if on_gpu else 1536
+    a, b = torch.randn(2, side, side, device=device).bfloat16()
+    matmul_s = median_seconds(lambda: a @ b, device)
+    return Roofline(2 * num_bytes / copy_s, 2 * side**3 / matmul_s)
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, repeats: int = _REPEATS) -> float:
+    """Median time of a call after two to warm up; on a GPU by events, so that the launch does not count."""
+    times = []
+    for index in range(repeats + 2):
+        seconds = _event_seconds(run) if device.type == "cuda" else _wall_seconds(run)
+        if index >= 2:
+            times.append(seconds)
+    return statistics.median(times)
+
+
+def _wall_seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _event_seconds(run: Callable[[], object]) -> float:
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3

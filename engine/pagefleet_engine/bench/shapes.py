@@ -1,0 +1,120 @@
+"""Models of real shapes for measuring without a checkpoint: a configuration each, the weights are random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LLAMA_31_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": False,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+}
+_QWEN3_8B = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+}
+_QWEN3_06B = _QWEN3_8B | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+_GEMMA3_4B = {
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+_LLAMA_125M = {
+    "model_type": "llama",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+_LLAMA_1M = _LLAMA_125M | {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 2000,
+}
+
+
+def named_shapes() -> Mapping[str, Mapping[str, Any]]:
+    """Configurations by name, as published with the models; the last two are for machines without a GPU."""
+    return {
+        "llama-3.1-8b": _LLAMA_31_8B,
+        "qwen3-8b": _QWEN3_8B,
+        "qwen3-0.6b": _QWEN3_06B,
+        "gemma-3-4b": _GEMMA3_4B,
+        "llama-125m": _LLAMA_125M,
+        "llama-1m": _LLAMA_1M,
+    }
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Make `folder` a model folder that holds a configuration only: load it with `load_format="dummy"`."""
+    (folder / "config.json").write_text(json.dumps(named_shapes()[name], indent=2), encoding="utf-8")
+    return folder
