@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
@@ -12,19 +14,24 @@ from pagefleet_engine.engine_core.model_folder import resolve_model_folder, serv
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.loader.dtype import resolve_dtype
 from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
 
+_log = logging.getLogger(__name__)
 
-def build_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
-    """Load the model and make its core.
+
+def build_core(config: EngineConfig, times: StartupTimes | None = None) -> tuple[EngineCore, Ready]:
+    """Load the model and make its core; `times` may have counted the imports already.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
         ConfigError: the settings do not fit the model or the device.
     """
-    folder = resolve_model_folder(config.model.model)
-    arch = read_arch(folder)
-    executor = InProcessExecutor(config, folder, arch)
+    times = times or StartupTimes()
+    with times.phase("config"):
+        folder = resolve_model_folder(config.model.model)
+        arch = read_arch(folder)
+    executor = InProcessExecutor(config, folder, arch, times)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size)
     kv_cache = KVCache(
@@ -34,7 +41,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         cache.kv_groups,
         config.scheduler.max_num_batched_tokens,
     )
-    scheduler = Scheduler(config.scheduler, kv_cache, limits)
+    scheduler = Scheduler(config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention)
     name = served_name(config.model.model, config.model.served_model_name)
     dtype = resolve_dtype(config.model.dtype, arch.dtype, resolve_device(config.model.device))
     ready = Ready(
@@ -43,5 +50,7 @@ def build_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         cache.num_blocks,
         cache.block_size,
         str(dtype).removeprefix("torch."),
+        times.seconds(),
     )
+    _log.info("%s", times.describe())
     return EngineCore(scheduler, executor, limits, name), ready

@@ -36,6 +36,7 @@ from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decod
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.log import set_up_logging
+from pagefleet_engine.startup import StartupTimes
 
 IDLE_WAIT_S = 1.0
 STATS_INTERVAL_S = 0.25
@@ -192,9 +193,15 @@ def _end_with_parent(folder: Path) -> None:
 
 def main() -> int:
     """Run the real core."""
-    from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: watch the parent first
+    return run_core(_import_and_build)
 
-    return run_core(build_core)
+
+def _import_and_build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+    times = StartupTimes()
+    with times.phase("imports"):
+        from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
+
+    return build_core(config, times)
 
 
 if __name__ == "__main__":

@@ -9,20 +9,21 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.worker import Worker
 
 
 class InProcessExecutor:
     """Implements `Executor` over one `Worker`."""
 
-    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch) -> None:
-        """Load the model; takes as long as that takes.
+    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes | None = None) -> None:
+        """Load the model; takes as long as that takes, and `times` learns what took it.
 
         Raises:
             ModelLoadError: the weights cannot be loaded.
             ConfigError: the settings do not fit the model or the device.
         """
-        self._worker: Worker | None = Worker(config, folder, arch)
+        self._worker: Worker | None = Worker(config, folder, arch, times)
         size = self._worker.cache
         self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, group_layers(arch.windows))
         self._max_in_flight = self._worker.max_in_flight

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch.nn.functional as F
-from pagefleet_kernels.activation import silu_and_mul
+from pagefleet_kernels.activation import gated_activation
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel
@@ -85,7 +84,7 @@ class GatedLinear:
         """[T, I] to [T, G]."""
         bias_G2 = self._bias_G2
         if self._use_kernels:
-            return _join(self._merged.linear(x_TI, bias_G2), self._activation)
+            return gated_activation(self._merged.linear(x_TI, bias_G2), self._activation)
         gate_bias_G, up_bias_G = (None, None) if bias_G2 is None else (bias_G2[: self._width], bias_G2[self._width :])
         gate_TG = self._gate.linear_activated(x_TI, gate_bias_G, self._activation)
         return self._up.linear_mul(x_TI, gate_TG, up_bias_G)
@@ -99,10 +98,3 @@ class GatedLinear:
 
     def _install_bias(self, bias_G2: Tensor) -> None:
         self._bias_G2 = bias_G2
-
-
-def _join(gate_up_TG2: Tensor, activation: Activation) -> Tensor:
-    if activation == "silu":
-        return silu_and_mul(gate_up_TG2)
-    gate_TG, up_TG = gate_up_TG2.chunk(2, -1)
-    return F.gelu(gate_TG, approximate="tanh").mul_(up_TG)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagefleet_engine.config import CacheConfig
+from pagefleet_engine.core.kv_groups import KVGroups
+from pagefleet_engine.core.kv_needs import blocks_for_request, longest_request, num_blocks_for
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.worker.device import DeviceMemory
@@ -20,6 +22,24 @@ unless one such request needs more: the machine has other uses for its memory, a
 
 
 @dataclass(frozen=True, slots=True)
+class KVNeeds:
+    """What requests take of the pool."""
+
+    groups: KVGroups
+    block_size: int
+    chunk: int
+    """Most tokens of a request in one step."""
+
+    def blocks(self, num_tokens: int) -> int:
+        """The most that a request of so many tokens holds at one time, over all groups."""
+        return blocks_for_request(self.groups, num_tokens, self.block_size, self.chunk)
+
+    def longest(self, num_blocks: int) -> int:
+        """Tokens of the longest request that so many blocks hold."""
+        return longest_request(self.groups, num_blocks, self.block_size, self.chunk)
+
+
+@dataclass(frozen=True, slots=True)
 class KVCacheSize:
     """The pool's size, and the longest request it must hold."""
 
@@ -27,25 +47,23 @@ class KVCacheSize:
     block_size: int
     bytes_per_block: int
     max_model_len: int
+    blocks_per_request: int
+    """Of `max_model_len` tokens."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the pool holds."""
-        return self.num_blocks * self.block_size
+        """Tokens that the pool holds, in requests of `max_model_len`; with windows, shorter ones take more for each."""
+        whole = num_blocks_for(self.max_model_len, self.block_size) * self.block_size
+        return self.num_blocks * whole // self.blocks_per_request
 
     def describe(self) -> str:
         """One line for the log."""
-        at_once = self.num_blocks // num_blocks_for(self.max_model_len, self.block_size)
+        at_once = self.num_blocks // self.blocks_per_request
         return (
             f"KV cache: {self.num_blocks * self.bytes_per_block / GIB:.2f} GiB, {self.num_blocks} blocks of "
             f"{self.block_size} tokens = {self.num_tokens} tokens, "
             f"{at_once} request{'' if at_once == 1 else 's'} of {self.max_model_len} tokens at once"
         )
-
-
-def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold so many tokens."""
-    return -(-num_tokens // block_size)
 
 
 def activation_bytes(arch: ModelArch, max_num_batched_tokens: int, max_num_seqs: int, itemsize: int) -> int:
@@ -60,13 +78,14 @@ def activation_bytes(arch: ModelArch, max_num_batched_tokens: int, max_num_seqs:
 
 
 def size_kv_cache(
-    config: CacheConfig, bytes_per_block: int, max_model_len: int, budget: int, *, exact_len: bool
+    config: CacheConfig, needs: KVNeeds, bytes_per_block: int, max_model_len: int, budget: int, *, exact_len: bool
 ) -> KVCacheSize:
     """Decide the number of blocks.
 
     Args:
         config: `num_kv_blocks` and `kv_cache_memory` decide if they are given, in this order.
-        bytes_per_block: over all layers.
+        needs: of one request.
+        bytes_per_block: over the layers of a group.
         max_model_len: longest request.
         budget: bytes to use otherwise.
         exact_len: `max_model_len` was asked for and must fit; otherwise it shrinks to what fits.
@@ -84,16 +103,17 @@ def size_kv_cache(
             max(0, budget) // bytes_per_block,
             f"{_size(max(0, budget))} of memory are left for KV cache",
         )
-    needed = num_blocks_for(max_model_len, config.block_size)
-    fits = num_blocks * config.block_size
-    if num_blocks < 1 or (num_blocks < needed and exact_len):
+    needed = needs.blocks(max_model_len)
+    fits = needs.longest(num_blocks)
+    if fits < 1 or (fits < max_model_len and exact_len):
         remedies = [f"give --max-model-len {fits} at most"] if fits > 0 else []
         remedies.append(_larger_pool(config, needed, needed * bytes_per_block))
         raise ConfigError(
             f"{found}, and one request of max_model_len {max_model_len} takes {needed} blocks "
             f"({_size(needed * bytes_per_block)}): {', or '.join(remedies)}"
         )
-    return KVCacheSize(num_blocks, config.block_size, bytes_per_block, min(max_model_len, fits))
+    longest = min(max_model_len, fits)
+    return KVCacheSize(num_blocks, config.block_size, bytes_per_block, longest, needs.blocks(longest))
 
 
 def check_free(size: KVCacheSize, free: int) -> None:

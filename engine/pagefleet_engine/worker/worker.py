@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +16,21 @@ from pagefleet_engine.loader.dtype import resolve_dtype
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.quantization_config import settle_quantization
+from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
+    KVNeeds,
     activation_bytes,
     check_free,
     cpu_budget,
     memory_budget,
-    num_blocks_for,
     size_kv_cache,
 )
 from pagefleet_engine.worker.model_runner import LaunchedStep, RunnerLimits
+from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
+from pagefleet_engine.worker.profile_cache import ProfileCache, default_cache_dir, device_facts, profile_facts
 from pagefleet_engine.worker.rehearsal import rehearse, rehearse_everything, short_step
 from pagefleet_engine.worker.runner_factory import RunnerFactory
 
@@ -38,14 +40,15 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Owns weights, KV pool and runner. Constructed in the thread that executes."""
 
-    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch) -> None:
-        """Load the model in `folder`, whose shape is `arch`.
+    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes | None = None) -> None:
+        """Load the model in `folder`, whose shape is `arch`; `times` learns how long each phase takes.
 
         Raises:
             ModelLoadError: the weights cannot be loaded.
             ConfigError: the settings do not fit the model or the device.
         """
-        started = time.monotonic()
+        times = times or StartupTimes()
+        self._times = times
         self._config = config
         fp8_cache = config.cache.kv_cache_dtype == "fp8"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
@@ -59,12 +62,14 @@ class Worker:
         max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
-        self._model = load_model(folder, arch, self._dtype, self._device, config.model.load_format, config.model.seed)
+        with times.phase("weights"), naming_the_remedy("weights"):
+            self._model = load_model(
+                folder, arch, self._dtype, self._device, config.model.load_format, config.model.seed
+            )
         self._factory = RunnerFactory(config, self._model, self._groups, self._kv_dtype, self._device)
         where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
-        _log.info(
-            "loaded %s in %.1f s: %s on %s", arch.model_type, time.monotonic() - started, _name(self._dtype), where
-        )
+        _log.info("loaded %s: %s on %s", arch.model_type, _name(self._dtype), where)
+        self._needs = KVNeeds(self._groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
         self.cache = self._size_cache(max_model_len)
         """The KV pool; its `max_model_len` is the longest request that this worker takes."""
         _log.info("%s", self.cache.describe())
@@ -75,12 +80,14 @@ class Worker:
                 max_model_len,
             )
         limits = self._factory.limits(self.cache.max_model_len, self.max_in_flight)
-        built = self._factory.make(limits, self.cache.num_blocks)
+        with times.phase("kv_pool"), naming_the_remedy("kv_pool"):
+            built = self._factory.make(limits, self.cache.num_blocks)
         self._runner = built.runner
         if built.graphs is not None:
-            with torch.inference_mode():
+            with times.phase("graphs"), naming_the_remedy("graphs"), torch.inference_mode():
                 _log.info("%s", built.graphs.capture(built.state.inputs).describe())
-        self._warm_up(limits)
+        with times.phase("warm_up"), naming_the_remedy("warm_up"):
+            self._warm_up(limits)
 
     @property
     def idle_seconds(self) -> float:
@@ -112,8 +119,8 @@ class Worker:
         asked_for = self._config.model.max_model_len is not None
         budget = 0
         if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
-            budget = self._budget(num_blocks_for(max_model_len, cache.block_size) * bytes_per_block, max_model_len)
-        size = size_kv_cache(cache, bytes_per_block, max_model_len, budget, exact_len=asked_for)
+            budget = self._budget(self._needs.blocks(max_model_len) * bytes_per_block, max_model_len)
+        size = size_kv_cache(cache, self._needs, bytes_per_block, max_model_len, budget, exact_len=asked_for)
         check_free(size, probe_memory(self._device).free)
         return size
 
@@ -125,26 +132,34 @@ class Worker:
             )
             memory = probe_memory(self._device)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
-        step = self._profile(max_model_len)
+        with self._times.phase("profile"):
+            step = self._profile(max_model_len)
         return memory_budget(probe_memory(self._device), utilization, step.activations + step.graphs)
 
     def _profile(self, max_model_len: int) -> StepMemory:
-        """Measure the largest step, on a CUDA device with a small pool."""
-        limits = self._factory.limits(max_model_len, self.max_in_flight)
-        return measure_step_memory(self._factory, limits, self._device)
+        """Measure the largest step, on a CUDA device with a small pool, or recall what an earlier start measured."""
+        execution = self._config.execution
+        facts = profile_facts(self._config, self._arch, self._dtype, max_model_len, device_facts(self._device))
+        cache = ProfileCache(default_cache_dir(execution.cache_dir), facts)
+        known = cache.load() if execution.profile_cache else None
+        if known is not None:
+            return known
+        measured = measure_step_memory(
+            self._factory, self._factory.limits(max_model_len, self.max_in_flight), self._device
+        )
+        if execution.profile_cache:
+            cache.store(measured)
+        return measured
 
     def _warm_up(self, limits: RunnerLimits) -> None:
-        started = time.monotonic()
         if self._device.type == "cuda":
             rehearse_everything(self._runner, limits, self.cache.num_blocks)
         row_lens = short_step(limits, self.cache.num_blocks)
-        if row_lens:
-            if not rehearse(self._runner, row_lens, limits):
-                _log.warning(
-                    "the model's output is not a number: the checkpoint is damaged, or overflows in %s; try --dtype",
-                    _name(self._dtype),
-                )
-            _log.debug("warmed up in %.2f s", time.monotonic() - started)
+        if row_lens and not rehearse(self._runner, row_lens, limits):
+            _log.warning(
+                "the model's output is not a number: the checkpoint is damaged, or overflows in %s; try --dtype",
+                _name(self._dtype),
+            )
 
 
 def resolve_max_model_len(requested: int | None, context_length: int) -> int:

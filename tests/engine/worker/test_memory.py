@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import pytest
 from pagefleet_engine.config import CacheConfig
+from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.core.kv_needs import num_blocks_for
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.device import DeviceMemory
 from pagefleet_engine.worker.memory import (
     GIB,
     KVCacheSize,
+    KVNeeds,
     activation_bytes,
     check_free,
     cpu_budget,
     memory_budget,
-    num_blocks_for,
     size_kv_cache,
 )
 
 from tests.fakes.architectures import llama_arch
 
 MIB = 1024**2
+WHOLE = KVNeeds(group_layers([None, None]), block_size=16, chunk=2048)
 
 
 def size(config: CacheConfig, budget: int = 0, max_model_len: int = 64, exact_len: bool = True) -> KVCacheSize:
-    return size_kv_cache(config, MIB, max_model_len, budget, exact_len=exact_len)
+    return size_kv_cache(config, WHOLE, MIB, max_model_len, budget, exact_len=exact_len)
 
 
 def test_the_log_line_says_size_and_concurrency() -> None:
-    assert KVCacheSize(21845, 16, 192 * 1024, 2048).describe() == (
+    assert KVCacheSize(21845, 16, 192 * 1024, 2048, 128).describe() == (
         "KV cache: 4.00 GiB, 21845 blocks of 16 tokens = 349520 tokens, 170 requests of 2048 tokens at once"
     )
-    assert KVCacheSize(4, 16, MIB, 50).describe().endswith("1 request of 50 tokens at once")
+    assert KVCacheSize(4, 16, MIB, 50, 4).describe().endswith("1 request of 50 tokens at once")
 
 
 def test_a_fixed_number_of_blocks_wins_over_bytes_and_bytes_over_what_is_free() -> None:
@@ -99,7 +102,7 @@ def test_a_cpu_takes_no_more_than_it_can_use_unasked() -> None:
 
 
 def test_a_pool_larger_than_what_is_free_is_refused() -> None:
-    pool = KVCacheSize(num_blocks=2048, block_size=16, bytes_per_block=MIB, max_model_len=64)
+    pool = KVCacheSize(num_blocks=2048, block_size=16, bytes_per_block=MIB, max_model_len=64, blocks_per_request=4)
     check_free(pool, 2 * GIB)
     with pytest.raises(ConfigError, match=r"2.00 GiB, 3.5 MiB of memory are free: give --num-kv-blocks 3 or .* 3M at"):
         check_free(pool, 7 * MIB // 2)
@@ -117,3 +120,23 @@ def test_activations_grow_with_tokens_and_rows() -> None:
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (16, 1), (17, 2), (0, 0)])
 def test_blocks_for_tokens(tokens: int, blocks: int) -> None:
     assert num_blocks_for(tokens, 16) == blocks
+
+
+def test_layers_with_a_window_take_only_what_is_in_it() -> None:
+    """Twelve layers, of which ten see 64 tokens: the rest decides how long a request can be."""
+    groups = group_layers(([64] * 5 + [None]) * 2)
+    hybrid, all_layers = KVNeeds(groups, 16, 32), KVNeeds(group_layers([None] * 12), 16, 32)
+    share = groups.layers_per_block / 12  # of the bytes of a block that holds every layer
+    assert hybrid.blocks(4096) * share < 0.5 * all_layers.blocks(4096)
+    config = CacheConfig(num_kv_blocks=hybrid.blocks(4096))
+    found = size_kv_cache(config, hybrid, MIB, 4096, 0, exact_len=True)
+    assert (found.max_model_len, found.blocks_per_request) == (4096, hybrid.blocks(4096))
+    assert found.num_tokens == 4096
+    with pytest.raises(ConfigError, match=r"4112 takes \d+ blocks .* --max-model-len 4096 at most"):
+        size_kv_cache(config, hybrid, MIB, 4112, 0, exact_len=True)
+
+
+def test_a_pool_must_hold_a_block_of_every_group() -> None:
+    hybrid = KVNeeds(group_layers(([64] * 5 + [None]) * 2), 16, 32)
+    with pytest.raises(ConfigError, match=r"num_kv_blocks is 1, .*--num-kv-blocks"):
+        size_kv_cache(CacheConfig(num_kv_blocks=1), hybrid, MIB, 512, 0, exact_len=False)
