@@ -67,11 +67,15 @@ class Scheduler:
         kv_cache: KVCache,
         limits: ModelLimits,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        cascade: bool = False,
     ) -> None:
+        """`cascade`: count the blocks that all rows of a step share, for attention that computes them once."""
         self.max_model_len = min(limits.max_model_len, kv_cache.capacity_tokens)
         """Tokens at which a request ends with `length`: the model's context, or the KV pool where that is smaller."""
         self.config = config
         self._limits = limits
+        self._cascade = cascade
         self._long_prefill_tokens = _long_prefill_tokens(config)
         self._kv_cache = kv_cache
         self._block_size = kv_cache.block_size
@@ -269,7 +273,8 @@ class Scheduler:
             self._num_steps += 1
             self._in_flight[self._num_steps] = draft.requests
             removed, self._removed = self._removed, []
-        return StepPlan(self._num_steps, removed, draft.new, draft.rows, num_tokens)
+        num_common_blocks = self._kv_cache.num_common_blocks() if self._cascade else 0
+        return StepPlan(self._num_steps, removed, draft.new, draft.rows, num_tokens, num_common_blocks)
 
     def _preempt(self, request: Request, draft: _Draft) -> None:
         """Take the blocks of a request that is off the running list; it computes its tokens again later.
