@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pagefleet_kernels import attention_kernel
 from pagefleet_kernels._triton import COMPILE_OPTIONS, next_power_of_2
-from pagefleet_kernels.attention_kernel import LONG, SHARED, SHORT
+from pagefleet_kernels.attention_kernel import LONG, SHARED, SHORT, merge_parts_kernel, paged_attention_kernel
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.layout import split_kv
@@ -159,7 +158,7 @@ def run(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: Scor
     if rule.softcap is not None:
         score_scale, softcap = 2.0 * score_scale / rule.softcap, rule.softcap * LOG2_E
     tile = launch.tile
-    attention_kernel.paged_attention_kernel[launch.grid(queries)](
+    paged_attention_kernel[launch.grid(queries)](
         out_TNH,
         out_TNH if parts is None else parts.values_RNPH,
         out_TNH if parts is None else parts.log_sums_RNP,
@@ -229,7 +228,7 @@ def merge(parts: Parts, out_TNH: torch.Tensor, queries: PagedQueries, block_q: i
         return
     starts = queries.query_start_loc_S1
     head_dim = out_TNH.shape[2]
-    attention_kernel.merge_parts_kernel[(num_rows, num_heads)](
+    merge_parts_kernel[(num_rows, num_heads)](
         out_TNH,
         parts.values_RNPH,
         parts.log_sums_RNP,

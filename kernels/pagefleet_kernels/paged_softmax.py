@@ -31,31 +31,33 @@ def dot(a, b, acc, UPCAST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def page_offsets(  # type: ignore[no-untyped-def]
-    block_table_ptr,
-    tile_start,
-    in_range_N,
-    stride_block,
-    stride_slot,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
+def load_pages(  # type: ignore[no-untyped-def]
+    block_table_ptr, tile_start, first_key, end_key, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Offsets [N] of a tile's keys from the start of its head's pages, in elements.
+    """Entries of the block table for a tile: [N], one for each key, or a single one if the tile lies within a page."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        pages = tl.load(block_table_ptr + tile_start // BLOCK_SIZE, mask=tile_start < end_key, other=0)
+    else:
+        key_N = tile_start + tl.arange(0, BLOCK_N)
+        used_N = (key_N >= first_key) & (key_N < end_key)
+        pages = tl.load(block_table_ptr + key_N // BLOCK_SIZE, mask=used_N, other=0)
+    return pages
 
-    64-bit, because blocks times elements per block passes 2^31 in a large pool. A tile that lies within one page needs
-    one entry of the table, and its rows follow each other in memory.
+
+@jit()
+def page_offsets(  # type: ignore[no-untyped-def]
+    pages, tile_start, stride_block, stride_slot, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Offsets [N] of a tile's keys from the start of their head in the pool, in elements.
+
+    64-bit, because blocks times elements per block passes 2^31 in a large pool.
     """
     key_N = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE % BLOCK_N == 0:
-        block = tl.load(block_table_ptr + tile_start // BLOCK_SIZE).to(tl.int64)
-        return block * stride_block + (tile_start % BLOCK_SIZE + key_N) * stride_slot
-    position_N = tile_start + key_N
-    if MASKED:
-        block_N = tl.load(block_table_ptr + position_N // BLOCK_SIZE, mask=in_range_N, other=0)
+        slot_N = tile_start % BLOCK_SIZE + key_N
     else:
-        block_N = tl.load(block_table_ptr + position_N // BLOCK_SIZE)
-    return block_N.to(tl.int64) * stride_block + (position_N % BLOCK_SIZE) * stride_slot
+        slot_N = (tile_start + key_N) % BLOCK_SIZE
+    return pages.to(tl.int64) * stride_block + slot_N * stride_slot
 
 
 @jit()
@@ -118,12 +120,14 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     """
     DIM_PADDED: tl.constexpr = q_MD.shape[1]
     zeros_MN = tl.zeros([q_MD.shape[0], BLOCK_N], tl.float32)
+    # read one tile ahead: otherwise Triton spends the stages of its pipeline on the table, not on keys and values
+    next_pages = load_pages(block_table_ptr, begin, first_key, end_key, BLOCK_SIZE, BLOCK_N)
     for tile_start in range(begin, end, BLOCK_N):
+        pages = next_pages
+        next_pages = load_pages(block_table_ptr, tile_start + BLOCK_N, first_key, end_key, BLOCK_SIZE, BLOCK_N)
         key_N = tile_start + tl.arange(0, BLOCK_N)
         in_range_N = (key_N >= first_key) & (key_N < end_key)
-        offset_N = page_offsets(
-            block_table_ptr, tile_start, in_range_N, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N, MASKED
-        )
+        offset_N = page_offsets(pages, tile_start, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         k_ND = load_tile(key_ptr, offset_N, in_range_N, HEAD_DIM, DIM_PADDED, MASKED)
         k_ND = as_operand(k_ND, q_MD.dtype, FP8, NATIVE_FP8)
         scores_MN = dot(q_MD, tl.trans(k_ND), zeros_MN, UPCAST)
