@@ -28,7 +28,8 @@ class StaticAttention:
 
     def begin(self, batch: BatchGeometry) -> StaticStep:
         """See AttentionBackend."""
-        return StaticStep(self, batch)
+        # As a backend may: work on the device that the whole step shares. -1 becomes the last slot.
+        return StaticStep(self, batch, [slots_T % self.pool.shape[2] for slots_T in batch.slot_mappings])
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class StaticStep:
 
     backend: StaticAttention
     batch: BatchGeometry
+    slot_mappings: list[Tensor]
 
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """See AttentionStep."""
         group, layer = self.backend.groups.place(spec.layer)
         pool = self.backend.pool
-        slots_T = self.batch.slot_mappings[group] % pool.shape[2]  # -1 is the last
+        slots_T = self.slot_mappings[group]
         pool[0, layer].index_copy_(0, slots_T, k_TKH)
         pool[1, layer].index_copy_(0, slots_T, v_TKH)
 

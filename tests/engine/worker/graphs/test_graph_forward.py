@@ -116,6 +116,28 @@ def test_padding_reaches_nobody(mode: GraphMode) -> None:
     assert alone.isfinite().all()
 
 
+@pytest.mark.parametrize("mode", GRAPH_MODES, ids=lambda mode: mode.value)
+def test_padding_stays_within_the_graphs_sizes(mode: GraphMode) -> None:
+    """A kernel is launched for these sizes: a row that pointed past them would be read from and written to there."""
+    with torch.inference_mode():
+        twins = Twins(make_model(), mode)
+        rng = random.Random(9)
+        for number in range(20):
+            rows = random_rows(rng, decode=number % 2 == 0)
+            shape = twins.by_graph.shape(rows, 0)
+            twins.steps.prepare(rows, shape.num_rows, shape.num_tokens)
+            view = twins.steps.inputs.view(shape.num_rows, shape.num_tokens, rows.max_query_len)
+            starts = view.geometry.query_start_loc_S1.tolist()
+            held = len(rows.slots_S)
+            assert starts[: held + 1] == rows.first_S1.tolist()
+            assert starts == sorted(starts)
+            assert starts[-1] <= shape.num_tokens
+            assert view.geometry.seq_lens_S[held:].tolist() == [0] * (shape.num_rows - held)
+            assert view.geometry.slot_mappings[0][rows.num_tokens :].tolist() == [-1] * (
+                shape.num_tokens - rows.num_tokens
+            )
+
+
 @torch.inference_mode()
 def test_a_step_too_large_for_any_graph_is_run_without() -> None:
     twins = Twins(make_model(), GraphMode.FULL)
