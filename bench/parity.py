@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pagefleet_engine import LLM, SamplingParams
 
 from bench.report import write_report
-from tests.fakes.checkpoints import reference_model, save_checkpoint
+from tests.fakes.checkpoints import FAMILIES, reference_model, save_checkpoint
 from tests.fakes.greedy_parity import MODES, engine_tokens, prompts_of, reference_tokens
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 NUM_PROMPTS, LONGEST, NUM_TOKENS = 32, 300, 64
 
 
@@ -46,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts = prompts_of(NUM_PROMPTS, LONGEST)
     figures: dict[str, dict[str, object]] = {}
-    for name in ARCHITECTURES:
+    for name in FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             save_checkpoint(Path(folder), name, "float32", "1GB", {})
             expected = reference_tokens(Path(folder), prompts, NUM_TOKENS)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.greedy_parity import MODES, Mode, engine_tokens, prompts_of, reference_tokens
 
 PROMPTS = prompts_of(count=16, longest=300)
 NUM_TOKENS = 32
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> tuple[Path, list[list[int]]]:
     folder = make_checkpoint(request.param)
     return folder, reference_tokens(folder, PROMPTS, NUM_TOKENS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagefleet_engine.models.arch import ModelArch, arch_from_config
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.config_file import arch_from_config
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:

@@ -22,19 +22,61 @@ _TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-_FAMILY = {"mistral": {"sliding_window": 24}, "qwen3": {"head_dim": 32}}
+_CLASSES = {
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "olmo2": "Olmo2",
+    "phi3": "Phi3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
+FAMILIES = tuple(_CLASSES)
+_CONFIGS = {"gemma3_text": "Gemma3TextConfig"}
+# For the eight pairs of a head of 16
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * pair for pair in range(8)],
+    "long_factor": [2.0 + 0.5 * pair for pair in range(8)],
+}
+_FAMILY: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 24, "head_dim": 32, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0},
+    "gemma3_text": {
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "mistral": {"sliding_window": 24},
+    "phi3": {
+        "sliding_window": 24,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 512,
+        "rope_parameters": LONGROPE,
+        "pad_token_id": 0,
+    },
+    "qwen3": {"head_dim": 32},
+}
 
 
 def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, overrides: dict[str, Any]) -> None:
     """Write config.json and weights of a model of the family; norms and biases are random too."""
     name = _CLASSES[arch_name]
-    config = getattr(transformers, f"{name}Config")(**(_TINY | _FAMILY.get(arch_name, {}) | overrides))
+    config = getattr(transformers, _CONFIGS.get(arch_name, f"{name}Config"))(
+        **(_TINY | _FAMILY.get(arch_name, {}) | overrides)
+    )
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in parameter_name else 0.0, std=0.2)
+            centre = 0.0 if "norm" not in parameter_name or "gemma" in arch_name else 1.0  # Gemma stores them less one
+            torch.nn.init.normal_(parameter, mean=centre, std=0.2)
     with contextlib.redirect_stderr(io.StringIO()):  # the progress bar
         model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
 

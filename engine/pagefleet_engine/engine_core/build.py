@@ -13,7 +13,7 @@ from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.loader.dtype import resolve_dtype
-from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
 

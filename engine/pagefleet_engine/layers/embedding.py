@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,12 +17,14 @@ from pagefleet_engine.layers.weight import Placement, Weight
 
 
 class Embedding:
-    """Rows of a table by token id."""
+    """Rows of a table by token id, times a scale. The table itself, which a head may share, is not scaled."""
 
-    __slots__ = ("_followers", "_slot", "_table_VD")
+    __slots__ = ("_followers", "_scale", "_slot", "_table_VD")
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement, scale: float = 1.0) -> None:
+        """`scale` is rounded to the model's type, as it was when the model was trained."""
         self._table_VD: Tensor
+        self._scale = torch.tensor(scale, dtype=placement.dtype).item()
         self._followers: list[Callable[[Tensor], None]] = []
         self._slot = Weight((vocab_size,), hidden_size, placement, self._install)
 
@@ -34,8 +37,9 @@ class Embedding:
         self._followers.append(follower)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
-        """Integer [T] to [T, D]."""
-        return F.embedding(token_ids_T, self._table_VD)
+        """Integer [T] to a new tensor [T, D]."""
+        rows_TD = F.embedding(token_ids_T, self._table_VD)
+        return rows_TD if self._scale == 1.0 else rows_TD.mul_(self._scale)
 
     def _install(self, table_VD: Tensor) -> None:
         self._table_VD = table_VD
@@ -50,13 +54,20 @@ class LMHead:
     embedding only row by row.
     """
 
-    __slots__ = ("_kernel", "_slots", "_vocab_size")
+    __slots__ = ("_kernel", "_slots", "_softcap", "_vocab_size")
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, placement: Placement, tied_to: Embedding | None = None
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        placement: Placement,
+        *,
+        tied_to: Embedding | None = None,
+        softcap: float | None = None,
     ) -> None:
-        """`placement.path` names the head."""
+        """`placement.path` names the head; `softcap` bounds the logits: cap * tanh(logit / cap)."""
         self._kernel: LinearKernel
+        self._softcap = softcap
         self._vocab_size = vocab_size
         self._slots: dict[str, Weight] = {}
         if tied_to is None:
@@ -70,7 +81,10 @@ class LMHead:
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """[S, D] to [S, V], in the model's dtype."""
-        return self._kernel.linear(hidden_SD, None)
+        logits_SV = self._kernel.linear(hidden_SD, None)
+        if self._softcap is None:
+            return logits_SV
+        return logits_SV.div_(self._softcap).tanh_().mul_(self._softcap)
 
     def _install(self, matrix: Matrix) -> None:
         self._kernel = matrix.kernel(0, self._vocab_size)

@@ -1,6 +1,7 @@
-"""RMSNorm over the last axis (Zhang and Sennrich, arXiv 1910.07467), for hidden states and for single heads.
+"""RMSNorm over the last axis (Zhang and Sennrich, arXiv 1910.07467), for hidden states, projections and single heads.
 
-Shapes: T tokens, D width, N query heads, K key heads, M = N + K, H head size.
+With `unit_offset` a weight is stored less one, as Gemma's are. Shapes: T tokens, D width, N query heads, K key heads,
+M = N + K, L = N + 2K, H head size.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import torch
 from pagefleet_kernels.norm import rms_norm
 from torch import Tensor
 
-from pagefleet_engine.layers.weight import Placement, Weight
+from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 
 
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * w`."""
 
-    __slots__ = ("_apply", "_eps", "_slot", "_use_kernels")
+    __slots__ = ("_apply", "_eps", "_slot", "_unit_offset", "_use_kernels")
 
-    def __init__(self, width: int, eps: float, placement: Placement) -> None:
+    def __init__(self, width: int, eps: float, placement: Placement, unit_offset: bool = False) -> None:
         self._apply: Callable[[Tensor], Tensor]
-        self._eps = eps
+        self._eps, self._unit_offset = eps, unit_offset
         self._use_kernels = placement.use_kernels
         self._slot = Weight((width,), None, placement, self._install)
 
@@ -34,23 +35,31 @@ class RMSNorm:
         """A new tensor of x's shape and dtype."""
         return self._apply(x_TD)
 
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """`residual + norm(x)`; the residual must not be read afterwards."""
+        return residual_TD.add_(self._apply(x_TD))
+
     def _install(self, weight_D: Tensor) -> None:
         if self._use_kernels:
+            weight_D = weight_D.float() + 1.0 if self._unit_offset else weight_D
             self._apply = partial(rms_norm, weight_D=weight_D, eps=self._eps)
         else:
-            self._apply = _TorchNorm(weight_D, self._eps)
+            self._apply = _TorchNorm(weight_D, self._eps, self._unit_offset)
 
 
 class HeadNorm:
     """RMSNorm of each query head by one weight and of each key head by another, in one pass over both."""
 
-    __slots__ = ("_apply", "_eps", "_heads", "_kv_heads", "_parts", "_slots", "_use_kernels")
+    __slots__ = ("_apply", "_heads", "_kv_heads", "_slots", "eps", "unit_offset", "weights_H")
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement, unit_offset: bool = False
+    ) -> None:
         self._apply: Callable[[Tensor], Tensor]
-        self._heads, self._kv_heads, self._eps = heads, kv_heads, eps
-        self._use_kernels = placement.use_kernels
-        self._parts: dict[str, Tensor] = {}
+        self._heads, self._kv_heads = heads, kv_heads
+        self.eps, self.unit_offset = eps, unit_offset
+        self.weights_H: dict[str, Tensor] = {}
+        """`q_norm` and `k_norm` as stored, for a kernel that normalises along the way."""
         self._slots = {
             name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in ("q_norm", "k_norm")
         }
@@ -61,30 +70,40 @@ class HeadNorm:
             yield f"{name}.weight", slot
 
     def __call__(self, qk_TMH: Tensor) -> Tensor:
-        """Queries first, then keys; a new tensor of the same shape and dtype."""
+        """By torch. Queries first, then keys; a new tensor of the same shape and dtype."""
         return self._apply(qk_TMH)
 
     def _install(self, name: str, weight_H: Tensor) -> None:
-        self._parts[name] = weight_H
-        if len(self._parts) < len(self._slots):
+        self.weights_H[name] = weight_H
+        if len(self.weights_H) < len(self._slots):
             return
-        q_H, k_H = self._parts["q_norm"], self._parts["k_norm"]
+        q_H, k_H = self.weights_H["q_norm"], self.weights_H["k_norm"]
         weight_MH = torch.cat((q_H.expand(self._heads, -1), k_H.expand(self._kv_heads, -1)))
-        self._apply = (_KernelHeadNorm if self._use_kernels else _TorchNorm)(weight_MH, self._eps)
-        self._parts.clear()
+        self._apply = _TorchNorm(weight_MH, self.eps, self.unit_offset)
 
 
-class _KernelHeadNorm:
-    """The kernel takes one weight for all heads: it gets ones, and the heads' own weights follow."""
+class ProjectionNorm:
+    """RMSNorm over all query heads of a token together, and over all its key heads together."""
 
-    __slots__ = ("_eps", "_ones_H", "_weight_MH")
+    __slots__ = ("_k_norm", "_q_norm", "_widths")
 
-    def __init__(self, weight_MH: Tensor, eps: float) -> None:
-        self._weight_MH, self._eps = weight_MH, eps
-        self._ones_H = torch.ones_like(weight_MH[0])
+    def __init__(self, q_width: int, k_width: int, eps: float, placement: Placement) -> None:
+        self._widths = (q_width, k_width)
+        self._q_norm = RMSNorm(q_width, eps, placement)
+        self._k_norm = RMSNorm(k_width, eps, placement)
 
-    def __call__(self, x_TMH: Tensor) -> Tensor:
-        return rms_norm(x_TMH, self._ones_H, self._eps).mul_(self._weight_MH)
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from prefixed("q_norm", self._q_norm)
+        yield from prefixed("k_norm", self._k_norm)
+
+    def __call__(self, qkv_TI: Tensor) -> Tensor:
+        """Queries, keys and values side by side, [T, L * H]; the first two are replaced."""
+        q_width, k_width = self._widths
+        q_TI, k_TI = qkv_TI[:, :q_width], qkv_TI[:, q_width : q_width + k_width]
+        q_TI.copy_(self._q_norm(q_TI))
+        k_TI.copy_(self._k_norm(k_TI))
+        return qkv_TI
 
 
 class _TorchNorm:
@@ -95,10 +114,11 @@ class _TorchNorm:
 
     __slots__ = ("_floor", "_scaled_weight")
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, unit_offset: bool) -> None:
         """`weight` broadcasts over what is normalised; its last axis is the normalised one, D long."""
         width = weight.shape[-1]
-        self._scaled_weight = weight.to(torch.float32, copy=True).mul_(width**0.5)
+        factor = weight.to(torch.float32, copy=True)
+        self._scaled_weight = (factor.add_(1.0) if unit_offset else factor).mul_(width**0.5)
         self._floor = torch.tensor((width * eps) ** 0.5, dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:

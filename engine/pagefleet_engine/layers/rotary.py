@@ -1,7 +1,8 @@
-"""Rotary position embedding: angles of a step's tokens are worked out once, then every layer turns its heads by them.
+"""From projected heads to attention: normalise and rotate queries and keys, put keys and values into their pages.
 
-The first half of a head rotates against its second half. Shapes: T tokens, N query heads, K key heads, M = N + K,
-H head size, P positions.
+The angles of a step's tokens are worked out once for all layers that rotate alike. The first half of a head's rotated
+dimensions turns against the second half. Shapes: T tokens, N query heads, K key heads, M = N + K, L = N + 2K, H head
+size, R rotated dimensions, P positions.
 """
 
 from __future__ import annotations
@@ -12,68 +13,89 @@ import torch
 from pagefleet_kernels.rotary import apply_rope
 from torch import Tensor
 
+from pagefleet_engine.attention.backend import AttentionStep
+from pagefleet_engine.layers.heads import Heads
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles
 from pagefleet_engine.layers.weight import Placement
 
 
 class Rotation(Protocol):
-    """The rotation of one step, for all layers."""
+    """The rotation of one step's tokens."""
 
-    def rotate(self, qk_TMH: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-        """Query heads come first in `qk`; returns [T, N, H] queries and [T, K, H] keys."""
+    def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
+        """Queries come first in `qkv`, then keys, then values. Writes the last two to the layer's pages; returns the
+        queries, [T, N, H]. `qkv` must not be read afterwards."""
         ...
 
 
 class RotaryEmbedding:
     """Makes a step's rotation: from a table for the kernel, computed for the step without."""
 
-    __slots__ = ("_head_dim", "_placement", "_rope", "_table_PH")
+    __slots__ = ("_placement", "_rope", "_rotary_dim", "_table_PR")
 
     def __init__(self, rope: RopeParameters, head_dim: int, max_positions: int, placement: Placement) -> None:
         """`max_positions`: length of the table; without kernels positions have no bound."""
-        self._rope, self._head_dim, self._placement = rope, head_dim, placement
-        self._table_PH: Tensor | None = None
+        self._rope, self._placement = rope, placement
+        self._rotary_dim = rope.rotary_dim(head_dim)
+        self._table_PR: Tensor | None = None
         if placement.use_kernels:
-            turns = angles(rope, head_dim, torch.arange(max_positions, device=placement.device))
-            self._table_PH = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.attention_factor
+            turns = angles(rope, self._rotary_dim, torch.arange(max_positions, device=placement.device))
+            self._table_PR = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.attention_factor
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation to integer positions [T]."""
-        if self._table_PH is not None:
-            return _KernelRotation(self._table_PH, positions_T)
-        turns = angles(self._rope, self._head_dim, positions_T)
+        if self._table_PR is not None:
+            return _KernelRotation(self._table_PR, positions_T)
+        turns = angles(self._rope, self._rotary_dim, positions_T)
         cos, sin = turns.cos(), turns.sin()
         cos_sin = torch.cat((cos, cos, -sin, sin), dim=-1).mul_(self._rope.attention_factor)
-        cos_T1H, sin_T1H = cos_sin.to(self._placement.dtype).unsqueeze(1).chunk(2, dim=-1)
-        return _TorchRotation(cos_T1H, sin_T1H)
+        cos_T1R, sin_T1R = cos_sin.to(self._placement.dtype).unsqueeze(1).chunk(2, dim=-1)
+        return _TorchRotation(cos_T1R, sin_T1R)
 
 
 class _TorchRotation:
     """`x * cos + swapped(x) * sin`, where swapping a head's halves is a roll and the signs are in the sines."""
 
-    __slots__ = ("_cos_T1H", "_half", "_sin_T1H")
+    __slots__ = ("_cos_T1R", "_half", "_rotary_dim", "_sin_T1R")
 
-    def __init__(self, cos_T1H: Tensor, sin_T1H: Tensor) -> None:
-        self._cos_T1H, self._sin_T1H = cos_T1H, sin_T1H
-        self._half = cos_T1H.shape[-1] // 2
+    def __init__(self, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
+        self._cos_T1R, self._sin_T1R = cos_T1R, sin_T1R
+        self._rotary_dim = cos_T1R.shape[-1]
+        self._half = self._rotary_dim // 2
 
-    def rotate(self, qk_TMH: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+    def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""
+        num_heads, num_kv_heads = heads.num_heads, heads.num_kv_heads
+        qk_TMH, v_TKH = qkv_TLH.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
+        if heads.norm is not None:
+            qk_TMH = heads.norm(qk_TMH)
+        q_TNH, k_TKH = self._turn(qk_TMH).split_with_sizes((num_heads, num_kv_heads), 1)
+        step.write(heads.spec, k_TKH, v_TKH)
+        return q_TNH
+
+    def _turn(self, qk_TMH: Tensor) -> Tensor:
+        if self._rotary_dim < qk_TMH.shape[-1]:
+            turned_TMR = self._turn(qk_TMH[..., : self._rotary_dim])
+            return torch.cat((turned_TMR, qk_TMH[..., self._rotary_dim :]), dim=-1)
         swapped_TMH = qk_TMH.roll(self._half, -1)
-        rotated_TMH = torch.addcmul(qk_TMH * self._cos_T1H, swapped_TMH, self._sin_T1H)
-        q_TNH, k_TKH = rotated_TMH.split_with_sizes((heads, kv_heads), 1)
-        return q_TNH, k_TKH
+        return torch.addcmul(qk_TMH * self._cos_T1R, swapped_TMH, self._sin_T1R)
 
 
 class _KernelRotation:
-    """The Triton kernel reads the table at the positions."""
+    """The kernel reads the table at the positions."""
 
-    __slots__ = ("_positions_T", "_table_PH")
+    __slots__ = ("_positions_T", "_table_PR")
 
-    def __init__(self, table_PH: Tensor, positions_T: Tensor) -> None:
-        self._table_PH, self._positions_T = table_PH, positions_T
+    def __init__(self, table_PR: Tensor, positions_T: Tensor) -> None:
+        self._table_PR, self._positions_T = table_PR, positions_T
 
-    def rotate(self, qk_TMH: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+    def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""
-        q_TNH, k_TKH = qk_TMH.split_with_sizes((heads, kv_heads), 1)
-        return apply_rope(q_TNH, k_TKH, self._table_PH, self._positions_T)
+        num_heads, num_kv_heads = heads.num_heads, heads.num_kv_heads
+        qk_TMH, v_TKH = qkv_TLH.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
+        if heads.norm is not None:
+            qk_TMH = heads.norm(qk_TMH)
+        q_TNH, k_TKH = qk_TMH.split_with_sizes((num_heads, num_kv_heads), 1)
+        q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, self._table_PR, self._positions_T)
+        step.write(heads.spec, k_TKH, v_TKH)
+        return q_TNH

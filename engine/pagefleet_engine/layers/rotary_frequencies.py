@@ -1,7 +1,8 @@
-"""Rotary frequencies and their scalings: default, linear, dynamic, llama3, yarn. Arithmetic only.
+"""Rotary frequencies and their scalings: default, linear, dynamic, llama3, yarn, longrope. Arithmetic only.
 
 Shapes: R/2 rotated pairs of a head, P positions. Sources: RoPE, Su et al., arXiv 2104.09864; dynamic NTK as in the
-Hugging Face configurations; YaRN, Peng et al., arXiv 2309.00071; llama3 as published with Llama 3.1.
+Hugging Face configurations; YaRN, Peng et al., arXiv 2309.00071; llama3 as published with Llama 3.1; LongRoPE, Ding et
+al., arXiv 2402.13753.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class RopeParameters:
     rope_type: RopeType = "default"
     theta: float = 10_000.0
     """Base of the geometric series of wavelengths."""
+    rotated_share: float = 1.0
+    """Part of each head that rotates: its first dimensions."""
     factor: float = 1.0
     """How many times the context was stretched."""
     original_max_position: int = 0
@@ -36,35 +39,48 @@ class RopeParameters:
     beta_slow: float = 1.0
     """yarn: pairs that turn less often than this are stretched in full."""
     attention_factor: float = 1.0
-    """yarn: multiplies cosines and sines, hence queries and keys."""
+    """yarn, longrope: multiplies cosines and sines, hence queries and keys."""
     truncate: bool = True
     """yarn: round the bounds between the two regimes to whole pairs."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: what each pair is stretched by where no sequence passes original_max_position."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: and where one may."""
+    longest: int = 0
+    """longrope: longest sequence that is served; decides between the two for all sequences."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many dimensions of a head rotate."""
+        return int(head_dim * self.rotated_share)
 
 
-def angles(rope: RopeParameters, head_dim: int, positions_P: Tensor) -> Tensor:
-    """Float32 [P, R/2] angles in radians at integer positions, on the positions' device.
+def angles(rope: RopeParameters, rotary_dim: int, positions_P: Tensor) -> Tensor:
+    """Float32 [P, R/2] angles in radians at integer positions, on the positions' device; `rotary_dim` is R.
 
     Each row depends on its own position only, so that cached keys stay valid however long a sequence grows. For
     `dynamic` this means the base that suits a context ending at that position: what token-by-token decoding gives.
     """
     positions_P1 = positions_P.to(torch.float32).unsqueeze(1)
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_P.device) / head_dim
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=positions_P.device) / rotary_dim
     if rope.rope_type == "dynamic":
         length_P1 = (positions_P1 + 1).clamp(min=rope.original_max_position)
         growth_P1 = rope.factor * length_P1 / rope.original_max_position - (rope.factor - 1)
-        base_P1 = rope.theta * growth_P1 ** (head_dim / (head_dim - 2))
+        base_P1 = rope.theta * growth_P1 ** (rotary_dim / (rotary_dim - 2))
         return positions_P1 / base_P1**exponent
-    return positions_P1 * _scaled(rope, head_dim, 1.0 / rope.theta**exponent)
+    return positions_P1 * _scaled(rope, rotary_dim, 1.0 / rope.theta**exponent)
 
 
-def _scaled(rope: RopeParameters, head_dim: int, frequencies: Tensor) -> Tensor:
+def _scaled(rope: RopeParameters, rotary_dim: int, frequencies: Tensor) -> Tensor:
     match rope.rope_type:
         case "linear":
             return frequencies / rope.factor
         case "llama3":
             return _llama3(rope, frequencies)
         case "yarn":
-            return _yarn(rope, head_dim, frequencies)
+            return _yarn(rope, rotary_dim, frequencies)
+        case "longrope":
+            factors = rope.long_factors if rope.longest > rope.original_max_position else rope.short_factors
+            return frequencies / torch.tensor(factors, dtype=torch.float32, device=frequencies.device)
         case _:
             return frequencies
 
@@ -77,17 +93,17 @@ def _llama3(rope: RopeParameters, frequencies: Tensor) -> Tensor:
     return kept * frequencies + (1 - kept) * frequencies / rope.factor
 
 
-def _yarn(rope: RopeParameters, head_dim: int, frequencies: Tensor) -> Tensor:
+def _yarn(rope: RopeParameters, rotary_dim: int, frequencies: Tensor) -> Tensor:
     """As llama3, with the blend linear in the pair's index."""
 
     def pair_with_turns(turns: float) -> float:
         wavelength = rope.original_max_position / (turns * 2 * math.pi)
-        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+        return rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
     low, high = pair_with_turns(rope.beta_fast), pair_with_turns(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=frequencies.device)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    pairs = torch.arange(rotary_dim // 2, dtype=torch.float32, device=frequencies.device)
     stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
     return stretched * frequencies / rope.factor + (1 - stretched) * frequencies

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.models.arch import read_json
+from pagefleet_engine.models.config_file import read_json
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

@@ -1,19 +1,20 @@
-"""Attention, MLP and decoder layer as Llama's descendants share them; what differs between these is `BlockTraits`.
+"""Attention and MLP as Llama's descendants share them; what differs between these is `Traits` and the `ModelArch`.
 
-Shapes: T tokens of the step, D hidden size, N query heads, K key/value heads, M = N + K, L = N + 2K,
-H head size.
+Shapes: T tokens of the step, D hidden size, N query heads, K key/value heads, L = N + 2K, H head size, G MLP width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.layers.heads import Heads
 from pagefleet_engine.layers.linear import GatedLinear, Linear
-from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
+from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm
 from pagefleet_engine.layers.quantization.kv_scales import KVScales
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
@@ -21,94 +22,86 @@ from pagefleet_engine.models.arch import ModelArch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTraits:
-    """How a family departs from plain Llama."""
+class Traits:
+    """How a family departs from plain Llama, whatever its configurations say."""
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    head_norm: bool = False
-    """Normalise each query and key head before it is rotated."""
+    query_key_norm: Literal["none", "heads", "projection"] = "none"
+    """Normalise queries and keys before they are rotated: each head, or all heads of a token together."""
+    layer_norms: Literal["before", "around", "after"] = "before"
+    """Where attention and the MLP are normalised: what they read, what they give, or both."""
+    norm_unit_offset: bool = False
+    """Norms store their weights less one."""
+    embedding_scale: float = 1.0
+    merged_in_checkpoint: bool = False
+    """The checkpoint, too, has query, key and value in one matrix, and gate and up in another."""
 
 
 class Attention:
-    """Grouped-query attention, plus the residual stream that it adds to."""
+    """Grouped-query attention."""
 
-    def __init__(self, arch: ModelArch, layer: int, traits: BlockTraits, placement: Placement) -> None:
-        heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
-        self._heads, self._kv_heads = heads, kv_heads
-        self._rotated_and_not = (heads + kv_heads, kv_heads)
+    def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
+        heads, kv_heads, head_dim, eps = arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.rms_norm_eps
+        q_width, k_width = heads * head_dim, kv_heads * head_dim
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
-        self._spec = AttentionSpec(layer=layer, scale=head_dim**-0.5, window=arch.windows[layer])
-        self._kv_scales = KVScales(placement, self._install_kv_scales)
-        rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        rows = (q_width + 2 * k_width,) if traits.merged_in_checkpoint else (q_width, k_width, k_width)
         self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within("qkv_proj"))
-        self._o_proj = Linear(heads * head_dim, (arch.hidden_size,), traits.output_bias, placement.within("o_proj"))
-        self._head_norm = (
-            HeadNorm(heads, kv_heads, head_dim, arch.rms_norm_eps, placement) if traits.head_norm else None
+        self._o_proj = Linear(q_width, (arch.hidden_size,), traits.output_bias, placement.within("o_proj"))
+        self._project: Callable[[Tensor], Tensor] = self._qkv_proj
+        self._norm: HeadNorm | ProjectionNorm | None = None
+        head_norm = None
+        if traits.query_key_norm == "heads":
+            self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, traits.norm_unit_offset)
+        elif traits.query_key_norm == "projection":
+            self._norm = norm = ProjectionNorm(q_width, k_width, eps, placement)
+            self._project = lambda x_TD: norm(self._qkv_proj(x_TD))
+        spec = AttentionSpec(
+            layer=layer, scale=arch.query_scale, window=arch.windows[layer], softcap=arch.attention_softcap
         )
+        self._heads = Heads(heads, kv_heads, head_norm, spec)
+        self._kv_scales = KVScales(placement, self._heads.scale_cache)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
         yield from prefixed("qkv_proj", self._qkv_proj)
         yield from prefixed("o_proj", self._o_proj)
+        if self._norm is not None:
+            yield from self._norm.weights()
         yield from self._kv_scales.weights()
-        if self._head_norm is not None:
-            yield from self._head_norm.weights()
 
-    def __call__(self, x_TD: Tensor, residual_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
-        """`residual + attention(x)`, [T, D]."""
-        heads_TLH = self._qkv_proj(x_TD).view(self._shape)
-        qk_TMH, v_TKH = heads_TLH.split_with_sizes(self._rotated_and_not, 1)
-        if self._head_norm is not None:
-            qk_TMH = self._head_norm(qk_TMH)
-        q_TNH, k_TKH = rotation.rotate(qk_TMH, self._heads, self._kv_heads)
-        step.write(self._spec, k_TKH, v_TKH)
-        out_TNH = step.attend(self._spec, q_TNH)
-        return self._o_proj.add_to(residual_TD, out_TNH.flatten(1))
+    def __call__(self, x_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+        """[T, D] to a new tensor [T, D]."""
+        return self._o_proj(self._attend(x_TD, rotation, step))
 
-    def _install_kv_scales(self, k_scale: float, v_scale: float) -> None:
-        self._spec = replace(self._spec, k_scale=k_scale, v_scale=v_scale)
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+        """`residual + attention(x)`, [T, D]; the residual must not be read afterwards."""
+        return self._o_proj.add_to(residual_TD, self._attend(x_TD, rotation, step))
+
+    def _attend(self, x_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+        q_TNH = rotation.prepare(self._heads, self._project(x_TD).view(self._shape), step)
+        return step.attend(self._heads.spec, q_TNH).flatten(1)
 
 
 class MLP:
-    """Gated MLP, plus the residual stream that it adds to."""
+    """Gated MLP."""
 
-    def __init__(self, arch: ModelArch, traits: BlockTraits, placement: Placement) -> None:
-        self._gate_up_proj = GatedLinear(
-            arch.hidden_size, (arch.intermediate_size,) * 2, traits.mlp_bias, placement.within("gate_up_proj")
-        )
-        self._down_proj = Linear(
-            arch.intermediate_size, (arch.hidden_size,), traits.mlp_bias, placement.within("down_proj")
-        )
+    def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
+        hidden, width, bias = arch.hidden_size, arch.intermediate_size, traits.mlp_bias
+        rows = (2 * width,) if traits.merged_in_checkpoint else (width, width)
+        self._gate_up_proj = GatedLinear(hidden, rows, bias, placement.within("gate_up_proj"), arch.activation)
+        self._down_proj = Linear(width, (hidden,), bias, placement.within("down_proj"))
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
         yield from prefixed("gate_up_proj", self._gate_up_proj)
         yield from prefixed("down_proj", self._down_proj)
 
-    def __call__(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
-        """`residual + mlp(x)`, [T, D]."""
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """[T, D] to a new tensor [T, D]."""
+        return self._down_proj(self._gate_up_proj(x_TD))
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """`residual + mlp(x)`, [T, D]; the residual must not be read afterwards."""
         return self._down_proj.add_to(residual_TD, self._gate_up_proj(x_TD))
-
-
-class DecoderLayer:
-    """Attention, then MLP, each after its norm."""
-
-    def __init__(self, arch: ModelArch, layer: int, traits: BlockTraits, placement: Placement) -> None:
-        self._input_norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
-        self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
-        self._post_attention_norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
-        self._mlp = MLP(arch, traits, placement.within("mlp"))
-
-    def weights(self) -> Iterator[tuple[str, Weight]]:
-        """See HasWeights."""
-        yield from prefixed("input_layernorm", self._input_norm)
-        yield from prefixed("self_attn", self._attention)
-        yield from prefixed("post_attention_layernorm", self._post_attention_norm)
-        yield from prefixed("mlp", self._mlp)
-
-    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
-        """The residual stream, [T, D], before and after the layer; the former may be overwritten."""
-        hidden_TD = self._attention(self._input_norm(hidden_TD), hidden_TD, rotation, step)
-        return self._mlp(self._post_attention_norm(hidden_TD), hidden_TD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagefleet_engine.errors import ModelLoadError
@@ -22,6 +22,10 @@ class ConfigFields:
         """Whether the field has a value."""
         return self._values.get(name) is not None
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFields:
+        """The same with these values for fields that are not there at all; one that is null stays so."""
+        return ConfigFields({**defaults, **self._values}, self.source)
+
     def count(self, name: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1) -> int:
         """An integer from `low` to `high`; an error when absent without a default."""
         value = self._get(name, default)
@@ -32,9 +36,20 @@ class ConfigFields:
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not _is_positive(value):
             raise self._wrong(name, "a positive number")
         return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A positive number, or None."""
+        return self.number(name) if self.present(name) else None
+
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of so many positive numbers."""
+        values = self._values.get(name)
+        if not isinstance(values, list) or len(values) != length or not all(_is_positive(value) for value in values):
+            raise self._wrong(name, f"a list of {length} positive numbers")
+        return tuple(float(value) for value in values)
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
@@ -57,6 +72,13 @@ class ConfigFields:
         if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
             raise self._wrong(name, "a token id or a list of token ids")
         return tuple(ids)
+
+    def must_be_unset(self, name: str) -> None:
+        """An error when the field has a value other than false: it asks for what we do not run."""
+        value = self._values.get(name)
+        if value is not None and value is not False:
+            said = f"{name} is {reprlib.repr(value)}; pagefleet runs this kind of model without it only"
+            raise ModelLoadError(f"{self.source}: {said}")
 
     def layer_types(self, num_layers: int) -> list[str] | None:
         """The kind of attention of each layer; None when not said."""
@@ -82,12 +104,13 @@ class ConfigFields:
             raise self._wrong(name, "a list of two positive integers")
         return value[0], value[1]
 
-    def section(self, name: str) -> ConfigFields:
-        """An object inside; empty when absent."""
+    def section(self, name: str, inherited: Sequence[str] = ()) -> ConfigFields:
+        """An object inside, empty when absent. Where it lacks one of `inherited`, it has it from outside."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self._wrong(name, "an object")
-        return ConfigFields(value, f"{self.source}: {name}")
+        outer = {field: self._values[field] for field in inherited if field in self._values}
+        return ConfigFields({**outer, **value}, f"{self.source}: {name}")
 
     def section_names(self) -> list[str]:
         """Fields whose values are objects."""
@@ -100,3 +123,7 @@ class ConfigFields:
     def _wrong(self, name: str, expected: str) -> ModelLoadError:
         said = f"is {reprlib.repr(self._values[name])}" if name in self._values else "is missing"
         return ModelLoadError(f"{self.source}: {name} {said}; it must be {expected}: repair the file")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

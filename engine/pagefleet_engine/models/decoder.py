@@ -15,28 +15,34 @@ from pagefleet_engine.layers.norm import RMSNorm
 from pagefleet_engine.layers.rotary import RotaryEmbedding
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.models.blocks import BlockTraits, DecoderLayer
+from pagefleet_engine.models.blocks import Traits
+from pagefleet_engine.models.decoder_layer import decoder_layer
 
 
 class DecoderModel:
-    """Implements `Model` for every family whose layers differ in `BlockTraits` only."""
+    """Implements `Model` for every family whose layers differ in `Traits` and `ModelArch` only."""
 
-    def __init__(self, arch: ModelArch, traits: BlockTraits, placement: Placement) -> None:
+    def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
         self.arch = arch
-        self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement)
+        self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, traits.embedding_scale)
         self._layers = [
-            DecoderLayer(arch, layer, traits, placement.within(f"model.layers.{layer}"))
-            for layer in range(arch.num_layers)
+            (decoder_layer(arch, layer, traits, placement.within(f"model.layers.{layer}")), rope)
+            for layer, rope in enumerate(arch.layer_ropes)
         ]
-        self._norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement)
-        self._rotary = RotaryEmbedding(arch.rope, arch.head_dim, arch.context_length, placement)
-        tied_to = self._embed_tokens if arch.tie_word_embeddings else None
-        self._lm_head = LMHead(arch.vocab_size, arch.hidden_size, placement.within("lm_head"), tied_to)
+        self._norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement, traits.norm_unit_offset)
+        self._rotaries = [RotaryEmbedding(rope, arch.head_dim, arch.context_length, placement) for rope in arch.ropes]
+        self._lm_head = LMHead(
+            arch.vocab_size,
+            arch.hidden_size,
+            placement.within("lm_head"),
+            tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
+            softcap=arch.final_softcap,
+        )
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""
         yield from prefixed("model.embed_tokens", self._embed_tokens)
-        for index, layer in enumerate(self._layers):
+        for index, (layer, _) in enumerate(self._layers):
             yield from prefixed(f"model.layers.{index}", layer)
         yield from prefixed("model.norm", self._norm)
         yield from prefixed("lm_head", self._lm_head)
@@ -44,9 +50,9 @@ class DecoderModel:
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model."""
         hidden_TD = self._embed_tokens(token_ids_T)
-        rotation = self._rotary.at(positions_T)
-        for layer in self._layers:
-            hidden_TD = layer(hidden_TD, rotation, step)
+        rotations = [rotary.at(positions_T) for rotary in self._rotaries]
+        for layer, rope in self._layers:
+            hidden_TD = layer(hidden_TD, rotations[rope], step)
         return self._norm(hidden_TD)
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.models.blocks import BlockTraits
+from pagefleet_engine.models.blocks import Traits
+from pagefleet_engine.models.config_fields import ConfigFields
+from pagefleet_engine.models.config_shared import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 
 
+def read(fields: ConfigFields) -> ModelArch:
+    """The plain form."""
+    return read_shared(fields)
+
+
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:
-    """The plain form; a configuration may add biases to all of attention and to all of the MLP."""
-    traits = BlockTraits(qkv_bias=arch.attention_bias, output_bias=arch.attention_bias, mlp_bias=arch.mlp_bias)
+    """A configuration may add biases to all of attention and to all of the MLP."""
+    traits = Traits(qkv_bias=arch.attention_bias, output_bias=arch.attention_bias, mlp_bias=arch.mlp_bias)
     return DecoderModel(arch, traits, placement)

@@ -10,46 +10,79 @@ from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.models.config_fields import ConfigFields
 
 
-def read_rope(fields: ConfigFields, max_position: int) -> tuple[RopeParameters, int]:
-    """The rotary parameters and the context length that they are meant for."""
+def read_rope(fields: ConfigFields, head_dim: int) -> RopeParameters:
+    """The one set of rotary parameters that all layers share."""
     scaling = fields.section("rope_parameters" if fields.present("rope_parameters") else "rope_scaling")
     if nested := scaling.section_names():
         raise ModelLoadError(
             f"{scaling.source}: separate values for {', '.join(nested)} are not supported; give one set for all layers"
         )
-    for where in (scaling, fields):
-        if where.number("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelLoadError(f"{where.source}: partial_rotary_factor must be 1; pagefleet rotates whole heads")
-    theta = scaling.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    return rope_from(scaling, fields, head_dim, scaling.number("rope_theta", fields.number("rope_theta", 10_000.0)))
+
+
+def rope_from(scaling: ConfigFields, fields: ConfigFields, head_dim: int, theta: float) -> RopeParameters:
+    """Parameters of one `scaling` object within the configuration `fields`."""
+    max_position = fields.count("max_position_embeddings")
+    share = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = RopeParameters(rotated_share=share).rotary_dim(head_dim)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise ModelLoadError(
+            f"{scaling.source}: partial_rotary_factor {share:g} rotates {rotary_dim} of the {head_dim} dimensions of a "
+            "head; it must be an even number of them: repair the file"
+        )
     rope_type = scaling.text("rope_type", scaling.text("type", "default"))
     match rope_type:
         case "default":
-            return RopeParameters(theta=theta), max_position
+            return RopeParameters(theta=theta, rotated_share=share)
         case "linear":
             factor = scaling.number("factor")
-            return RopeParameters(rope_type="linear", theta=theta, factor=factor), int(max_position * factor)
+            return RopeParameters(rope_type="linear", theta=theta, rotated_share=share, factor=factor)
         case "dynamic":
-            factor = scaling.number("factor")
-            rope = RopeParameters(rope_type="dynamic", theta=theta, factor=factor, original_max_position=max_position)
-            return rope, int(max_position * factor)
+            return RopeParameters(
+                rope_type="dynamic",
+                theta=theta,
+                rotated_share=share,
+                factor=scaling.number("factor"),
+                original_max_position=max_position,
+            )
         case "llama3":
-            return _llama3(scaling, theta, max_position), max_position
+            return _llama3(scaling, theta, share, max_position)
         case "yarn":
-            rope = _yarn(scaling, theta, max_position)
-            return rope, max(max_position, int(rope.original_max_position * rope.factor))
+            return _yarn(scaling, theta, share, max_position)
+        case "longrope" | "su":  # its first name
+            return _longrope(scaling, fields, theta, share, rotary_dim)
         case _:
             raise ModelLoadError(
-                f"{scaling.source}: rope_type is {rope_type}; pagefleet knows default, linear, dynamic, llama3, yarn"
+                f"{scaling.source}: rope_type is {rope_type}; pagefleet knows default, linear, dynamic, llama3, yarn, "
+                "longrope"
             )
 
 
-def _llama3(scaling: ConfigFields, theta: float, max_position: int) -> RopeParameters:
+def stretched_context(rope: RopeParameters, max_position: int) -> int:
+    """The context that a rotation is meant for, where `max_position_embeddings` is from before it was stretched."""
+    match rope.rope_type:
+        case "linear" | "dynamic":
+            return int(max_position * rope.factor)
+        case "yarn":
+            return max(max_position, int(rope.original_max_position * rope.factor))
+        case _:
+            return max_position
+
+
+def unstretched_length(rope: RopeParameters, context_length: int) -> int:
+    """The longest sequence for which the rotation is as it was first trained: LongRoPE's long factors would cost
+    shorter sequences quality, so they wait to be asked for."""
+    return min(rope.original_max_position, context_length) if rope.rope_type == "longrope" else context_length
+
+
+def _llama3(scaling: ConfigFields, theta: float, share: float, max_position: int) -> RopeParameters:
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if low >= high:
         raise ModelLoadError(f"{scaling.source}: low_freq_factor must be under high_freq_factor: repair the file")
     return RopeParameters(
         rope_type="llama3",
         theta=theta,
+        rotated_share=share,
         factor=scaling.number("factor"),
         original_max_position=scaling.count("original_max_position_embeddings", max_position),
         low_freq_factor=low,
@@ -57,12 +90,13 @@ def _llama3(scaling: ConfigFields, theta: float, max_position: int) -> RopeParam
     )
 
 
-def _yarn(scaling: ConfigFields, theta: float, max_position: int) -> RopeParameters:
+def _yarn(scaling: ConfigFields, theta: float, share: float, max_position: int) -> RopeParameters:
     original = scaling.count("original_max_position_embeddings", max_position)
     factor = scaling.number("factor", max_position / original)
     return RopeParameters(
         rope_type="yarn",
         theta=theta,
+        rotated_share=share,
         factor=factor,
         original_max_position=original,
         beta_fast=scaling.number("beta_fast", 32.0),
@@ -83,3 +117,23 @@ def _attention_factor(scaling: ConfigFields, factor: float) -> float:
     if scaling.present("mscale") and scaling.present("mscale_all_dim"):
         return term(scaling.number("mscale")) / term(scaling.number("mscale_all_dim"))
     return term(1.0)
+
+
+def _longrope(
+    scaling: ConfigFields, fields: ConfigFields, theta: float, share: float, rotary_dim: int
+) -> RopeParameters:
+    """The first context stands beside the scaling in Phi-3's files, inside it in others."""
+    max_position = fields.count("max_position_embeddings")
+    where = fields if fields.present("original_max_position_embeddings") else scaling
+    original = where.count("original_max_position_embeddings", max_position, low=2)
+    factor = scaling.number("factor", max_position / original)
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeParameters(
+        rope_type="longrope",
+        theta=theta,
+        rotated_share=share,
+        original_max_position=original,
+        attention_factor=scaling.number("attention_factor", grown),
+        short_factors=scaling.numbers("short_factor", rotary_dim // 2),
+        long_factors=scaling.numbers("long_factor", rotary_dim // 2),
+    )

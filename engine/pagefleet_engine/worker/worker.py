@@ -52,6 +52,8 @@ class Worker:
         self._config = config
         fp8_cache = config.cache.kv_cache_dtype == "fp8"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
+        max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
+        arch = arch.for_length(max_model_len)
         self._arch = arch
         self._device = resolve_device(config.model.device)
         self._groups = group_layers(arch.windows)
@@ -59,7 +61,6 @@ class Worker:
         self.max_in_flight = 2 if (self._device.type == "cuda" if is_async is None else is_async) else 1
         """Steps that may be launched before the first of them is waited for."""
         num_threads = set_num_threads(config.model.num_threads)
-        max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         with times.phase("weights"), naming_the_remedy("weights"):
@@ -162,14 +163,20 @@ class Worker:
             )
 
 
-def resolve_max_model_len(requested: int | None, context_length: int) -> int:
-    """Longest prompt plus output: as asked for, by default all that the model was made for.
+def resolve_max_model_len(requested: int | None, context_length: int, default_length: int) -> int:
+    """Longest prompt plus output: as asked for, by default all that the model is good at without being told.
 
     Raises:
         ConfigError: under 2 tokens, or more than the model was made for.
     """
     if requested is None:
-        return context_length
+        if default_length < context_length:
+            _log.info(
+                "serving at most %d tokens at once: --max-model-len takes up to %d, at some cost to shorter texts",
+                default_length,
+                context_length,
+            )
+        return default_length
     if requested < 2:
         raise ConfigError(f"max_model_len is {requested}: give at least 2, a token of prompt and one of output")
     if requested > context_length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
+from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
 from pagefleet_engine.layers.weight import Placement
 
 EPS = 1e-5
@@ -14,9 +14,9 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def exact(x: torch.Tensor, weight: torch.Tensor, unit_offset: bool = False) -> torch.Tensor:
     x = x.double()
-    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * (weight.double() + unit_offset)
 
 
 @pytest.fixture(params=[False, True], ids=["torch", "kernels"])
@@ -25,13 +25,28 @@ def place(request: pytest.FixtureRequest) -> Placement:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("unit_offset", [False, True])
 @torch.inference_mode()
-def test_rms_norm(place: Placement, scale: float) -> None:
-    norm, weight, x = RMSNorm(24, EPS, place), numbers(24, seed=0), numbers(5, 24, seed=1) * scale
+def test_rms_norm(place: Placement, scale: float, unit_offset: bool) -> None:
+    norm, weight, x = RMSNorm(24, EPS, place, unit_offset), numbers(24, seed=0), numbers(5, 24, seed=1) * scale
     dict(norm.weights())["weight"].fill(0, weight)
     kept = x.clone()
-    torch.testing.assert_close(norm(x).double(), exact(x, weight), atol=1e-5, rtol=1e-5)
+    expected = exact(x, weight, unit_offset)
+    torch.testing.assert_close(norm(x).double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(x, kept), "the residual stream reads x again"
+    residual = numbers(5, 24, seed=2)
+    torch.testing.assert_close(norm.add_to(residual.clone(), x).double(), residual + expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_weight_stored_less_one_is_used_in_float32() -> None:
+    """In bfloat16 1 + 1/512 would be 1."""
+    norm = RMSNorm(8, EPS, Placement(torch.bfloat16, torch.device("cpu"), use_kernels=False), unit_offset=True)
+    dict(norm.weights())["weight"].fill(0, torch.full((8,), 2.0**-9))
+    x = numbers(64, 8, seed=3).bfloat16()
+    ratio = norm(x).double() / exact(x, torch.full((8,), 2.0**-9), unit_offset=True)
+    assert abs(ratio.mean() - 1.0) < 2.0**-11
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=2.0**-7, rtol=0)
 
 
 @pytest.mark.parametrize("order", [("q_norm", "k_norm"), ("k_norm", "q_norm")])
@@ -47,3 +62,15 @@ def test_head_norm_gives_queries_and_keys_their_own_weights(place: Placement, or
     torch.testing.assert_close(out[:, :3].double(), exact(heads[:, :3], weights["q_norm"]), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out[:, 3:].double(), exact(heads[:, 3:5], weights["k_norm"]), atol=1e-5, rtol=1e-5)
     assert torch.equal(heads, kept)
+
+
+@torch.inference_mode()
+def test_projection_norm_takes_all_heads_together(place: Placement) -> None:
+    norm, weights = ProjectionNorm(24, 16, EPS, place), {"q_norm": numbers(24, seed=0), "k_norm": numbers(16, seed=1)}
+    for name, slot in norm.weights():
+        slot.fill(0, weights[name.removesuffix(".weight")])
+    qkv = numbers(4, 56, seed=2)
+    out = norm(qkv.clone()).double()
+    torch.testing.assert_close(out[:, :24], exact(qkv[:, :24], weights["q_norm"]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out[:, 24:40], exact(qkv[:, 24:40], weights["k_norm"]), atol=1e-5, rtol=1e-5)
+    assert torch.equal(out[:, 40:], qkv[:, 40:].double())

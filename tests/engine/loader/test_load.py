@@ -17,12 +17,13 @@ from pagefleet_engine.loader import load as load_module
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import Destination, weight_map
-from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.registry import build_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def refusal(folder: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_sharded_and_a_whole_checkpoint_give_equal_weights(family: str, make_checkpoint: Make) -> None:
     whole = Recorder(make_checkpoint(family), torch.float32).whole
     folder = make_checkpoint(family, shard_size="50KB")

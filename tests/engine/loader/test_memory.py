@@ -11,7 +11,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import can_pack
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, container_free_bytes, free_bytes, weight_bytes
-from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.registry import build_model
 
 CPU = torch.device("cpu")

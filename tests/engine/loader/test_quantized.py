@@ -12,7 +12,7 @@ import torch
 from pagefleet_engine.attention.backend import AttentionSpec
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.loader.load import load_model
-from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
 from safetensors.torch import load_file, save_file
 from torch import Tensor

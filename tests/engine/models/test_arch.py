@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
-from pagefleet_engine.models.arch import ModelArch, arch_from_config, read_arch
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.config_file import arch_from_config, read_arch
 from pagefleet_engine.models.registry import MODEL_MODULES
 
 LLAMA: dict[str, Any] = {
@@ -31,7 +32,7 @@ def arch(**changes: Any) -> ModelArch:
 def test_an_old_llama_gets_its_defaults() -> None:
     found = arch()
     assert (found.num_kv_heads, found.head_dim, found.rms_norm_eps) == (32, 128, 1e-6)
-    assert found.rope == RopeParameters(theta=10_000.0)
+    assert (found.ropes, found.layer_ropes) == ((RopeParameters(theta=10_000.0),), (0,) * 4)
     assert found.windows == (None,) * 4
     assert (found.tie_word_embeddings, found.attention_bias, found.mlp_bias) == (False, False, False)
     assert (found.eos_token_ids, found.dtype, found.context_length) == ((), "float32", 4096)
@@ -48,7 +49,7 @@ def test_dtype_in_both_spellings(field: str) -> None:
 
 
 def test_qwen3_without_head_dim_has_128() -> None:
-    assert arch(model_type="qwen3", hidden_size=1024, num_attention_heads=16).head_dim == 128
+    assert arch(model_type="qwen3", hidden_size=4096, num_attention_heads=64).head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,12 @@ def test_qwen3_without_head_dim_has_128() -> None:
 def test_rope_in_both_spellings(scaling: dict[str, Any], expected: RopeParameters, context_length: int) -> None:
     old = arch(rope_theta=500_000.0, rope_scaling=scaling)
     new = arch(rope_parameters=scaling | {"rope_theta": 500_000.0})
-    assert old.rope == new.rope == expected
+    assert old.ropes == new.ropes == (expected,)
     assert old.context_length == new.context_length == context_length
 
 
 def test_yarn_derives_its_attention_factor() -> None:
-    rope = arch(rope_scaling={"rope_type": "yarn", "factor": 4.0}).rope
+    rope = arch(rope_scaling={"rope_type": "yarn", "factor": 4.0}).ropes[0]
     assert rope.attention_factor == pytest.approx(1.138629, abs=1e-6)
     assert (rope.beta_fast, rope.beta_slow, rope.truncate, rope.original_max_position) == (32.0, 1.0, True, 4096)
 
@@ -137,13 +138,22 @@ def test_an_unknown_model_names_those_that_run() -> None:
         ({"eos_token_id": [1, "2"]}, "eos_token_id is [1, '2']; it must be a token id"),
         ({"num_key_value_heads": 5}, "32 heads of size 128 over 5 key/value heads"),
         ({"head_dim": 63}, "the size must be even"),
-        ({"hidden_act": "gelu"}, "hidden_act is gelu; pagefleet runs silu"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu; pagefleet runs silu, swish, gelu_pytorch_tanh, gelu_new"),
         ({"quantization_config": {"bits": 4}}, "quant_method is not given"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type is longrope; pagefleet knows default, linear, dynamic"),
+        ({"rope_scaling": {"type": "spiral"}}, "rope_type is spiral; pagefleet knows default, linear, dynamic, llama3"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention are not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        ({"partial_rotary_factor": 0.305}, "rotates 39 of the 128 dimensions of a head; it must be an even number"),
+        ({"partial_rotary_factor": 1.5}, "rotates 192 of the 128 dimensions"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 63}},
+            "long_factor is [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, ...]; it must be a list of 64 positive numbers",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 63 + [0], "long_factor": [1.0] * 64}},
+            "short_factor is",
+        ),
         (
             {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
             "low_freq_factor must be under high_freq_factor",

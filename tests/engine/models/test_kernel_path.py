@@ -10,13 +10,14 @@ import torch
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import weight_map
-from pagefleet_engine.models.arch import read_arch
-from pagefleet_engine.models.registry import MODEL_MODULES, build_model
+from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.models.registry import build_model
 
+from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 
 
-@pytest.mark.parametrize("family", MODEL_MODULES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("bias", [False, True])
 @torch.inference_mode()
 def test_kernels_and_plain_torch_agree(family: str, bias: bool, make_checkpoint: Callable[..., Path]) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from pagefleet_engine.loader.load import load_model
-from pagefleet_engine.models.arch import read_arch
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
 
-from tests.fakes.checkpoints import reference_model
+from tests.fakes.checkpoints import LONGROPE, reference_model
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 
 LLAMA3 = {
@@ -24,6 +25,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+# Six pairs of a head of 16 rotate.
+PHI4_MINI = {
+    "partial_rotary_factor": 0.75,
+    "rope_parameters": LONGROPE | {name: LONGROPE[name][:6] for name in ("short_factor", "long_factor")},
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -50,6 +57,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma2": ("gemma2", {}),
+    "gemma2 no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2 biases": ("gemma2", {"attention_bias": True, "tie_word_embeddings": False}),
+    "gemma2 layer types": ("gemma2", {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3 final cap": ("gemma3_text", {"final_logit_softcapping": 5.0}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 biases": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {}),
+    "phi3 no window": ("phi3", {"sliding_window": None, "rope_parameters": None}),
+    "phi4 mini": ("phi3", PHI4_MINI | {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3 biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
 }
@@ -58,8 +76,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 PROMPT_LENGTHS = (1, 7, 25, 90)
 
 
-def load(folder: Path) -> Model:
-    return load_model(folder, read_arch(folder), torch.float32, torch.device("cpu"), "auto", 0)
+def load(folder: Path, arch: ModelArch | None = None) -> Model:
+    return load_model(folder, arch or read_arch(folder), torch.float32, torch.device("cpu"), "auto", 0)
 
 
 def prompts() -> list[torch.Tensor]:
@@ -136,6 +154,18 @@ def test_dynamic_rope_decodes_past_the_trained_context(make_checkpoint: Callable
         pending = ours.argmax(-1)
         text = torch.cat((text, pending))
     assert len(text) > 32
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@torch.inference_mode()
+def test_long_factors_are_for_a_long_context(partial: bool, make_checkpoint: Callable[..., Path]) -> None:
+    """Served with more than the first 16 positions, every prompt is rotated as transformers rotates long ones."""
+    folder = make_checkpoint("phi3", original_max_position_embeddings=16, **(PHI4_MINI if partial else {}))
+    model = load(folder, read_arch(folder).for_length(512))
+    reference = reference_model(folder)
+    for prompt in prompts()[2:]:
+        hidden = model.forward(prompt, torch.arange(len(prompt)), DenseStep([(DenseSequence(), len(prompt))]))
+        torch.testing.assert_close(model.logits(hidden), reference(prompt[None]).logits[0], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()

@@ -185,12 +185,14 @@ def test_warming_up_fits_the_smallest_engines(folder: Path, cache: CacheConfig, 
 
 
 def test_max_model_len_is_checked_against_the_model() -> None:
-    assert resolve_max_model_len(None, 512) == 512
-    assert resolve_max_model_len(100, 512) == 100
+    assert resolve_max_model_len(None, 512, 512) == 512
+    assert resolve_max_model_len(None, 512, 128) == 128
+    assert resolve_max_model_len(100, 512, 512) == 100
+    assert resolve_max_model_len(500, 512, 128) == 500
     with pytest.raises(ConfigError, match="made for 512: give at most that"):
-        resolve_max_model_len(513, 512)
+        resolve_max_model_len(513, 512, 128)
     with pytest.raises(ConfigError, match="give at least 2"):
-        resolve_max_model_len(1, 512)
+        resolve_max_model_len(1, 512, 512)
 
 
 @pytest.mark.parametrize("cache", [CacheConfig(num_kv_blocks=10**15), CacheConfig(kv_cache_memory=2**62)])

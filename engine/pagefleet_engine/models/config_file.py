@@ -1,0 +1,58 @@
+"""From a model folder's config.json to a `ModelArch`; each family reads what is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.config_fields import ConfigFields
+from pagefleet_engine.models.registry import MODEL_MODULES, model_family
+
+
+def read_arch(folder: Path) -> ModelArch:
+    """Read `config.json`, and the end-of-text tokens of `generation_config.json` where there is one.
+
+    Raises:
+        ModelLoadError: a file is missing or unreadable, a value cannot be, or the model is of a kind we do not run.
+    """
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is not a folder: give a model folder in Hugging Face layout")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ModelLoadError(f"{folder} may not be read by this user: change its permissions")
+    path = folder / "config.json"
+    if not path.is_file():
+        found = "the folder is empty" if not any(folder.iterdir()) else "that file is missing"
+        raise ModelLoadError(f"{path}: {found}; give a model folder in Hugging Face layout")
+    arch = arch_from_config(read_json(path), str(path))
+    generation = folder / "generation_config.json"
+    if not generation.is_file():
+        return arch
+    more = ConfigFields(read_json(generation), str(generation)).token_ids("eos_token_id")
+    return replace(arch, eos_token_ids=tuple(dict.fromkeys((*arch.eos_token_ids, *more))))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ModelLoadError when it is not one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} cannot be read as JSON ({error}): download the file again") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object: download the file again")
+    return value
+
+
+def arch_from_config(config: Mapping[str, Any], source: str) -> ModelArch:
+    """The architecture that a configuration describes; `source` names it in errors."""
+    fields = ConfigFields(config, source)
+    model_type = fields.text("model_type", "")
+    if model_type not in MODEL_MODULES:
+        supported = ", ".join(MODEL_MODULES)
+        raise ModelLoadError(f"{source}: model_type is {model_type or 'not given'}; pagefleet runs {supported}")
+    return model_family(model_type).read(fields)

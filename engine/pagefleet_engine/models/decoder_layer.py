@@ -1,0 +1,98 @@
+"""A decoder layer: attention, then MLP, each added to the residual stream; families differ in where they normalise.
+
+Shapes: T tokens of the step, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from pagefleet_engine.attention.backend import AttentionStep
+from pagefleet_engine.layers.norm import RMSNorm
+from pagefleet_engine.layers.rotary import Rotation
+from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.blocks import MLP, Attention, Traits
+
+
+class DecoderLayer(Protocol):
+    """One layer of a decoder."""
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        ...
+
+    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+        """The residual stream, [T, D], before and after the layer; the former may be overwritten."""
+        ...
+
+
+class PreNormLayer:
+    """Attention and MLP read normalised; what they give is added inside their last product."""
+
+    def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
+        self._input_norm = _norm(arch, traits, placement)
+        self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
+        self._post_attention_norm = _norm(arch, traits, placement)
+        self._mlp = MLP(arch, traits, placement.within("mlp"))
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from prefixed("input_layernorm", self._input_norm)
+        yield from prefixed("self_attn", self._attention)
+        yield from prefixed("post_attention_layernorm", self._post_attention_norm)
+        yield from prefixed("mlp", self._mlp)
+
+    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+        """See DecoderLayer."""
+        hidden_TD = self._attention.add_to(hidden_TD, self._input_norm(hidden_TD), rotation, step)
+        return self._mlp.add_to(hidden_TD, self._post_attention_norm(hidden_TD))
+
+
+class PostNormLayer:
+    """What attention and MLP give is normalised before it is added; with `layer_norms` "around" what they read, too."""
+
+    def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
+        self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
+        self._post_attention_norm = _norm(arch, traits, placement)
+        self._mlp = MLP(arch, traits, placement.within("mlp"))
+        self._post_mlp_norm = _norm(arch, traits, placement)
+        self._read_norms: dict[str, RMSNorm] = {}
+        self._read_attention: Callable[[Tensor], Tensor] = _as_it_is
+        self._read_mlp: Callable[[Tensor], Tensor] = _as_it_is
+        if traits.layer_norms == "around":
+            self._read_attention = input_norm = _norm(arch, traits, placement)
+            self._read_mlp = pre_mlp_norm = _norm(arch, traits, placement)
+            self._read_norms = {"input_layernorm": input_norm, "pre_feedforward_layernorm": pre_mlp_norm}
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        for name, norm in self._read_norms.items():
+            yield from prefixed(name, norm)
+        yield from prefixed("self_attn", self._attention)
+        yield from prefixed("post_attention_layernorm", self._post_attention_norm)
+        yield from prefixed("mlp", self._mlp)
+        yield from prefixed("post_feedforward_layernorm", self._post_mlp_norm)
+
+    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+        """See DecoderLayer."""
+        attended_TD = self._attention(self._read_attention(hidden_TD), rotation, step)
+        hidden_TD = self._post_attention_norm.add_to(hidden_TD, attended_TD)
+        return self._post_mlp_norm.add_to(hidden_TD, self._mlp(self._read_mlp(hidden_TD)))
+
+
+def decoder_layer(arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> DecoderLayer:
+    """The layer of that index."""
+    kind = PreNormLayer if traits.layer_norms == "before" else PostNormLayer
+    return kind(arch, layer, traits, placement)
+
+
+def _norm(arch: ModelArch, traits: Traits, placement: Placement) -> RMSNorm:
+    return RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement, traits.norm_unit_offset)
+
+
+def _as_it_is(x_TD: Tensor) -> Tensor:
+    return x_TD
