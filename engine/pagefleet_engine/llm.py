@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from pagefleet_engine.engine_core.admission import check_message
-from pagefleet_engine.engine_core.messages import AddRequest, WireLogprobs
+from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, WireLogprobs
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
 from pagefleet_engine.errors import InvalidRequest
@@ -197,6 +197,10 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
         self._core.reset_prefix_cache()
+
+    def stats(self) -> CoreStats:
+        """Return the engine's gauges and running totals."""
+        return self._core.stats()
 
     def shutdown(self) -> None:
         """Free the model's memory. The object is of no use afterwards."""

@@ -20,9 +20,10 @@ class Report:
     """One run. Keys of `figures` carry their units."""
 
     name: str
-    command: Sequence[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Any]
+    command: Sequence[str] = ()
+    """What was typed; filled in by the program."""
     roofline: Roofline | None = None
     """Measured in the same run."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,10 +63,21 @@ class ModelCost:
         flops = batch_size * (self.flops_per_token + context * self.attention_flops_per_pair)
         return roofline.seconds(num_bytes, flops)
 
+    def batch_seconds(self, roofline: Roofline, input_lens: Sequence[int], output_lens: Sequence[int]) -> float:
+        """Floor of an offline job: all prompts, then steps in which every request that is not done gets a token."""
+        total = sum(self.prefill_seconds(roofline, length) for length in input_lens)
+        for step in range(1, max(output_lens, default=0)):
+            contexts = [n + step for n, wanted in zip(input_lens, output_lens, strict=True) if wanted > step]
+            total += self.decode_seconds(roofline, len(contexts), sum(contexts) / len(contexts))
+        return total
+
     def prefill_seconds(self, roofline: Roofline, num_tokens: int) -> float:
-        """Floor of a prompt that is computed alone."""
-        flops = num_tokens * (self.flops_per_token + num_tokens / 2 * self.attention_flops_per_pair)
-        return roofline.seconds(self.weight_bytes, flops)
+        """Floor of a prompt, by its operations: prompts of a step share the weights that it reads."""
+        return (
+            num_tokens
+            * (self.flops_per_token + num_tokens / 2 * self.attention_flops_per_pair)
+            / roofline.matmul_flops_per_s
+        )
 
 
 def measure_roofline(device: torch.device) -> Roofline:

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_engine.errors import ConfigError
+
 FIRST_TOKEN = 10
 """Smaller ids are often special."""
 
@@ -16,19 +18,6 @@ class Lengths:
 
     low: int
     high: int
-
-    @classmethod
-    def parse(cls, text: str) -> Lengths:
-        """From "512" or "100:1024".
-
-        Raises:
-            ValueError: it is neither, or less than 1.
-        """
-        low, _, high = text.partition(":")
-        lengths = cls(int(low), int(high or low))
-        if not 1 <= lengths.low <= lengths.high:
-            raise ValueError(f"{text!r}: give a length of at least 1, or a range as 100:1024")
-        return lengths
 
     def draw(self, generator: random.Random) -> int:
         """One length."""
@@ -51,6 +40,22 @@ class Workload:
     def num_output_tokens(self) -> int:
         """Over all requests."""
         return sum(self.output_lens)
+
+
+def parse_lengths(flag: str, text: str) -> Lengths:
+    """From "512" or "100:1024".
+
+    Raises:
+        ConfigError: it is neither, or less than 1.
+    """
+    low, _, high = text.partition(":")
+    try:
+        lengths = Lengths(int(low), int(high or low))
+    except ValueError:
+        lengths = Lengths(0, 0)
+    if not 1 <= lengths.low <= lengths.high:
+        raise ConfigError(f"--{flag} is {text[:40]!r}: give a length of at least 1, or a range as 100:1024")
+    return lengths
 
 
 def make_workload(

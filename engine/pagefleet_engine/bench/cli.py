@@ -1,0 +1,85 @@
+"""`pagefleet bench WHAT`: one program, a benchmark per word. Torch is imported by the benchmark that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn, Protocol
+
+from pagefleet_engine.bench.report import Report
+from pagefleet_engine.errors import ConfigError
+
+BENCHMARKS = {
+    "latency": "a batch alone: time to the first token, time per token",
+    "throughput": "many requests at once: tokens per second",
+    "prefix": "prompts with a common beginning: what the prefix cache saves",
+    "startup": "fresh processes: from start to the first token, by phase",
+    "serve": "a server under load: latencies by percentile, goodput at a target",
+    "kernels": "the GPU kernels one by one, against torch; --tune fills the launch table",
+}
+
+
+class Benchmark(Protocol):
+    """What the module of a benchmark offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Its own flags."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> Report:
+        """Measure.
+
+        Raises:
+            ConfigError: a flag cannot work; the message says what to give.
+        """
+        ...
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark; returns the exit status, 2 for a mistake in the flags."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(given)
+    except ConfigError as error:
+        print(f"pagefleet bench: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(given: Sequence[str]) -> int:
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    name, *rest = given
+    if name not in BENCHMARKS:
+        raise ConfigError(f"{ascii(name)[:80]} is no benchmark: give one of {', '.join(BENCHMARKS)}")
+    benchmark: Benchmark = importlib.import_module(f"pagefleet_engine.bench.{name}")
+    parser = _Parser(prog=f"pagefleet bench {name}", description=BENCHMARKS[name].capitalize() + ".")
+    parser.add_argument("--json", metavar="FILE", help="Write the report there.")
+    benchmark.add_arguments(parser)
+    parsed = parser.parse_args(rest)
+    report = replace(benchmark.run(parsed), command=("pagefleet", "bench", *given))
+    print(report.table())
+    if parsed.json:
+        report.write(parsed.json)
+        print(f"written to {os.path.relpath(parsed.json)}")
+    return 0
+
+
+def _usage() -> str:
+    lines = [f"  {name:<11} {text}" for name, text in BENCHMARKS.items()]
+    return "\n".join(["usage: pagefleet bench WHAT [flags]", "", *lines, "", "Each has a --help of its own."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

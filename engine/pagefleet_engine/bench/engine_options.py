@@ -1,0 +1,68 @@
+"""Which engine a benchmark measures: a model folder or a named shape, and any setting of the engine as a flag."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagefleet_engine.bench.shapes import named_shapes, write_shape
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.settings import ENGINE_GROUPS, settings
+
+if TYPE_CHECKING:
+    from pagefleet_engine.llm import LLM
+
+_OWN = frozenset({"model", "load_format"})
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--model`, `--shape`, and a flag for each setting of the engine."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", metavar="FOLDER", help="A folder in Hugging Face layout, or builtin://tiny.")
+    which.add_argument("--shape", choices=named_shapes(), help="A model of this shape with random weights.")
+    group = parser.add_argument_group("engine")
+    for setting in settings().values():
+        if setting.group not in ENGINE_GROUPS or setting.name in _OWN:
+            continue
+        flag = "--" + setting.name.replace("_", "-")
+        options: dict[str, Any] = {"dest": f"engine_{setting.name}", "default": argparse.SUPPRESS}
+        if setting.kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        else:
+            group.add_argument(flag, metavar=setting.kind.__name__.upper(), **options)
+    assert all(setting.default is not MISSING or setting.name == "model" for setting in settings().values())
+
+
+def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given, by name."""
+    prefix = "engine_"
+    return {name.removeprefix(prefix): value for name, value in vars(arguments).items() if name.startswith(prefix)}
+
+
+@contextmanager
+def model_folder(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The model to load and the settings that go with it; a shape's folder is gone afterwards.
+
+    Raises:
+        ConfigError: neither a model nor a shape is given.
+    """
+    if arguments.model:
+        yield arguments.model, engine_settings(arguments)
+        return
+    if not arguments.shape:
+        raise ConfigError(f"no model is given: say --model FOLDER or --shape, one of {', '.join(named_shapes())}")
+    with tempfile.TemporaryDirectory(prefix="pagefleet-shape-") as folder:
+        path = write_shape(arguments.shape, Path(folder))
+        yield str(path), {"load_format": "dummy", **engine_settings(arguments)}
+
+
+def load_engine(model: str, options: dict[str, Any]) -> LLM:
+    """The engine in this process, without a tokenizer: benchmarks speak token ids."""
+    from pagefleet_engine.llm import LLM  # noqa: PLC0415 --help must not wait for torch
+
+    return LLM(model, skip_tokenizer_init=True, **options)

@@ -1,0 +1,51 @@
+"""Runs workloads through an engine in this process and times them as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_roofline
+from pagefleet_engine.bench.workloads import Workload
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pagefleet_engine.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, and the least that its steps can take on this machine."""
+
+    arch: ModelArch
+    cost: ModelCost
+    roofline: Roofline
+
+    @classmethod
+    def of(cls, model: str, options: dict[str, object]) -> Subject:
+        """Measure the machine for a model folder; run it before the engine takes the memory."""
+        device = torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu")
+        arch = read_arch(resolve_model_folder(model))
+        kv_bytes = 1.0 if options.get("kv_cache_dtype") == "fp8" else 2.0
+        weight_bytes = 1.0 if options.get("quantization") == "fp8" or arch.quantization else 2.0
+        return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes), measure_roofline(device))
+
+
+def run_once(llm: LLM, workload: Workload, output_lens: Sequence[int] | None = None) -> float:
+    """Seconds to complete the workload, greedily and to the full lengths."""
+    lens = workload.output_lens if output_lens is None else output_lens
+    sampling = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in lens]
+    prompts = [{"prompt_token_ids": list(prompt)} for prompt in workload.prompts]
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    found = [len(output.outputs[0].token_ids) for output in outputs]
+    assert found == list(lens), f"asked for {lens} tokens, got {found}"
+    return seconds
