@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-len", default="1024", help="Tokens per prompt, or a range as 100:1024. Default: 1024.")
     parser.add_argument("--output-len", default="1024", help="Tokens per answer, or a range. Default: 1024.")
     parser.add_argument("--repeats", type=int, default=1, help="Runs after a short one to warm up. Default: 1.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the prompts. Default: 0.")
+    parser.add_argument("--prompt-seed", type=int, default=0, help="Default: 0.")
     add_engine_arguments(parser)
 
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> Report:
         subject = Subject.of(model, options)
         llm = load_engine(model, {"enable_prefix_caching": False, **options})
         vocab_size = subject.arch.vocab_size
-        workload = make_workload(arguments.num_requests, inputs, outputs, vocab_size, seed=arguments.seed)
+        workload = make_workload(arguments.num_requests, inputs, outputs, vocab_size, seed=arguments.prompt_seed)
         run_once(llm, workload, [min(8, n) for n in workload.output_lens])
         times = [run_once(llm, workload) for _ in range(arguments.repeats)]
         idle = llm.stats().gpu_idle_seconds
@@ -47,6 +47,6 @@ def run(arguments: argparse.Namespace) -> Report:
         "share_of_roofline": floor / seconds,
         "device_idle_seconds": idle,
     }
-    settings = {name: getattr(arguments, name) for name in ("num_requests", "input_len", "output_len", "seed")}
+    settings = {name: getattr(arguments, name) for name in ("num_requests", "input_len", "output_len", "prompt_seed")}
     settings |= {**options, "model": arguments.shape or subject.arch.model_type}
     return Report(name="throughput", settings=settings, figures=figures, roofline=subject.roofline)
