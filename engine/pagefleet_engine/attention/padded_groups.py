@@ -1,0 +1,165 @@
+"""A step's rows as padded batches, for attention on the CPU: which pages to gather, and what each query sees of them.
+
+Rows of like length form a group (`grouping`), and long queries are cut into blocks that fit the cache and see only the
+context up to their end. Worked out once per step and shared by all layers of a window.
+
+Shapes: T tokens, S rows of a group, Q queries of a row (padded), C context (padded), K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pagefleet_kernels.layout import KVLayout
+from torch import Tensor
+
+from pagefleet_engine.attention.backend import BatchGeometry
+from pagefleet_engine.attention.grouping import Int64Array, group_rows
+
+Int32Array = NDArray[np.int32]
+
+QUERY_BLOCK = 128
+"""Queries per block: scores of a block stay within a core's cache share (measured best of 64 to 512)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """Queries `start:stop` of a group's rows, against the columns `first:end` of their gathered context."""
+
+    start: int
+    stop: int
+    first: int
+    end: int
+    masked_from: int
+    """Columns `first:masked_from` are visible to every query of the block."""
+    bias_SQC: Tensor | None
+    """[S, 1, 1, stop - start, end - masked_from] of 0 and -inf; None when nothing is hidden."""
+    query_columns_SQ: Tensor
+    """int64 [S, stop - start], the column of each query's own key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedGroup:
+    """Rows that are computed as one padded batch."""
+
+    num_rows: int
+    query_len: int
+    page_index: Tensor
+    """int64 [2 * S * K * blocks], into a layer's page view: keys first, then values."""
+    token_index: Tensor | None
+    """int64 [S * Q], the step's token for each padded query; None when the tokens are the batch in order."""
+    kept: Tensor | None
+    """int64, which of the S * Q results are real; None for all."""
+    kept_tokens: Tensor | None
+    """int64, the tokens those results belong to."""
+    blocks: list[QueryBlock]
+
+
+def _pages_per_block(layout: KVLayout) -> int:
+    return layout.num_layers * 2 * layout.num_kv_heads
+
+
+def write_index(layout: KVLayout, slot_mapping_T: Tensor) -> Tensor:
+    """int64 [T * K]: where each token's heads go in a view that starts at the layer's keys (or values)."""
+    block = torch.div(slot_mapping_T, layout.block_size, rounding_mode="floor")
+    offset = slot_mapping_T - block * layout.block_size
+    first_head = block * (_pages_per_block(layout) * layout.block_size) + offset
+    heads = torch.arange(layout.num_kv_heads) * layout.block_size
+    return (first_head[:, None] + heads).view(-1)
+
+
+def make_groups(
+    layout: KVLayout, batch: BatchGeometry, tables: Int32Array, window: int | None, dtype: torch.dtype
+) -> list[PaddedGroup]:
+    """The rows of `batch` in groups; `tables` are those of the layers' KV group, `dtype` that of the scores."""
+    query_lens = np.asarray(batch.query_lens, dtype=np.int64)
+    seq_lens = np.asarray(batch.seq_lens, dtype=np.int64)
+    # With a window a row's context starts at the block that holds the first token its first query sees.
+    first_seen = np.maximum(seq_lens - query_lens - window + 1, 0) if window is not None else np.zeros_like(seq_lens)
+    first_block = first_seen // layout.block_size
+    context_lens = seq_lens - first_block * layout.block_size
+    starts = batch.query_start_loc_S1.numpy()
+    lengths = _Lengths(query_lens, seq_lens, first_block, context_lens, window)
+    groups = group_rows(query_lens, context_lens)
+    return [_make_group(layout, lengths, rows, starts, tables, dtype) for rows in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Per row of the batch, in tokens (`first_block` in blocks)."""
+
+    query: Int64Array
+    seq: Int64Array
+    first_block: Int64Array
+    context: Int64Array
+    window: int | None
+
+
+def _make_group(
+    layout: KVLayout, lengths: _Lengths, rows: Int64Array, starts: Int64Array, tables: Int32Array, dtype: torch.dtype
+) -> PaddedGroup:
+    query_lens = lengths.query[rows]
+    query_len, context = int(query_lens.max()), int(lengths.context[rows].max())
+    num_blocks = -(-context // layout.block_size)
+    columns = np.minimum(lengths.first_block[rows, None] + np.arange(num_blocks), tables.shape[1] - 1)
+    blocks_SB = tables[rows[:, None], columns].astype(np.int64)
+    head = np.arange(2 * layout.num_kv_heads).reshape(2, 1, layout.num_kv_heads, 1)
+    page_index = (blocks_SB[None, :, None, :] * _pages_per_block(layout) + head).reshape(-1)
+
+    padded = np.arange(query_len)
+    real_SQ = padded < query_lens[:, None]
+    # A padded query repeats its row's last one: it costs the same and its softmax is never empty.
+    tokens_SQ = starts[rows, None] + np.minimum(padded, query_lens[:, None] - 1)
+    in_order = len(rows) * query_len == starts[-1] and bool((tokens_SQ.reshape(-1) == np.arange(starts[-1])).all())
+    all_real = bool(real_SQ.all())
+    return PaddedGroup(
+        num_rows=len(rows),
+        query_len=query_len,
+        page_index=torch.from_numpy(page_index),
+        token_index=None if in_order else torch.from_numpy(tokens_SQ.reshape(-1)),
+        kept=None if all_real else torch.from_numpy(np.flatnonzero(real_SQ)),
+        kept_tokens=None if in_order and all_real else torch.from_numpy(tokens_SQ[real_SQ]),
+        blocks=_query_blocks(lengths, rows, num_blocks * layout.block_size, dtype),
+    )
+
+
+def _query_blocks(lengths: _Lengths, rows: Int64Array, width: int, dtype: torch.dtype) -> list[QueryBlock]:
+    """Cut the group's queries into blocks, each with the columns it can see.
+
+    Columns count from a row's first gathered block; `width` of them are gathered.
+    """
+    query_len = int(lengths.query[rows].max())
+    last_query = lengths.query[rows, None] - 1
+    first_column = lengths.context[rows, None] - lengths.query[rows, None]
+    column_SQ = first_column + np.minimum(np.arange(query_len), last_query)
+    if query_len <= QUERY_BLOCK and column_SQ.size > 1:
+        # Whole pages, masked: a matrix product over part of the gathered columns would copy them first.
+        return [_query_block(column_SQ, 0, range(width), lengths.window, dtype)]
+    return [
+        _query_block(own_SQ, start, _seen_columns(own_SQ, lengths.window), lengths.window, dtype)
+        for start in range(0, query_len, QUERY_BLOCK)
+        for own_SQ in (column_SQ[:, start : start + QUERY_BLOCK],)
+    ]
+
+
+def _seen_columns(own_SQ: Int64Array, window: int | None) -> range:
+    """Columns that any of these queries sees."""
+    return range(0 if window is None else max(int(own_SQ.min()) - window + 1, 0), int(own_SQ.max()) + 1)
+
+
+def _query_block(own_SQ: Int64Array, start: int, context: range, window: int | None, dtype: torch.dtype) -> QueryBlock:
+    """The queries at columns `own_SQ`, of which the first is the group's query number `start`."""
+    stop = start + own_SQ.shape[1]
+    masked_from = int(own_SQ.min()) + 1 if window is None else context.start
+    columns = np.arange(masked_from, context.stop)
+    visible = columns <= own_SQ[..., None]
+    if window is not None:
+        visible &= columns > own_SQ[..., None] - window
+    if visible.all():
+        return QueryBlock(start, stop, context.start, context.stop, context.stop, None, torch.from_numpy(own_SQ))
+    bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
+    own = torch.from_numpy(own_SQ)
+    return QueryBlock(start, stop, context.start, context.stop, masked_from, bias[:, None, None], own)
