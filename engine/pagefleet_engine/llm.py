@@ -198,6 +198,11 @@ class LLM:
         """Forget all cached prefixes."""
         self._core.reset_prefix_cache()
 
+    @property
+    def startup_seconds(self) -> Mapping[str, float]:
+        """Phase of the start -> seconds it took."""
+        return self._ready.startup_seconds
+
     def stats(self) -> CoreStats:
         """Return the engine's gauges and running totals."""
         return self._core.stats()

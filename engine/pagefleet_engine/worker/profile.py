@@ -18,7 +18,7 @@ class StepMemory:
     """Bytes of the device."""
 
     activations: int
-    """The most that one step holds at once."""
+    """The request table and the input buffers, and the most that one step holds at once."""
     graphs: int
     """All CUDA graphs together, estimated."""
 
@@ -31,12 +31,13 @@ def measure_step_memory(factory: RunnerFactory, limits: RunnerLimits, device: to
     """
     row_lens = fullest_step(limits)
     try:
-        built = factory.make(limits, blocks_needed(row_lens, limits))
+        num_blocks = blocks_needed(row_lens, limits)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
+        built = factory.make(limits, num_blocks)
         rehearse(built.runner, row_lens, limits)
         torch.cuda.synchronize(device)
-        activations = torch.cuda.max_memory_allocated(device) - before
+        activations = torch.cuda.max_memory_allocated(device) - before - num_blocks * factory.bytes_per_block
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the device ran out of memory while a step of {limits.max_num_batched_tokens} tokens in "
