@@ -30,13 +30,15 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
 def decode_e4m3(code, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
     """float32 values of uint8 codes."""
     if NATIVE:
-        return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    bits = code.to(tl.uint32)
-    magnitude = bits & 0x7F
-    normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
-    value = tl.where(magnitude == 0x7F, float("nan"), value)
-    return tl.where(bits >= 0x80, -value, value)
+        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        bits = code.to(tl.uint32)
+        magnitude = bits & 0x7F
+        normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+        value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
+        value = tl.where(magnitude == 0x7F, float("nan"), value)
+        value = tl.where(bits >= 0x80, -value, value)
+    return value
 
 
 @jit()
@@ -44,12 +46,14 @@ def encode_e4m3(x, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
     """uint8 codes of float32 values, to nearest even; beyond 448 they saturate, NaN stays NaN."""
     x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
     if NATIVE:
-        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    bits = x.to(tl.uint32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-    # 2^14 has its last place at 2^-9, where a subnormal has its: the addition rounds
-    tiny = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    code = tl.where(magnitude < 0x3C800000, tiny, normal)
-    code = tl.where(magnitude > 0x7F800000, 0x7F, code)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = x.to(tl.uint32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+        # 2^14 has its last place at 2^-9, where a subnormal has its: the addition rounds
+        tiny = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+        unsigned = tl.where(magnitude < 0x3C800000, tiny, normal)
+        unsigned = tl.where(magnitude > 0x7F800000, 0x7F, unsigned)
+        code = (unsigned | ((bits >> 24) & 0x80)).to(tl.uint8)
+    return code

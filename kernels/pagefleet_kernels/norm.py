@@ -1,154 +1,190 @@
-"""RMSNorm, alone and fused with the residual addition before it.
+"""RMSNorm, alone, after the addition of a residual, and rounded to eight bits for the product that follows.
 
-Shapes: T tokens, H heads, D normalised width. Rounding follows the Llama code of Hugging Face: normalise in float32,
-round to the input's dtype, then multiply by the weight. Source: Zhang and Sennrich, arXiv 1910.07467.
+Shapes: T tokens, H heads, D normalised width. Rounding follows the models of Hugging Face: Llama's kind normalises in
+float32, rounds to the input's dtype, then multiplies by the weight; Gemma's (`unit_offset`) multiplies by `1 + weight`
+in float32 and rounds once. Source: Zhang and Sennrich, arXiv 1910.07467.
 """
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 
-from pagefleet_kernels import reference
+from pagefleet_kernels import reference, reference_quantize
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.tuning import launch_table
+from pagefleet_kernels.fp8 import as_bytes
+from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize_constants, quantize_rows
+from pagefleet_kernels.tuning import launch_table, tile_warps
 
 
-def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, backend: Backend | None = None) -> torch.Tensor:
+@overload
+def rms_norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    *,
+    unit_offset: bool = ...,
+    quantize: None = ...,
+    backend: Backend | None = ...,
+) -> torch.Tensor: ...
+@overload
+def rms_norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    *,
+    unit_offset: bool = ...,
+    quantize: QuantizeSpec,
+    backend: Backend | None = ...,
+) -> Quantized: ...
+def rms_norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    *,
+    unit_offset: bool = False,
+    quantize: QuantizeSpec | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor | Quantized:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, as a new contiguous tensor of x's shape and dtype.
 
     x may be [T, D], or [T, H, D] for the norm of single heads, and may be a strided view with a contiguous last axis.
+    With `quantize`, x is [T, D] and the result is rounded from float32.
     """
-    _check_width(x_TD, weight_D)
-    if choose_backend(x_TD.device, backend) == "torch":
-        return reference.rms_norm(x_TD, weight_D, eps)
-    out = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    x_THD, out_THD = _as_rows(x_TD), _as_rows(out)
-    num_rows = x_THD.shape[0] * x_THD.shape[1]
-    if num_rows == 0:
-        return out
-    rows, width = _tile(x_TD)
-    _rms_norm_kernel[((num_rows + rows - 1) // rows,)](
-        out_THD,
-        x_THD,
-        weight_D,
-        num_rows,
-        eps,
-        x_THD.stride(0),
-        x_THD.stride(1),
-        HEADS=x_THD.shape[1],
-        WIDTH=x_THD.shape[2],
-        BLOCK_ROWS=rows,
-        BLOCK_WIDTH=width,
-        **COMPILE_OPTIONS,
-    )
-    return out
+    return _normalise(x_TD, None, weight_D, eps, unit_offset, quantize, backend)
 
 
-def fused_add_rms_norm(
+@overload
+def residual_rms_norm(
     x_TD: torch.Tensor,
     residual_TD: torch.Tensor,
     weight_D: torch.Tensor,
     eps: float,
     *,
+    unit_offset: bool = ...,
+    quantize: None = ...,
+    backend: Backend | None = ...,
+) -> torch.Tensor: ...
+@overload
+def residual_rms_norm(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    *,
+    unit_offset: bool = ...,
+    quantize: QuantizeSpec,
+    backend: Backend | None = ...,
+) -> Quantized: ...
+def residual_rms_norm(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    *,
+    unit_offset: bool = False,
+    quantize: QuantizeSpec | None = None,
     backend: Backend | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add, then normalise: returns `(rms_norm(x + residual), x + residual)`, two new contiguous tensors.
+) -> torch.Tensor | Quantized:
+    """`residual += x`, in place, then `rms_norm(residual)`.
 
-    The sum is rounded to the dtype of x before it is normalised, as two separate operations would round it.
+    The sum is rounded to the dtype before it is normalised, as two separate operations would round it.
     """
-    _check_width(x_TD, weight_D)
-    if x_TD.shape != residual_TD.shape or x_TD.dtype != residual_TD.dtype:
+    if x_TD.shape != residual_TD.shape or x_TD.dtype != residual_TD.dtype or residual_TD.stride(-1) != 1:
         raise UnsupportedShapeError(
             f"x is {list(x_TD.shape)} {x_TD.dtype}, its residual {list(residual_TD.shape)} {residual_TD.dtype}: "
-            "they must be alike"
+            "they must be alike, and the residual's last axis contiguous"
         )
+    return _normalise(x_TD, residual_TD, weight_D, eps, unit_offset, quantize, backend)
+
+
+def _normalise(
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor | None,
+    weight_D: torch.Tensor,
+    eps: float,
+    unit_offset: bool,
+    quantize: QuantizeSpec | None,
+    backend: Backend | None,
+) -> torch.Tensor | Quantized:
+    _check(x_TD, weight_D, quantize)
     if choose_backend(x_TD.device, backend) == "torch":
-        return reference.fused_add_rms_norm(x_TD, residual_TD, weight_D, eps)
-    out = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    new_residual = torch.empty_like(out)
-    x_THD, residual_THD = _as_rows(x_TD), _as_rows(residual_TD)
-    num_rows = x_THD.shape[0] * x_THD.shape[1]
-    if num_rows == 0:
-        return out, new_residual
-    rows, width = _tile(x_TD)
-    _fused_add_rms_norm_kernel[((num_rows + rows - 1) // rows,)](
-        out,
-        new_residual,
-        x_THD,
-        residual_THD,
-        weight_D,
-        num_rows,
-        eps,
-        x_THD.stride(0),
-        x_THD.stride(1),
-        residual_THD.stride(0),
-        residual_THD.stride(1),
-        HEADS=x_THD.shape[1],
-        WIDTH=x_THD.shape[2],
-        BLOCK_ROWS=rows,
-        BLOCK_WIDTH=width,
-        **COMPILE_OPTIONS,
-    )
-    return out, new_residual
+        if residual_TD is not None:
+            x_TD = residual_TD.add_(x_TD)
+        if quantize is None:
+            return reference.rms_norm(x_TD, weight_D, eps, unit_offset)
+        normed = reference.rms_norm(x_TD.float(), weight_D.float(), eps, unit_offset)
+        return Quantized(*reference_quantize.quantize(normed, quantize.dtype, quantize.static_scale, quantize.group))
+    x_THD = _as_rows(x_TD)
+    residual_THD = x_THD if residual_TD is None else _as_rows(residual_TD)
+    num_rows, width = x_THD.shape[0] * x_THD.shape[1], x_THD.shape[2]
+    out = torch.empty(x_TD.shape, dtype=x_TD.dtype if quantize is None else quantize.dtype, device=x_TD.device)
+    scale = weight_D if quantize is None else quantize.scale_for(num_rows, width, x_TD.device)
+    if num_rows:
+        padded = max(next_power_of_2(width), 1 if quantize is None else quantize.group or 1)
+        rows = max(1, launch_table(architecture(x_TD.device)).tile_elements // padded)
+        _rms_norm_kernel[((num_rows + rows - 1) // rows,)](
+            as_bytes(out),
+            scale,
+            x_THD,
+            residual_THD,
+            weight_D,
+            num_rows,
+            eps,
+            x_THD.stride(0),
+            x_THD.stride(1),
+            residual_THD.stride(0),
+            residual_THD.stride(1),
+            HEADS=x_THD.shape[1],
+            WIDTH=width,
+            BLOCK_ROWS=rows,
+            BLOCK_WIDTH=padded,
+            HAS_RESIDUAL=residual_TD is not None,
+            UNIT_OFFSET=unit_offset,
+            QUANTIZE=quantize is not None,
+            num_warps=tile_warps(rows * padded),
+            **quantize_constants(quantize, x_TD.device),
+            **COMPILE_OPTIONS,
+        )
+    return out if quantize is None else Quantized(out, scale)
 
 
-def _check_width(x: torch.Tensor, weight_D: torch.Tensor) -> None:
+def _check(x: torch.Tensor, weight_D: torch.Tensor, quantize: QuantizeSpec | None) -> None:
     if x.dim() < 2 or weight_D.shape != x.shape[-1:] or x.stride(-1) != 1:
         raise UnsupportedShapeError(
             f"x {list(x.shape)} (strides {x.stride()}) does not fit a weight of {list(weight_D.shape)}: the last axis "
             "must be contiguous and as long as the weight"
         )
+    if quantize is not None and x.dim() != 2:
+        raise UnsupportedShapeError(f"only [T, D] is normalised and quantized at once, not {list(x.shape)}")
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """View of x as [T, H, D] (a copy only where leading axes cannot be merged)."""
-    return x.unsqueeze(1) if x.dim() == 2 else x.reshape(-1, x.shape[-2], x.shape[-1])
-
-
-def _tile(x: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns of one program: short rows, as those of single heads, share a program."""
-    width = next_power_of_2(x.shape[-1])
-    return max(1, launch_table(architecture(x.device)).tile_elements // width), width
+    """View of x as [T, H, D]."""
+    return x.unsqueeze(1) if x.dim() == 2 else x.view(-1, x.shape[-2], x.shape[-1])
 
 
 @jit()
-def _normalise(x, weight, eps, WIDTH: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of float32 `x`, zero beyond WIDTH, normalised; rounded to `dtype` before and after the weight."""
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
-    normalised = (x * scale[:, None]).to(dtype).to(tl.float32)
-    return (normalised * weight[None, :]).to(dtype)
+def apply_norm(  # type: ignore[no-untyped-def]
+    x, weight, squares, eps, WIDTH: tl.constexpr, UNIT_OFFSET: tl.constexpr, dtype: tl.constexpr
+):
+    """Float32 `x` normalised by its row's `squares` (their sum over WIDTH elements), as float32; rounded to `dtype`
+    between norm and weight where the model's kind does so."""
+    normalised = x * (1.0 / tl.sqrt(squares / WIDTH + eps))[:, None]
+    if UNIT_OFFSET:
+        weight += 1.0
+    else:
+        normalised = normalised.to(dtype).to(tl.float32)
+    return normalised * weight[None, :]
 
 
 @jit(do_not_specialize=("num_rows",))
 def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
-    x_ptr,
-    weight_ptr,
-    num_rows,
-    eps,
-    stride_token,
-    stride_head,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr,
-):
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = tl.arange(0, BLOCK_WIDTH)
-    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-    offset = (row // HEADS).to(tl.int64) * stride_token + (row % HEADS) * stride_head
-    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + offset[:, None] + column[None, :], mask=mask, other=0.0)
-    out = _normalise(x.to(tl.float32), weight, eps, WIDTH, x.dtype)
-    tl.store(out_ptr + row.to(tl.int64)[:, None] * WIDTH + column[None, :], out, mask=mask)
-
-
-@jit(do_not_specialize=("num_rows",))
-def _fused_add_rms_norm_kernel(  # type: ignore[no-untyped-def]
-    out_ptr,
-    new_residual_ptr,
+    scale_ptr,
     x_ptr,
     residual_ptr,
     weight_ptr,
@@ -162,18 +198,33 @@ def _fused_add_rms_norm_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    STATIC: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    """Short rows, as those of single heads, share a program."""
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK_WIDTH)
     mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-    token = (row // HEADS).to(tl.int64)
-    head = row % HEADS
+    token, head = row // HEADS, row % HEADS
     weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     x_offset = token * stride_x_token + head * stride_x_head
-    residual_offset = token * stride_residual_token + head * stride_residual_head
     x = tl.load(x_ptr + x_offset[:, None] + column[None, :], mask=mask, other=0.0)
-    residual = tl.load(residual_ptr + residual_offset[:, None] + column[None, :], mask=mask, other=0.0)
-    total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-    out_offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    tl.store(new_residual_ptr + out_offset, total, mask=mask)
-    tl.store(out_ptr + out_offset, _normalise(total.to(tl.float32), weight, eps, WIDTH, x.dtype), mask=mask)
+    dtype: tl.constexpr = x.dtype
+    if HAS_RESIDUAL:
+        residual_offset = (token * stride_residual_token + head * stride_residual_head)[:, None] + column[None, :]
+        residual = tl.load(residual_ptr + residual_offset, mask=mask, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(dtype)
+        tl.store(residual_ptr + residual_offset, x, mask=mask)
+    values = x.to(tl.float32)
+    squares = tl.sum(values * values, axis=1)
+    if QUANTIZE:
+        out = apply_norm(values, weight, squares, eps, WIDTH, UNIT_OFFSET, tl.float32)
+        quantize_rows(out_ptr, scale_ptr, out, row, column, num_rows, WIDTH, GROUP, STATIC, FP8, NATIVE)
+    else:
+        out = apply_norm(values, weight, squares, eps, WIDTH, UNIT_OFFSET, dtype)
+        tl.store(out_ptr + row[:, None] * WIDTH + column[None, :], out.to(dtype), mask=mask)

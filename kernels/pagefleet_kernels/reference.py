@@ -12,25 +12,19 @@ import torch.nn.functional as F
 from pagefleet_kernels.layout import split_kv
 
 
-def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
     """Twin of `norm.rms_norm`."""
     x = x_TD.float()
     normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    if unit_offset:
+        return (normalised * (1.0 + weight_D.float())).to(x_TD.dtype)
     return (normalised.to(x_TD.dtype) * weight_D).to(x_TD.dtype)
 
 
-def fused_add_rms_norm(
-    x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Twin of `norm.fused_add_rms_norm`."""
-    total_TD = x_TD + residual_TD
-    return rms_norm(total_TD, weight_D, eps), total_TD
-
-
-def silu_and_mul(gate_up_TI2: torch.Tensor) -> torch.Tensor:
-    """Twin of `activation.silu_and_mul`."""
+def gated_activation(gate_up_TI2: torch.Tensor, kind: str) -> torch.Tensor:
+    """Twin of `activation.gated_activation`."""
     gate_TI, up_TI = gate_up_TI2.chunk(2, dim=-1)
-    return F.silu(gate_TI) * up_TI
+    return (F.silu(gate_TI) if kind == "silu" else F.gelu(gate_TI, approximate="tanh")) * up_TI
 
 
 def apply_rope(
@@ -48,12 +42,48 @@ def _rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return torch.cat((rotated.to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 
-def write_kv(k_TKH: torch.Tensor, v_TKH: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor) -> None:
+def write_kv(
+    k_TKH: torch.Tensor,
+    v_TKH: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """Twin of `kv_cache.write_kv`."""
     keys, values = split_kv(kv_cache)
     block_size = keys.shape[2]
     written = slot_mapping_T >= 0
     slots = slot_mapping_T[written].long()
     block, offset = slots // block_size, slots % block_size
-    keys[block, :, offset] = k_TKH[written].to(kv_cache.dtype)
-    values[block, :, offset] = v_TKH[written].to(kv_cache.dtype)
+    keys[block, :, offset] = _stored(k_TKH[written], k_scale, kv_cache.dtype)
+    values[block, :, offset] = _stored(v_TKH[written], v_scale, kv_cache.dtype)
+
+
+def _stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    return (x.float() / scale).clamp_(-448.0, 448.0).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
+
+
+def prepare_heads(
+    qkv_TMH: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    cos_sin_PR: torch.Tensor,
+    positions_T: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+    q_norm_H: torch.Tensor | None,
+    k_norm_H: torch.Tensor | None,
+    eps: float,
+    unit_offset: bool,
+    k_scale: float,
+    v_scale: float,
+) -> torch.Tensor:
+    """Twin of `heads.prepare_heads`."""
+    q_TNH, k_TKH, v_TKH = qkv_TMH.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
+    if q_norm_H is not None and k_norm_H is not None:
+        q_TNH = rms_norm(q_TNH, q_norm_H, eps, unit_offset)
+        k_TKH = rms_norm(k_TKH, k_norm_H, eps, unit_offset)
+    q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, cos_sin_PR, positions_T)
+    write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, k_scale, v_scale)
+    return q_TNH

@@ -15,18 +15,41 @@ import triton
 from pagefleet_kernels import (
     activation,
     decode_attention,
+    fp8,
+    heads,
     kv_cache,
     nonfinite,
     norm,
     prefill_attention,
+    quantize,
     rotary,
+    scaled_matmul,
     step_inputs,
 )
 from pagefleet_kernels.layout import KVLayout
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-MODULES = (activation, decode_attention, kv_cache, nonfinite, norm, prefill_attention, rotary, step_inputs)
+MODULES = (
+    activation,
+    decode_attention,
+    fp8,
+    heads,
+    kv_cache,
+    nonfinite,
+    norm,
+    prefill_attention,
+    quantize,
+    rotary,
+    scaled_matmul,
+    step_inputs,
+)
+SPECS = (
+    quantize.QuantizeSpec(fp8.FP8),
+    quantize.QuantizeSpec(fp8.FP8, torch.ones(1)),
+    quantize.QuantizeSpec(fp8.FP8, group=128),
+    quantize.QuantizeSpec(torch.int8),
+)
 TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -35,6 +58,7 @@ TYPES = {
     torch.int64: "*i64",
     torch.int16: "*i16",
     torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.bool: "*i1",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
@@ -101,13 +125,34 @@ def compile_attention(head_dim: int, dtype: torch.dtype, sliding_window: int | N
 
 def compile_elementwise(dtype: torch.dtype) -> None:
     x, weight = torch.zeros(4, 2048, dtype=dtype), torch.zeros(2048, dtype=dtype)
-    norm.rms_norm(x, weight, 1e-6, backend="triton")
-    norm.fused_add_rms_norm(x, x, weight, 1e-6, backend="triton")
-    activation.silu_and_mul(x, backend="triton")
+    for quantized in (None, *SPECS):
+        norm.rms_norm(x, weight, 1e-6, quantize=quantized, backend="triton")
+        activation.gated_activation(x, "gelu_tanh", quantize=quantized, backend="triton")
+    norm.residual_rms_norm(x, x, weight, 1e-6, unit_offset=True, backend="triton")
+    activation.gated_activation(x, "silu", backend="triton")
     q, k, slots = x.view(4, 16, 128), x.view(4, 16, 128)[:, :4], torch.zeros(4, dtype=torch.int64)
     rotary.apply_rope(q, k, torch.zeros(64, 96), slots, backend="triton")
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=4, block_size=16, head_dim=128)
-    kv_cache.write_kv(k, k, layout.layer_view(torch.zeros(layout.shape, dtype=dtype), 0), slots, backend="triton")
+    for cache_dtype in (dtype, fp8.FP8):
+        cache = layout.layer_view(torch.zeros(layout.shape, dtype=cache_dtype), 0)
+        kv_cache.write_kv(k, k, cache, slots, backend="triton")
+        for rotary_dim, norm_H in ((128, weight[:128]), (96, None)):
+            table = torch.zeros(64, rotary_dim)
+            heads.prepare_heads(q, 8, 4, table, slots, cache, slots, q_norm_H=norm_H, k_norm_H=norm_H, backend="triton")
+
+
+def compile_quantized() -> None:
+    """Every kind of product at a few rows and at many."""
+    for rows in (8, 512):
+        x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
+        weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)
+        for spec in SPECS:
+            numbers, scale = quantize.quantize(x, spec, backend="triton")
+            block, weight_scales = (None, weight_scale) if spec.group is None else (spec.group, block_scales)
+            weight = torch.zeros((384, 1024), dtype=spec.dtype)
+            product = scaled_matmul.scaled_matmul
+            product(numbers, scale, weight, weight_scales, weight_scale, x.dtype, block, backend="triton")
+            product(x, None, weight, weight_scales, None, x.dtype, block, backend="triton")
 
 
 def compile_step() -> None:
@@ -134,6 +179,7 @@ def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
         head_dim, dtype = name.split(":")
         compile_attention(int(head_dim), getattr(torch, dtype), sliding_window=512 if head_dim == "256" else None)
     compile_elementwise(torch.bfloat16)
+    compile_quantized()
     compile_step()
 
 

@@ -16,15 +16,17 @@ pytestmark = [
 
 KERNELS = {
     "_decode_attention_kernel",
-    "_fused_add_rms_norm_kernel",
     "_flag_nonfinite_kernel",
+    "_gated_activation_kernel",
     "_merge_parts_kernel",
+    "_prepare_heads_kernel",
     "_prepare_step_kernel",
+    "_quantize_kernel",
     "_rms_norm_kernel",
     "_rope_kernel",
+    "_scaled_matmul_kernel",
     "_scatter_writes_kernel",
     "_scrub_slots_kernel",
-    "_silu_and_mul_kernel",
     "_varlen_attention_kernel",
     "_write_kv_kernel",
 }

@@ -6,6 +6,8 @@ import pytest
 import torch
 from pagefleet_kernels import norm, reference
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.quantize import QuantizeSpec
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -27,20 +29,36 @@ def test_triton_matches_the_twin(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("unit_offset", [False, True])
 @pytest.mark.parametrize("shape", [(4, 96), (2, 3, 64)])
-def test_fused_add_matches_the_twin_and_leaves_its_inputs(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, assert_close: Close
+def test_residual_norm_matches_the_twin_and_updates_the_residual(
+    shape: tuple[int, ...], unit_offset: bool, dtype: torch.dtype, device: torch.device, assert_close: Close
 ) -> None:
     torch.manual_seed(1)
     x, residual = torch.randn(2, *shape).to(dtype).to(device)
     weight = torch.randn(shape[-1]).to(dtype).to(device)
-    before = x.clone(), residual.clone()
-    out, total = norm.fused_add_rms_norm(x, residual, weight, 1e-6, backend="triton")
-    expected_out, expected_total = reference.fused_add_rms_norm(x, residual, weight, 1e-6)
-    assert_close(total, expected_total)
-    assert_close(out, expected_out)
-    assert torch.equal(x, before[0])
-    assert torch.equal(residual, before[1])
+    before, expected_total = x.clone(), x + residual
+    twins_residual = residual.clone()
+    out = norm.residual_rms_norm(x, residual, weight, 1e-6, unit_offset=unit_offset, backend="triton")
+    twin = norm.residual_rms_norm(x, twins_residual, weight, 1e-6, unit_offset=unit_offset, backend="torch")
+    assert torch.equal(twins_residual, expected_total)
+    assert_close(residual, expected_total)
+    assert_close(out, twin)
+    assert_close(twin, reference.rms_norm(expected_total, weight, 1e-6, unit_offset))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_gemma_are_offsets_from_one(dtype: torch.dtype, device: torch.device, assert_close: Close) -> None:
+    torch.manual_seed(4)
+    module = Gemma2RMSNorm(96, eps=1e-6).to(dtype)
+    module.weight.data = torch.randn(96).to(dtype)
+    x = (torch.randn(11, 96) * 10).to(dtype)
+    expected = module(x).detach()
+    weight = module.weight.data
+    assert torch.equal(norm.rms_norm(x, weight, 1e-6, unit_offset=True), expected)
+    out = norm.rms_norm(x.to(device), weight.to(device), 1e-6, unit_offset=True, backend="triton")
+    assert_close(out, expected.to(device))
 
 
 def test_heads_of_a_fused_projection_are_read_by_stride(device: torch.device, assert_close: Close) -> None:
@@ -50,10 +68,12 @@ def test_heads_of_a_fused_projection_are_read_by_stride(device: torch.device, as
     weight = torch.rand(32).to(device)
     residual = qkv[:, 5 * 32 :].view(5, 3, 32)[:, :2]
     assert_close(norm.rms_norm(q_TNH, weight, 1e-6, backend="triton"), reference.rms_norm(q_TNH, weight, 1e-6))
-    fused = norm.fused_add_rms_norm(q_TNH[:, 1:3], residual, weight, 1e-6, backend="triton")
-    expected = reference.fused_add_rms_norm(q_TNH[:, 1:3], residual, weight, 1e-6)
-    assert_close(fused[0], expected[0])
-    assert_close(fused[1], expected[1])
+    expected_total = q_TNH[:, 1:3] + residual
+    rest = qkv[:, 7 * 32 :].clone()
+    out = norm.residual_rms_norm(q_TNH[:, 1:3], residual, weight, 1e-6, backend="triton")
+    assert_close(out, reference.rms_norm(expected_total, weight, 1e-6))
+    assert_close(residual, expected_total)
+    assert torch.equal(qkv[:, 7 * 32 :], rest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,4 +97,6 @@ def test_misfits_are_refused() -> None:
     with pytest.raises(UnsupportedShapeError, match="contiguous"):
         norm.rms_norm(torch.ones(8, 2).T, torch.ones(8), 1e-6)
     with pytest.raises(UnsupportedShapeError, match="alike"):
-        norm.fused_add_rms_norm(torch.ones(2, 8), torch.ones(3, 8), torch.ones(8), 1e-6)
+        norm.residual_rms_norm(torch.ones(2, 8), torch.ones(3, 8), torch.ones(8), 1e-6)
+    with pytest.raises(UnsupportedShapeError, match="at once"):
+        norm.rms_norm(torch.ones(2, 3, 8), torch.ones(8), 1e-6, quantize=QuantizeSpec())

@@ -1,0 +1,194 @@
+"""Rounding activations to eight bits: fp8 (e4m3) or int8, with scales per tensor, per token or per group of inputs.
+
+A value is its number times its scale; scales are float32. Shapes: T tokens, I inputs, C = I / group, rounded up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from pagefleet_kernels import reference_quantize
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
+from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.fp8 import FP8, as_bytes, encode_e4m3, has_native_fp8
+from pagefleet_kernels.tuning import launch_table, tile_warps
+
+LARGEST = {FP8: 448.0, torch.int8: 127.0}
+SMALLEST_SCALE = 1e-12
+"""A scale of zero would divide by zero; smaller inputs become zero."""
+
+
+class Quantized(NamedTuple):
+    """Numbers of eight bits and what one of them stands for."""
+
+    values: torch.Tensor
+    """fp8 or int8, in the shape of what was quantized, contiguous."""
+    scale: torch.Tensor
+    """float32: [1] per tensor, [T, 1] per token, [T, C] per group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizeSpec:
+    """How activations are rounded; made once per layer. Without `static_scale` or `group`, each token has a scale."""
+
+    dtype: torch.dtype = FP8
+    static_scale: torch.Tensor | None = None
+    """float32, one element, on the device of the activations: the scale of the whole tensor."""
+    group: int | None = None
+    """Inputs that share a scale, a power of two; the last group may be shorter."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in LARGEST:
+            raise UnsupportedShapeError(f"cannot quantize to {self.dtype}: float8_e4m3fn and int8 are supported")
+        if self.group is not None and (
+            self.group & (self.group - 1) or self.group < 1 or self.static_scale is not None
+        ):
+            raise UnsupportedShapeError(f"a group of {self.group} must be a power of two, and has no static scale")
+
+    def scale_for(self, num_rows: int, width: int, device: torch.device) -> torch.Tensor:
+        """Where a kernel puts its scales, or the static one."""
+        if self.static_scale is not None:
+            return self.static_scale.view(1)
+        groups = 1 if self.group is None else -(-width // self.group)
+        return torch.empty((num_rows, groups), dtype=torch.float32, device=device)
+
+
+def quantize_fp8(
+    x_TI: torch.Tensor,
+    *,
+    scale: torch.Tensor | None = None,
+    group: int | None = None,
+    per_token: bool = True,
+    backend: Backend | None = None,
+) -> Quantized:
+    """To e4m3: by a static `scale` of one element, else by the largest magnitude of each token, or of each `group`
+    of its inputs, or (`per_token=False`) of the whole tensor."""
+    if scale is None and group is None and not per_token:
+        scale = (x_TI.abs().amax().float() / LARGEST[FP8]).clamp_(min=SMALLEST_SCALE)
+    return quantize(x_TI, QuantizeSpec(FP8, scale, group), backend=backend)
+
+
+def quantize_int8(
+    x_TI: torch.Tensor, *, scale: torch.Tensor | None = None, backend: Backend | None = None
+) -> Quantized:
+    """To -127..127: by a static `scale` of one element, else by the largest magnitude of each token."""
+    return quantize(x_TI, QuantizeSpec(torch.int8, scale), backend=backend)
+
+
+def quantize(x_TI: torch.Tensor, spec: QuantizeSpec, *, backend: Backend | None = None) -> Quantized:
+    """Round `x` as `spec` says, to nearest even; what is beyond the largest number becomes that."""
+    if x_TI.dim() != 2 or x_TI.stride(1) != 1:
+        raise UnsupportedShapeError(
+            f"activations must be [T, I] with a contiguous last axis, not {list(x_TI.shape)} "
+            f"with strides {x_TI.stride()}"
+        )
+    num_tokens, width = x_TI.shape
+    scale = spec.scale_for(num_tokens, width, x_TI.device)
+    if choose_backend(x_TI.device, backend) == "torch":
+        return Quantized(*reference_quantize.quantize(x_TI, spec.dtype, spec.static_scale, spec.group))
+    values = torch.empty(x_TI.shape, dtype=spec.dtype, device=x_TI.device)
+    if values.numel() == 0:
+        return Quantized(values, scale)
+    block = max(next_power_of_2(width), spec.group or 1)
+    if spec.static_scale is not None or spec.group is not None:  # tokens need not stay in one program
+        block = max(spec.group or 1, min(block, launch_table(architecture(x_TI.device)).tile_elements))
+    _quantize_kernel[(num_tokens, (width + block - 1) // block)](
+        as_bytes(values),
+        scale,
+        x_TI,
+        x_TI.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=tile_warps(block),
+        **quantize_constants(spec, x_TI.device),
+        **COMPILE_OPTIONS,
+    )
+    return Quantized(values, scale)
+
+
+def quantize_constants(spec: QuantizeSpec | None, device: torch.device) -> dict[str, int | bool]:
+    """What `quantize_rows` must know when it is compiled: GROUP (0: the whole row), STATIC, FP8 and NATIVE."""
+    if spec is None:
+        return {"GROUP": 0, "STATIC": False, "FP8": False, "NATIVE": False}
+    is_fp8 = spec.dtype == FP8
+    return {
+        "GROUP": spec.group or 0,
+        "STATIC": spec.static_scale is not None,
+        "FP8": is_fp8,
+        "NATIVE": is_fp8 and has_native_fp8(device),
+    }
+
+
+@jit()
+def quantize_rows(  # type: ignore[no-untyped-def]
+    values_ptr,
+    scale_ptr,
+    x,
+    row,
+    column,
+    num_rows,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    STATIC: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Store a tile of float32 rows, zero beyond their end, as numbers and scales. Without GROUP or STATIC the tile
+    must hold whole rows; with GROUP, whole groups. `row` and `column` are vectors, `row` of int64."""
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    offset = row[:, None] * WIDTH + column[None, :]
+    if STATIC:
+        tl.store(values_ptr + offset, encode(x / tl.load(scale_ptr), FP8, NATIVE), mask=mask)
+    elif GROUP == 0:
+        scale = _scale_of(tl.max(tl.abs(x), axis=1), FP8)
+        tl.store(scale_ptr + row, scale, mask=row < num_rows)
+        tl.store(values_ptr + offset, encode(x / scale[:, None], FP8, NATIVE), mask=mask)
+    else:
+        num_groups: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
+        groups: tl.constexpr = x.shape[1] // GROUP
+        grouped = tl.reshape(x, (x.shape[0], groups, GROUP))
+        scale = _scale_of(tl.max(tl.abs(grouped), axis=2), FP8)
+        group = tl.min(column, axis=0) // GROUP + tl.arange(0, groups)
+        inside = (row < num_rows)[:, None] & (group < num_groups)[None, :]
+        tl.store(scale_ptr + row[:, None] * num_groups + group[None, :], scale, mask=inside)
+        scaled = tl.reshape(grouped / scale[:, :, None], (x.shape[0], x.shape[1]))
+        tl.store(values_ptr + offset, encode(scaled, FP8, NATIVE), mask=mask)
+
+
+@jit()
+def encode(x, FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bytes of scaled float32 values."""
+    if FP8:
+        code = encode_e4m3(x, NATIVE)
+    else:  # adding 1.5 * 2^23 leaves no place for a fraction: rounds to nearest even
+        code = ((tl.minimum(tl.maximum(x, -127.0), 127.0) + 12582912.0) - 12582912.0).to(tl.int8)
+    return code
+
+
+@jit()
+def _scale_of(largest, FP8: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.maximum(largest * (1.0 / 448.0 if FP8 else 1.0 / 127.0), 1e-12)
+
+
+@jit()
+def _quantize_kernel(  # type: ignore[no-untyped-def]
+    values_ptr,
+    scale_ptr,
+    x_ptr,
+    stride_token,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    STATIC: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + token * stride_token + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    row = token + tl.arange(0, 1)
+    quantize_rows(values_ptr, scale_ptr, x[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE)

@@ -1,0 +1,276 @@
+"""Products of eight-bit matrices: fp8 (per tensor, per channel, per block) and int8, scaled and biased once at the end.
+
+Shapes: T tokens, I inputs, O outputs, B = O / block, C = I / block, rounded up. Block scales as in DeepSeek-V3
+(arXiv 2412.19437): 128x128 of the weight, 1x128 of the activations.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagefleet_kernels import reference_quantize
+from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
+from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
+from pagefleet_kernels.tuning import launch_table, matmul_tile
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def scaled_matmul(
+    x_TI: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weight_OI: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    block: int | None = None,
+    *,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """`(x * x_scale) (weight * weight_scale)^T + bias` as a new contiguous [T, O] of `out_dtype`.
+
+    `x` and `weight` are both fp8 or both int8, or `x` is a float and `x_scale` None: then the weight is expanded in the
+    kernel (fp8 on GPUs before sm_89). Scales are float32: for x of 1 or T elements, for the weight of 1 or O. With
+    `block` they are [T, C] and [B, C]. Sums are float32 (int32 for int8); scales and bias follow before the rounding.
+    """
+    _check(x_TI, x_scale, weight_OI, bias_O, out_dtype)
+    x_scale, weight_scale = _shaped_scales(x_TI, x_scale, weight_OI, weight_scale, block)
+    if choose_backend(x_TI.device, backend) == "torch":
+        return reference_quantize.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
+    if backend is None and x_scale is not None and block is None and _library_takes(x_TI, weight_OI, out_dtype):
+        return _library_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype)
+    return _triton_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
+
+
+def _check(
+    x_TI: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> None:
+    if x_TI.dim() != 2 or weight_OI.dim() != 2 or x_TI.shape[1] != weight_OI.shape[1]:
+        raise UnsupportedShapeError(
+            f"activations {list(x_TI.shape)} and weights {list(weight_OI.shape)} must be [T, I] and [O, I]"
+        )
+    if x_TI.stride(1) != 1 or weight_OI.stride(1) != 1:
+        raise UnsupportedShapeError("the last axis of activations and weights must be contiguous")
+    matches = x_TI.dtype == weight_OI.dtype if x_scale is not None else x_TI.dtype in _FLOATS
+    if weight_OI.dtype not in (FP8, torch.int8) or not matches:
+        raise UnsupportedShapeError(
+            f"cannot multiply {x_TI.dtype} {'with' if x_scale is not None else 'without'} scales by "
+            f"{weight_OI.dtype}: float8_e4m3fn by float8_e4m3fn, int8 by int8, and floats without scales by either are "
+            "supported"
+        )
+    if out_dtype not in _FLOATS:
+        raise UnsupportedShapeError(f"a product in {out_dtype} is not supported: use bfloat16, float16 or float32")
+    if bias_O is not None and bias_O.shape != weight_OI.shape[:1]:
+        raise UnsupportedShapeError(f"{weight_OI.shape[0]} outputs need as many biases, not {list(bias_O.shape)}")
+
+
+def _shaped_scales(
+    x_TI: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weight_OI: torch.Tensor,
+    weight_scale: torch.Tensor,
+    block: int | None,
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Scales as [1 or T, 1] and [1, 1 or O], or as [T, C] and [B, C]."""
+    num_tokens, num_outputs = x_TI.shape[0], weight_OI.shape[0]
+    if block is not None:
+        if block < 16 or block & (block - 1):
+            raise UnsupportedShapeError(f"blocks of {block} are not supported: powers of two from 16 are")
+        columns = -(-x_TI.shape[1] // block)
+        wanted = [(num_tokens, columns), (-(-num_outputs // block), columns)]
+        given = [wanted[0] if x_scale is None else tuple(x_scale.shape), tuple(weight_scale.shape)]
+        if given != wanted:
+            raise UnsupportedShapeError(f"scales {given} do not fit blocks of {block}: they must be {wanted}")
+        return x_scale, weight_scale
+    if (x_scale is not None and x_scale.numel() not in (1, num_tokens)) or weight_scale.numel() not in (1, num_outputs):
+        raise UnsupportedShapeError(
+            f"scales of {None if x_scale is None else x_scale.numel()} and {weight_scale.numel()} elements do not fit "
+            f"{num_tokens} tokens and {num_outputs} outputs: they must have one, or one for each"
+        )
+    return None if x_scale is None else x_scale.reshape(-1, 1), weight_scale.reshape(1, -1)
+
+
+def _library_takes(x_TI: torch.Tensor, weight_OI: torch.Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether cuBLAS or CUTLASS, behind `torch._scaled_mm`, have this product: fp8 since sm_89, sides of 16 elements.
+
+    Scales per row need sm_90 and bfloat16; older or odd ones go to the Triton kernel.
+    """
+    return (
+        x_TI.dtype == FP8
+        and architecture(x_TI.device) == "sm_90"
+        and out_dtype == torch.bfloat16
+        and x_TI.shape[0] > 0
+        and x_TI.shape[1] % 16 == 0
+        and weight_OI.shape[0] % 16 == 0
+        and x_TI.is_contiguous()
+        and weight_OI.is_contiguous()
+    )
+
+
+def _library_matmul(
+    x_TI: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_OI: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    if x_scale.numel() > 1 or weight_scale.numel() > 1:  # both by row then
+        x_scale = x_scale.expand(x_TI.shape[0], 1).contiguous()
+        weight_scale = weight_scale.expand(1, weight_OI.shape[0]).contiguous()
+    else:
+        x_scale, weight_scale = x_scale.view(()), weight_scale.view(())
+    out_TO: torch.Tensor = torch._scaled_mm(
+        x_TI,
+        weight_OI.t(),
+        scale_a=x_scale,
+        scale_b=weight_scale,
+        bias=None if bias_O is None else bias_O.to(out_dtype),
+        out_dtype=out_dtype,
+        use_fast_accum=True,
+    )
+    return out_TO
+
+
+def _triton_matmul(
+    x_TI: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weight_OI: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    block: int | None,
+) -> torch.Tensor:
+    (num_tokens, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
+    out_TO = torch.empty((num_tokens, num_outputs), dtype=out_dtype, device=x_TI.device)
+    if out_TO.numel() == 0:
+        return out_TO
+    tile = matmul_tile(launch_table(architecture(x_TI.device)), num_tokens)
+    block_k = tile.block_k // max(1, x_TI.element_size() // 2)  # tables are sized for two bytes at most
+    tiles = (-(-num_tokens // tile.block_m), -(-num_outputs // tile.block_n))
+    scale_TC = weight_scale if x_scale is None else x_scale
+    _scaled_matmul_kernel[(tiles[0] * tiles[1],)](
+        out_TO,
+        as_bytes(x_TI),
+        scale_TC,
+        as_bytes(weight_OI),
+        weight_scale,
+        weight_scale if bias_O is None else bias_O,
+        num_tokens,
+        tiles[0],
+        x_TI.stride(0),
+        weight_OI.stride(0),
+        # a scale for all rows is read again and again
+        scale_TC.stride(0) if scale_TC.shape[0] > 1 else 0,
+        weight_scale.stride(0) if block is not None else int(weight_scale.shape[1] > 1),
+        OUTPUTS=num_outputs,
+        INPUTS=num_inputs,
+        SCALE_BLOCK=block or 0,
+        HAS_X_SCALE=x_scale is not None,
+        HAS_BIAS=bias_O is not None,
+        X_IS_FP8=x_TI.dtype == FP8,
+        WEIGHT_IS_FP8=weight_OI.dtype == FP8,
+        NATIVE=has_native_fp8(x_TI.device),
+        dot_type=_multiplied_type(x_TI),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=min(block_k, block or block_k, max(32, next_power_of_2(num_inputs))),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **COMPILE_OPTIONS,
+    )
+    return out_TO
+
+
+def _multiplied_type(x_TI: torch.Tensor) -> object:
+    """The type that the tensor cores multiply: the activations' own, or one that holds their numbers exactly."""
+    if x_TI.dtype == torch.int8:
+        return tl.int8
+    if x_TI.dtype == torch.float32 or INTERPRETED:  # the interpreter would multiply the bit patterns of bfloat16
+        return tl.float32
+    if x_TI.dtype == FP8:
+        return tl.float8e4nv if has_native_fp8(x_TI.device) else tl.bfloat16
+    return tl.float16 if x_TI.dtype == torch.float16 else tl.bfloat16
+
+
+@jit()
+def _operand(x, IS_FP8: tl.constexpr, NATIVE: tl.constexpr, dot_type: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Loaded numbers in the type that is multiplied."""
+    if x.dtype == dot_type:
+        operand = x
+    elif not IS_FP8:
+        operand = x.to(tl.float32).to(dot_type)
+    elif dot_type == tl.float8e4nv:
+        operand = x.to(tl.float8e4nv, bitcast=True)
+    else:
+        operand = decode_e4m3(x, NATIVE).to(dot_type)
+    return operand
+
+
+@jit(do_not_specialize=("num_tokens", "tiles_m"))
+def _scaled_matmul_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    x_ptr,
+    x_scale_ptr,
+    weight_ptr,
+    weight_scale_ptr,
+    bias_ptr,
+    num_tokens,
+    tiles_m,
+    stride_x,
+    stride_weight,
+    stride_x_scale,
+    stride_weight_scale,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    HAS_X_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    X_IS_FP8: tl.constexpr,
+    WEIGHT_IS_FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    dot_type: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program per tile of the product. Neighbours share a tile of weights, which is the larger matrix."""
+    program = tl.program_id(0)
+    m = (program % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (program // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    inside_m, inside_n = m < num_tokens, n < OUTPUTS
+    x_tile_ptr = x_ptr + m.to(tl.int64)[:, None] * stride_x + k[None, :]
+    weight_tile_ptr = weight_ptr + n.to(tl.int64)[None, :] * stride_weight + k[:, None]
+    total: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
+    sums = tl.zeros((BLOCK_M, BLOCK_N), total if SCALE_BLOCK == 0 else tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        inside_k = k < INPUTS - start
+        x = tl.load(x_tile_ptr + start, mask=inside_m[:, None] & inside_k[None, :], other=0)
+        weight = tl.load(weight_tile_ptr + start, mask=inside_k[:, None] & inside_n[None, :], other=0)
+        x, weight = _operand(x, X_IS_FP8, NATIVE, dot_type), _operand(weight, WEIGHT_IS_FP8, NATIVE, dot_type)
+        if SCALE_BLOCK == 0:
+            sums = tl.dot(x, weight, sums, out_dtype=total, input_precision="ieee")
+        else:
+            part = tl.dot(x, weight, out_dtype=total, input_precision="ieee")
+            column = start // SCALE_BLOCK
+            scale_ptr = weight_scale_ptr + (n // SCALE_BLOCK) * stride_weight_scale + column
+            scale = tl.load(scale_ptr, mask=inside_n, other=0.0)[None, :]
+            if HAS_X_SCALE:
+                scale *= tl.load(x_scale_ptr + m * stride_x_scale + column, mask=inside_m, other=0.0)[:, None]
+            sums += part.to(tl.float32) * scale
+    out = sums.to(tl.float32)
+    if SCALE_BLOCK == 0:
+        if HAS_X_SCALE:
+            out *= tl.load(x_scale_ptr + m * stride_x_scale, mask=inside_m, other=0.0)[:, None]
+        out *= tl.load(weight_scale_ptr + n * stride_weight_scale, mask=inside_n, other=0.0)[None, :]
+    if HAS_BIAS:
+        out += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    out_tile_ptr = out_ptr + m.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
+    tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
