@@ -23,9 +23,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     before = time.monotonic()
-    llm.generate(
-        [{"prompt_token_ids": list(range(16))}], SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False
-    )
+    llm.generate([{"prompt_token_ids": list(range(16))}], SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
     now = time.monotonic()
     print(json.dumps({"first_token_at": now, "first_token_s": now - before, "phases": dict(llm.startup_seconds)}))
     return 0
