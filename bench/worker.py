@@ -19,7 +19,7 @@ import torch
 from pagefleet_engine.core.step import NewRow, ScheduledRow
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.request_table import RequestTable
-from pagefleet_engine.worker.sampler import Sampler
+from pagefleet_engine.worker.sampler import Sampler, SampleRows
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
 from pagefleet_engine.worker.transfer import make_upload
 from torch import Tensor
@@ -67,7 +67,7 @@ def time_inputs(num_rows: int, repeats: int) -> float:
     def build() -> None:
         rows = StepRows.of_plan(plan, table.extend(plan))
         rows.check(table)
-        builder.prepare(*upload.send([rows.row_table(num_rows)]), num_rows)
+        builder.prepare(*upload.send([rows.row_table(num_rows, num_rows)]), num_rows)
         builder.inputs(rows)
 
     return median_ms(build, repeats)
@@ -76,12 +76,16 @@ def time_inputs(num_rows: int, repeats: int) -> float:
 def time_sampling(logits: Tensor, sampling: SamplingParams, repeats: int) -> float:
     """Milliseconds to sample every row with these parameters."""
     num_rows, vocab_size = logits.shape
-    sampler = Sampler(num_rows, vocab_size, 0, CPU)
     prompt = list(range(min(PROMPT_TOKENS, vocab_size)))
+    tokens = torch.zeros((num_rows, len(prompt) + 1), dtype=torch.int32)
+    tokens[:, :-1] = torch.tensor(prompt)
+    sampler = Sampler(num_rows, vocab_size, 0, CPU, tokens)
     for row in range(num_rows):
         sampler.add(row, NewRow(f"r{row}", prompt, len(prompt) // 2, sampling, (2,)))
-    slots = np.arange(num_rows)
-    return median_ms(lambda: sampler.sample(logits.clone(), slots), repeats)
+    slots, lens = np.arange(num_rows), np.full(num_rows, len(prompt))
+    on_device = torch.from_numpy(lens.astype(np.int32))
+    rows = SampleRows(slots=slots, slots_R=torch.from_numpy(slots), lens=lens, lens_R=on_device)
+    return median_ms(lambda: sampler.sample(logits.clone(), rows), repeats)
 
 
 def torch_temperature(logits: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from torch import Tensor
 from pagefleet_engine.core.step import FailureKind, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.worker.device_timer import make_idle_timer
 from pagefleet_engine.worker.forward import CausalModel, Forward
-from pagefleet_engine.worker.prompt_logprobs import PromptLogprobs
+from pagefleet_engine.worker.prompt_logprobs import PendingPromptLogprobs, PromptLogprobs
 from pagefleet_engine.worker.request_table import Int64Array, RequestTable
-from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampled, Sampler
+from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, DeviceSamples, Sampler, SampleRows
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
 from pagefleet_engine.worker.transfer import Download, make_upload, start_download
 
@@ -52,7 +52,7 @@ class RequestState:
         rows, block_size = limits.max_num_seqs, limits.block_size
         self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device)
         self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, kernels)
-        self.sampler = Sampler(rows, limits.vocab_size, seed, device)
+        self.sampler = Sampler(rows, limits.vocab_size, seed, device, self.table.tokens_SL, kernels)
         self.upload = make_upload(device, _UPLOADS_PER_STEP * (limits.max_in_flight + 1))
 
 
@@ -95,9 +95,9 @@ class ModelRunner:
         sampled = self._send(rows, shape.num_rows, shape.num_tokens)
         hidden_TD = self._forward.run(rows, plan.num_common_blocks, self._inputs)
         bad_T = self._contain(hidden_TD)
-        prompts = self._prompts.of_step(plan.rows, rows.first_S1, hidden_TD)
+        prompts = self._prompts.launch(plan.rows, rows.first_S1, hidden_TD)
         samples = None if sampled is None else self._sample(hidden_TD, sampled)
-        download = start_download([bad_T], self._device)
+        download = start_download([bad_T] if samples is None else [bad_T, samples.token_ids_R], self._device)
         self._timer.end()
         return LaunchedStep(plan.rows, rows, download, samples, prompts)
 
@@ -127,7 +127,9 @@ class ModelRunner:
         self._inputs.prepare(rows_R4, num_tokens)
         self._table.grow(slots)
         is_whole = len(at) == rows.num_tokens
-        return _Sampled(slots, slots_R, lens_R, None if is_whole else last_R)
+        return _Sampled(
+            SampleRows(slots=slots, slots_R=slots_R, lens=lens, lens_R=lens_R), None if is_whole else last_R
+        )
 
     def _contain(self, hidden_TD: Tensor) -> Tensor:
         """Flag tokens whose hidden states are not numbers, and clean what they wrote to their pages; bool [T].
@@ -139,25 +141,17 @@ class ModelRunner:
         scrub_slots(self._pool, self._inputs.slot_mappings(len(hidden_TD)), bad_T)
         return bad_T
 
-    def _sample(self, hidden_TD: Tensor, sampled: _Sampled) -> Sampled:
-        # INTERIM until the sampler works on the device (DeviceSamples): final form in /work/notes/model_runner_final.py
+    def _sample(self, hidden_TD: Tensor, sampled: _Sampled) -> DeviceSamples:
         last_R = sampled.last_token_R
         hidden_RD = hidden_TD if last_R is None else hidden_TD.index_select(0, last_R)
-        result = self._sampler.sample(self._model.logits(hidden_RD), sampled.slots)
-        kept = [index for index, token in enumerate(result.token_ids) if token >= 0]
-        tokens = torch.tensor([result.token_ids[index] for index in kept], dtype=torch.int32)
-        self._table.tokens_SL[sampled.slots_R[kept], sampled.lens_R[kept].long()] = tokens
-        self._sampler.append(sampled.slots[kept], tokens.tolist())
-        return result
+        return self._sampler.sample(self._model.logits(hidden_RD), sampled.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
     """The rows that sample."""
 
-    slots: Int64Array
-    slots_R: Tensor
-    lens_R: Tensor
+    rows: SampleRows
     last_token_R: Tensor | None
     """int64 [R], where the last token of each stands among the T; None when these are all tokens in order."""
 
@@ -169,26 +163,27 @@ class LaunchedStep:
     plan_rows: Sequence[ScheduledRow]
     rows: StepRows
     download: Download
-    samples: Sampled | None
-    prompts: dict[str, list[TokenLogprobs] | None] | None
+    samples: DeviceSamples | None
+    prompts: PendingPromptLogprobs | None
 
     def result(self) -> StepResult:
         """Wait for the step and bring its numbers into the plan's terms."""
-        (bad_T,) = self.download.wait()
+        bad_T, *more = self.download.wait()
         failed = self._bad_rows(bad_T) if bad_T.any() else {}
         sampled: list[Sequence[int]] = [()] * len(self.plan_rows)
         logprobs: dict[str, Sequence[TokenLogprobs]] = {}
         if self.samples is not None:
-            for row, token in zip(self.rows.sampling_R.tolist(), self.samples.token_ids, strict=True):
+            for row, token in zip(self.rows.sampling_R.tolist(), more[0].tolist(), strict=True):
                 if token >= 0:
                     sampled[row] = (token,)
                 else:
                     failed[self.plan_rows[row].request_id] = _FAILURES[token]
-            for index, entry in self.samples.logprobs.items():
-                logprobs[self.plan_rows[self.rows.sampling_R[index]].request_id] = (entry,)
+            if self.samples.logprobs is not None:
+                for index, entry in self.samples.logprobs.collect().items():
+                    logprobs[self.plan_rows[self.rows.sampling_R[index]].request_id] = (entry,)
         prompt_logprobs: dict[str, Sequence[TokenLogprobs]] = {}
         if self.prompts is not None:
-            for request_id, entries in self.prompts.items():
+            for request_id, entries in self.prompts.collect().items():
                 if entries is None:
                     failed[request_id] = FailureKind.NOT_NUMBERS
                 else:

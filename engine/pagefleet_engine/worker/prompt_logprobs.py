@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens, chunk by chunk, for the requests that ask.
+"""Log-probabilities of prompt tokens, chunk by chunk, for the requests that ask; launched with a step, read after it.
 
 Shapes: T tokens of the step, S rows, M prompt tokens described, D hidden size, V vocabulary.
 """
@@ -10,19 +10,42 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pagefleet_kernels.sampling_rows import send
 from torch import Tensor
 
 from pagefleet_engine.core.step import NewRow, ScheduledRow, TokenLogprobs
-from pagefleet_engine.worker.logprobs import describe_tokens
-
-MAX_LOGITS = 1 << 24
-"""Logits that exist at once: 64 MiB in float32."""
+from pagefleet_engine.worker.logprobs import MAX_LOGITS, describe_tokens, join_parts, read_entries
+from pagefleet_engine.worker.transfer import Download, start_download
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     token_ids: Sequence[int]
     num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """Entries of one prompt in one step."""
+
+    download: Download
+    num_top: int
+    num_tokens: int
+
+    def collect(self) -> list[TokenLogprobs] | None:
+        *arrays, usable = self.download.wait()
+        return read_entries(arrays, [self.num_top] * self.num_tokens) if usable.all() else None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPromptLogprobs:
+    """Entries of one step."""
+
+    described: dict[str, _Described]
+
+    def collect(self) -> dict[str, list[TokenLogprobs] | None]:
+        """Request id -> entries in order of position, or None when its logits are not numbers; waits for the step."""
+        return {request_id: described.collect() for request_id, described in self.described.items()}
 
 
 class PromptLogprobs:
@@ -44,10 +67,10 @@ class PromptLogprobs:
         """A request leaves."""
         self._prompts.pop(request_id, None)
 
-    def of_step(
+    def launch(
         self, rows: Sequence[ScheduledRow], first_token_S1: NDArray[np.int64], hidden_TD: Tensor
-    ) -> dict[str, list[TokenLogprobs] | None]:
-        """Entries of the prompt tokens that this step's hidden states predict: those one further than it computes.
+    ) -> PendingPromptLogprobs | None:
+        """Describe the prompt tokens that this step's hidden states predict: those one further than it computes.
 
         Args:
             rows: the step's rows.
@@ -55,11 +78,11 @@ class PromptLogprobs:
             hidden_TD: the step's hidden states.
 
         Returns:
-            Request id -> entries in order of position, or None when its logits are not numbers.
+            What to read when the step is done; None when no row of the step asks.
         """
-        found: dict[str, list[TokenLogprobs] | None] = {}
         if not self._prompts:
-            return found
+            return None
+        found: dict[str, _Described] = {}
         for index, row in enumerate(rows):
             prompt = self._prompts.get(row.request_id)
             if prompt is None:
@@ -69,14 +92,15 @@ class PromptLogprobs:
             if targets:
                 start = int(first_token_S1[index])
                 found[row.request_id] = self._describe(hidden_TD[start : start + len(targets)], targets, prompt.num_top)
-        return found
+        return PendingPromptLogprobs(found) if found else None
 
-    def _describe(self, hidden_MD: Tensor, targets: Sequence[int], num_top: int) -> list[TokenLogprobs] | None:
-        entries: list[TokenLogprobs] = []
+    def _describe(self, hidden_MD: Tensor, targets: Sequence[int], num_top: int) -> _Described:
+        """A few rows at a time: the logits of a long prompt are larger than the model."""
+        targets_M = send(np.array(targets, dtype=np.int32), hidden_MD.device)
+        parts: list[list[Tensor]] = []
         for start in range(0, len(targets), self._rows_at_once):
-            part = targets[start : start + self._rows_at_once]
-            logits_LV = self._compute_logits(hidden_MD[start : start + len(part)]).float()
-            if not bool(logits_LV.amax().isfinite()):
-                return None
-            entries += describe_tokens(logits_LV, part, [num_top] * len(part))
-        return entries
+            part = slice(start, start + self._rows_at_once)
+            logits_LV = self._compute_logits(hidden_MD[part]).float()
+            usable_L = logits_LV.amax(1).isfinite()
+            parts.append([*describe_tokens(logits_LV, targets_M[part], num_top), usable_L])
+        return _Described(start_download(join_parts(parts), hidden_MD.device), num_top, len(targets))

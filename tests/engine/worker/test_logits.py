@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker.logits import LogitEdits, RowEdits
+from pagefleet_engine.worker.logits import EditedRow, LogitEdits, RowEdits, penalised
 from pagefleet_engine.worker.token_counts import TokenCounts
+from pagefleet_kernels.sampling_edits import History
 from torch import Tensor
 
+CPU = torch.device("cpu")
 VOCAB_SIZE = 12
 EOS = 3
 
@@ -23,17 +26,37 @@ def entry(sampling: SamplingParams, prompt: Sequence[int] = (1,), output: Sequen
     return NewRow("r", (*prompt, *output), len(prompt), sampling, (EOS,))
 
 
+class Batch:
+    """Requests in the slots of their order, their tokens and counts; row r of the logits is slot `len - 1 - r`."""
+
+    def __init__(self, entries: Sequence[NewRow]) -> None:
+        self.tokens_SM = torch.zeros((len(entries), 64), dtype=torch.int32)
+        self.counts = TokenCounts(len(entries), VOCAB_SIZE, CPU)
+        self.lens = np.array([len(new.token_ids) for new in entries])[::-1].copy()
+        rows = []
+        for slot, new in enumerate(entries):
+            self.tokens_SM[slot, : len(new.token_ids)] = torch.tensor(new.token_ids, dtype=torch.int32)
+            if penalised(new):
+                seen = new.token_ids[: new.num_prompt_tokens] if new.sampling.repetition_penalty != 1.0 else ()
+                self.counts.add(slot, seen, new.token_ids[new.num_prompt_tokens :])
+            if RowEdits.needed(new):
+                edits = RowEdits(new, VOCAB_SIZE, CPU)
+                rows.append(EditedRow(len(entries) - 1 - slot, edits, self.counts.row(slot)))
+        self.edits = LogitEdits(rows, VOCAB_SIZE, CPU)
+
+    def apply(self) -> Tensor:
+        slots_R = torch.arange(len(self.lens) - 1, -1, -1)
+        history = History(self.tokens_SM, slots_R, torch.from_numpy(self.lens.astype(np.int32)))
+        return self.edits.apply(plain().repeat(len(self.lens), 1), self.counts.table, history, self.lens)
+
+
 def edited(sampling: SamplingParams, prompt: Sequence[int] = (1,), output: Sequence[int] = ()) -> list[float]:
-    """Logits 0.5, 1.5, ... after the edits of a request with this output, fed token by token."""
-    row = RowEdits(entry(sampling, prompt), VOCAB_SIZE)
-    edits = LogitEdits([(1, row)], VOCAB_SIZE, torch.device("cpu"))
-    for token in output:
-        row.append(token)
-    logits_SV = plain().repeat(3, 1)
-    edits.apply_(logits_SV)
-    assert torch.equal(logits_SV[0], plain())
-    assert torch.equal(logits_SV[2], plain())
-    values: list[float] = logits_SV[1].tolist()
+    """Logits -4.5, -3.5, ... after the edits of a request with this output, between two that ask for nothing."""
+    nothing = entry(SamplingParams())
+    logits_RV = Batch([nothing, entry(sampling, prompt, output), nothing]).apply()
+    assert torch.equal(logits_RV[0], plain())
+    assert torch.equal(logits_RV[2], plain())
+    values: list[float] = logits_RV[1].tolist()
     return values
 
 
@@ -130,52 +153,28 @@ def test_penalties_follow_their_definitions(
     assert edited(sampling, prompt, output) == pytest.approx(expected, abs=1e-5)
 
 
-def test_after_a_preemption_the_output_is_known_from_the_start() -> None:
-    sampling = SamplingParams(
-        repetition_penalty=1.3,
-        frequency_penalty=0.5,
-        presence_penalty=0.2,
-        min_tokens=4,
-        bad_words_token_ids=((6, 7),),
-    )
-    grown = RowEdits(entry(sampling, (1, 2)), VOCAB_SIZE)
-    for token in (5, 5, 6):
-        grown.append(token)
-    back = RowEdits(entry(sampling, (1, 2), (5, 5, 6)), VOCAB_SIZE)
-    results = []
-    for row in (grown, back):
-        logits_SV = plain().unsqueeze(0).clone()
-        LogitEdits([(0, row)], VOCAB_SIZE, torch.device("cpu")).apply_(logits_SV)
-        results.append(logits_SV)
-    assert torch.equal(*results)
-    assert banned(results[0][0].tolist()) == {EOS, 7}
-
-
 def test_rows_are_edited_apart_from_each_other() -> None:
-    rows = [
-        RowEdits(entry(SamplingParams(allowed_token_ids=(1,))), VOCAB_SIZE),
-        RowEdits(entry(SamplingParams(frequency_penalty=1.0), output=(4, 4)), VOCAB_SIZE),
-        RowEdits(entry(SamplingParams(bad_words_token_ids=((9,),))), VOCAB_SIZE),
+    entries = [
+        entry(SamplingParams(allowed_token_ids=(1,))),
+        entry(SamplingParams()),
+        entry(SamplingParams(bad_words_token_ids=((9,),))),
+        entry(SamplingParams(frequency_penalty=1.0), output=(4, 4)),
+        entry(SamplingParams(repetition_penalty=2.0), prompt=(5, 6), output=(1,)),
     ]
-    logits_SV = plain().repeat(4, 1)
-    LogitEdits([(3, rows[0]), (0, rows[1]), (2, rows[2])], VOCAB_SIZE, torch.device("cpu")).apply_(logits_SV)
-    assert logits_SV[0].tolist() == [value - 2.0 * (token == 4) for token, value in enumerate(plain().tolist())]
-    assert torch.equal(logits_SV[1], plain())
-    assert banned(logits_SV[2].tolist()) == {9}
-    assert banned(logits_SV[3].tolist()) == set(range(VOCAB_SIZE)) - {1}
+    logits_RV = Batch(entries).apply()
+    seen = plain()
+    seen[[1, 5, 6]] = torch.tensor([-7.0, 0.25, 0.75])
+    assert logits_RV[0].tolist() == seen.tolist()
+    assert logits_RV[1].tolist() == [value - 2.0 * (token == 4) for token, value in enumerate(plain().tolist())]
+    assert banned(logits_RV[2].tolist()) == {9}
+    assert torch.equal(logits_RV[3], plain())
+    assert banned(logits_RV[4].tolist()) == set(range(VOCAB_SIZE)) - {1}
 
 
-def test_counts_grow_past_their_first_capacity() -> None:
-    counts = TokenCounts([5, 5, 6])
-    for token in range(200):
-        counts.append(token)
-        counts.append(token)
-    found = dict(zip(counts.token_ids.tolist(), counts.output_counts.tolist(), strict=True))
-    assert found == dict.fromkeys(range(200), 2)
-
-
-def test_prompt_tokens_are_seen_but_not_counted() -> None:
-    counts = TokenCounts([5, 5, 6])
-    counts.append(6)
-    assert counts.token_ids.tolist() == [5, 6]
-    assert counts.output_counts.tolist() == [0, 1]
+def test_min_tokens_end_at_their_own_step() -> None:
+    batch = Batch([entry(SamplingParams(min_tokens=2, max_tokens=9)), entry(SamplingParams(min_tokens=1))])
+    assert [banned(row) for row in batch.apply().tolist()] == [{EOS}, {EOS}]
+    batch.lens += 1
+    assert [banned(row) for row in batch.apply().tolist()] == [set(), {EOS}]
+    batch.lens += 1
+    assert [banned(row) for row in batch.apply().tolist()] == [set(), set()]

@@ -4,40 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagefleet_engine.core.step import NewRow
+from pagefleet_engine.core.step import NewRow, TokenLogprobs
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker.logprobs import describe_tokens
-from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampled, Sampler, row_maxima
+from pagefleet_engine.worker.logprobs import describe_tokens, read_entries
+from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampler, SampleRows
 from torch import Tensor
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def make_sampler(sampling: Sequence[SamplingParams], vocab_size: int, seed: int = 0) -> Sampler:
-    sampler = Sampler(len(sampling), vocab_size, seed, CPU)
-    for slot, params in enumerate(sampling):
-        sampler.add(slot, NewRow(f"r{slot}", (1,), 1, params, (2,)))
-    return sampler
+@dataclass(frozen=True)
+class Outcome:
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs]
 
 
-def sample(sampler: Sampler, logits_SV: Tensor, slots: Sequence[int]) -> Sampled:
-    return sampler.sample(logits_SV.clone(), np.array(slots))
+class Bench:
+    """A sampler with the tokens of its slots, whose rows grow by what is sampled."""
+
+    def __init__(self, sampling: Sequence[SamplingParams], vocab_size: int, seed: int = 0) -> None:
+        self.tokens_SM = torch.zeros((len(sampling), 4_096), dtype=torch.int32)
+        self.sampler = Sampler(len(sampling), vocab_size, seed, CPU, self.tokens_SM)
+        self.lens = np.zeros(len(sampling), dtype=np.int64)
+        for slot, params in enumerate(sampling):
+            self.add(slot, params)
+
+    def add(self, slot: int, params: SamplingParams, tokens: Sequence[int] = (1,), eos: Sequence[int] = (2,)) -> None:
+        self.sampler.add(slot, NewRow(f"r{slot}", tokens, 1, params, eos))
+        self.tokens_SM[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.lens[slot] = len(tokens)
+
+    def sample(self, logits_RV: Tensor, slots: Sequence[int]) -> Outcome:
+        at = np.array(slots)
+        lens = self.lens[at]
+        rows = SampleRows(
+            slots=at, slots_R=torch.from_numpy(at), lens=lens, lens_R=torch.from_numpy(lens.astype(np.int32))
+        )
+        samples = self.sampler.sample(logits_RV.clone(), rows)
+        token_ids: list[int] = samples.token_ids_R.tolist()
+        for slot, length, token in zip(slots, lens, token_ids, strict=True):
+            assert self.tokens_SM[slot, length] == max(token, 0)
+            self.lens[slot] += token >= 0
+        return Outcome(token_ids, samples.logprobs.collect() if samples.logprobs else {})
+
+
+def make_sampler(sampling: Sequence[SamplingParams], vocab_size: int, seed: int = 0) -> Bench:
+    return Bench(sampling, vocab_size, seed)
+
+
+def sample(bench: Bench, logits_RV: Tensor, slots: Sequence[int]) -> Outcome:
+    return bench.sample(logits_RV, slots)
 
 
 def draws(logits_V: Tensor, sampling: SamplingParams, count: int) -> Tensor:
     """How often each token is drawn, by one request over `count` positions."""
-    sampler = make_sampler([sampling], len(logits_V))
-    tokens = []
-    for _ in range(count):
-        tokens += sample(sampler, logits_V.unsqueeze(0), [0]).token_ids
-        sampler.append(np.array([0]), tokens[-1:])
+    bench = make_sampler([sampling], len(logits_V))
+    tokens = [bench.sample(logits_V.unsqueeze(0), [0]).token_ids[0] for _ in range(count)]
     return torch.tensor(tokens).bincount(minlength=len(logits_V))
 
 
@@ -49,17 +79,6 @@ def test_greedy_takes_the_first_of_the_largest(dtype: torch.dtype, num_columns: 
     sampler = make_sampler([GREEDY] * 5, num_columns)
     expected = [row.index(max(row)) for row in logits_SV.tolist()]
     assert sample(sampler, logits_SV, range(5)).token_ids == expected
-
-
-@pytest.mark.parametrize("at", [0, 127, 128, 255, 256, 299])
-@pytest.mark.parametrize("value", [math.nan, math.inf, 50.0])
-def test_row_maxima_find_what_stands_anywhere(at: int, value: float) -> None:
-    x_SV = torch.zeros(2, 300)
-    x_SV[1, at] = value
-    best_S, at_S = row_maxima(x_SV)
-    assert best_S[0] == 0.0
-    assert best_S[1].isnan() if math.isnan(value) else best_S[1] == value
-    assert at_S[1] == at
 
 
 @pytest.mark.parametrize(
@@ -125,7 +144,6 @@ def alone(logits_SV: Tensor, steps: int) -> list[list[int]]:
         tokens.append([])
         for step in range(steps):
             tokens[-1] += sample(sampler, logits_SV[row : row + 1].roll(step, 1), [0]).token_ids
-            sampler.append(np.array([0]), tokens[-1][-1:])
     return tokens
 
 
@@ -141,9 +159,8 @@ def test_a_seeded_row_gets_the_same_tokens_in_any_batch(data: st.DataObject, sca
         open_rows = [row for row in range(len(MANY)) if len(tokens[row]) < steps]
         rows = data.draw(st.lists(st.sampled_from(open_rows), min_size=1, unique=True))
         logits = torch.stack([logits_SV[row].roll(len(tokens[row])) for row in rows])
-        for row, token in zip(rows, (ids := sample(sampler, logits, rows).token_ids), strict=True):
+        for row, token in zip(rows, sample(sampler, logits, rows).token_ids, strict=True):
             tokens[row].append(token)
-        sampler.append(np.array(rows), ids)
     assert tokens == expected
 
 
@@ -154,13 +171,11 @@ def test_a_seeded_request_goes_on_alike_after_a_preemption() -> None:
     tokens = []
     for _ in range(6):
         tokens += sample(sampler, logits_SV, [0]).token_ids
-        sampler.append(np.array([0]), tokens[-1:])
-    sampler.remove(0)
-    sampler.add(0, NewRow("r0", (1, *tokens[:3]), 1, sampling, (2,)))
+    sampler.sampler.remove(0)
+    sampler.add(0, sampling, (1, *tokens[:3]))
     again = tokens[:3]
     for _ in range(3):
         again += sample(sampler, logits_SV, [0]).token_ids
-        sampler.append(np.array([0]), again[-1:])
     assert again == tokens
 
 
@@ -178,8 +193,8 @@ def test_parameters_of_a_batch_are_kept_until_its_rows_change() -> None:
     logits_SV = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
     sampler = make_sampler([GREEDY, GREEDY], 3)
     assert sample(sampler, logits_SV, [0, 1]).token_ids == [2, 0]
-    sampler.remove(1)
-    sampler.add(1, NewRow("late", (1,), 1, SamplingParams(temperature=0.0, allowed_token_ids=(1,)), ()))
+    sampler.sampler.remove(1)
+    sampler.add(1, SamplingParams(temperature=0.0, allowed_token_ids=(1,)), eos=())
     assert sample(sampler, logits_SV, [0, 1]).token_ids == [2, 1]
     assert sample(sampler, logits_SV, [1, 0]).token_ids == [1, 0]
 
@@ -226,7 +241,8 @@ def test_only_rows_that_ask_get_logprobs() -> None:
 
 
 def test_more_top_logprobs_than_tokens_gives_all_tokens() -> None:
-    (entry,) = describe_tokens(torch.tensor([[0.0, 2.0, 1.0]]), [2], [20])
+    tensors = describe_tokens(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([2]), 20)
+    (entry,) = read_entries([tensor.numpy() for tensor in tensors], [20])
     assert list(entry.token_ids) == [2, 1, 2, 0]
     assert entry.rank == 2
     assert math.fsum(math.exp(value) for value in entry.logprobs[1:]) == pytest.approx(1.0)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pagefleet_engine.worker.truncation import Cuts, cut_candidates, cut_vocabulary, num_candidates
+from pagefleet_kernels.reference_truncation import Cuts, cut_candidates, cut_vocabulary, num_candidates
 from torch import Tensor
 
 

@@ -1,4 +1,4 @@
-"""Where min-p, top-k and top-p cut a distribution: one threshold per row, mostly found from its highest scores.
+"""The twin of `sampling_truncation`: where min-p, top-k and top-p cut, mostly found from the highest scores of a row.
 
 All three keep the most likely tokens, so each is a lower bound on the score, and the highest bound decides. Tokens of
 equal score are kept or dropped together: the outcome hangs neither on the order of ties nor on the other rows.

@@ -1,0 +1,117 @@
+"""The twin of `sampling`: draws on the CPU without noise for tokens that cannot win, and maxima without their places.
+
+Shapes: R rows, V vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagefleet_kernels.reference_truncation import NEGATIVE_INFINITY, Cuts, cut_candidates, cut_vocabulary
+from pagefleet_kernels.sampling_noise import row_keys, spread_token_ids, subtract_log_exponential_
+from pagefleet_kernels.sampling_record import TokenRecord
+from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, DrawGroup, SamplingRows
+
+_ARGMAX_BLOCK = 128
+"""Columns whose maximum is taken without its index, which on the CPU is many times quicker."""
+
+_CACHED_SCORES = 1 << 16
+
+
+def sample_tokens(logits_RV: Tensor, rows: SamplingRows, lens_R: Tensor) -> Tensor:
+    """Twin of `sampling.sample_tokens`, without its writes; may write into `logits_RV`."""
+    logits_RV = logits_RV.float().contiguous()
+    best_R, token_R = row_maxima(logits_RV)
+    if rows.any_random:
+        keys_R2 = _keys(rows, lens_R)
+        spread_ids_V = _spread_vocabulary(logits_RV.shape[1], logits_RV.device)
+        for group in rows.groups:
+            whole = len(group.rows_R) == len(rows)
+            scores_RV = logits_RV if whole else logits_RV.index_select(0, group.rows_R)
+            scores_RV.sub_(best_R[group.rows_R].unsqueeze(1)).mul_(group.inverse_temperature_R1)
+            token_R[group.rows_R] = draw(scores_RV, keys_R2[group.rows_R], spread_ids_V, group)
+    failure_R = torch.where(best_R == NEGATIVE_INFINITY, NOTHING_LEFT, NOT_NUMBERS)
+    return torch.where(best_R.isfinite(), token_R, failure_R).to(torch.int32)
+
+
+def draw(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, group: DrawGroup) -> Tensor:
+    """Draw a token per row [R] from scores whose maximum is 0; overwrites the scores."""
+    if group.num_candidates is None:
+        return _draw_from_all(scores_RV, keys_R2, spread_ids_V, group.cuts, sort=group.by_top_k)
+    values_RC, ids_RC = scores_RV.topk(min(group.num_candidates, scores_RV.shape[1]), dim=1)
+    threshold_R, complete_R = cut_candidates(scores_RV, values_RC, group.cuts, by_top_k=group.by_top_k)
+    _cut_(values_RC, threshold_R)
+    place_R = subtract_log_exponential_(values_RC, spread_ids_V[ids_RC], keys_R2).argmax(1)
+    token_R = ids_RC.gather(1, place_R.unsqueeze(1)).squeeze(1)
+    left = (~complete_R).nonzero().squeeze(1)
+    if len(left):
+        cuts = group.cuts.select(left)
+        token_R[left] = _draw_from_all(scores_RV[left], keys_R2[left], spread_ids_V, cuts, sort=True)
+    return token_R
+
+
+def record_tokens(token_R: Tensor, lens_R: Tensor, record: TokenRecord) -> None:
+    """Twin of the writes of `sampling.sample_tokens`."""
+    tokens_SL, slots_R = record.tokens_SL, record.slots_R
+    last = tokens_SL.shape[1] - 1
+    at_R = lens_R.clamp(max=last)
+    kept_R = (token_R >= 0) & (lens_R <= last)
+    tokens_SL[slots_R, at_R] = torch.where(kept_R, token_R, tokens_SL[slots_R, at_R])
+    if record.counts_PV is not None and record.count_row_R is not None:
+        counted_R = (record.count_row_R >= 0) & (token_R >= 0)
+        flat_R = record.count_row_R.clamp(min=0) * record.counts_PV.shape[1] + token_R.clamp(min=0)
+        record.counts_PV.view(-1).index_add_(0, flat_R, counted_R.to(torch.int32).mul_(2))
+
+
+def row_maxima(x_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum of each row and where it stands first; NaN counts as the largest."""
+    num_rows, num_columns = x_RV.shape
+    num_blocks = num_columns // _ARGMAX_BLOCK
+    if x_RV.is_cuda or num_blocks < 2:
+        best_R, at_R = x_RV.max(1)
+        return best_R, at_R
+    covered = num_blocks * _ARGMAX_BLOCK
+    blocked = x_RV[:, :covered].view(num_rows, num_blocks, _ARGMAX_BLOCK)
+    best_R, block_R = blocked.amax(2).max(1)
+    within_R = blocked[torch.arange(num_rows), block_R].argmax(1)
+    at_R = block_R.mul_(_ARGMAX_BLOCK).add_(within_R)
+    if covered == num_columns:
+        return best_R, at_R
+    tail_best_R, tail_at_R = x_RV[:, covered:].max(1)
+    in_tail_R = (tail_best_R > best_R) | (tail_best_R.isnan() & ~best_R.isnan())
+    return torch.where(in_tail_R, tail_best_R, best_R), torch.where(in_tail_R, tail_at_R + covered, at_R)
+
+
+def _draw_from_all(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, cuts: Cuts, *, sort: bool) -> Tensor:
+    """As `draw`, with noise for the whole vocabulary. `sort`: there may be a top-k or top-p, else only min-p.
+
+    On the CPU a few rows at a time, whose intermediates the cache can hold.
+    """
+    num_rows, num_columns = scores_RV.shape
+    at_once = num_rows if scores_RV.is_cuda else max(1, _CACHED_SCORES // num_columns)
+    tokens = []
+    for start in range(0, num_rows, at_once):
+        part = slice(start, start + at_once)
+        scores = scores_RV[part]
+        _cut_(scores, cut_vocabulary(scores, cuts.select(part)) if sort else cuts.log_min_p_R[part])
+        tokens.append(subtract_log_exponential_(scores, spread_ids_V, keys_R2[part]).argmax(1))
+    return torch.cat(tokens)
+
+
+def _keys(rows: SamplingRows, lens_R: Tensor) -> Tensor:
+    fields = rows.fields.cpu().numpy()
+    positions_R = lens_R.cpu().numpy() - fields[1]
+    return torch.from_numpy(row_keys(fields[0].view(np.uint64), positions_R)).to(lens_R.device)
+
+
+@lru_cache(maxsize=4)
+def _spread_vocabulary(vocab_size: int, device: torch.device) -> Tensor:
+    return spread_token_ids(torch.arange(vocab_size, device=device))
+
+
+def _cut_(scores_RC: Tensor, threshold_R: Tensor) -> None:
+    scores_RC.masked_fill_(scores_RC < threshold_R.unsqueeze(1), NEGATIVE_INFINITY)
