@@ -1,7 +1,8 @@
 """An engine without tensors: pages that remember whose prefix they hold, and a model that is a hash.
 
-`PagedWorker` stores for every slot of every block the digest of the whole prefix that was computed there, and checks on
-every row that its context, read through its block table, is the request's own. Any wrong reuse of a block shows. The
+`PagedWorker` stores for every slot of every block the KV group and the digest of the whole prefix that was computed
+there, and checks on every row that its context, read through its block tables as far back as the groups' windows reach,
+is the request's own. Any wrong reuse of a block shows. The
 next token follows from the digest of all tokens before it, so a disturbed run must give what `complete` gives.
 """
 
@@ -15,6 +16,7 @@ from zlib import crc32
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_groups import KVGroups, group_layers
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.scheduler import Scheduler
@@ -61,7 +63,8 @@ class _Row:
     num_prompt_tokens: int
     sampling: SamplingParams
     digests: list[int]
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]]
+    """Per KV group; block numbers out of the window stay in it unread."""
     num_computed: int | None = None
     """None before the first step, when the plan says what is cached."""
 
@@ -69,15 +72,17 @@ class _Row:
 class PagedWorker:
     """Executes plans, and fails the test when a plan breaks the contract of `core/step.py`."""
 
-    def __init__(self, block_size: int, max_model_len: int) -> None:
+    def __init__(self, block_size: int, max_model_len: int, groups: KVGroups) -> None:
         self._max_model_len = max_model_len
+        self._windows = [group.window for group in groups.groups]
         self.scopes: dict[str, PrefixScope] = {}
         """Request id -> scope, which a worker is not told."""
         self.failing: dict[str, FailureKind] = {}
         """Requests that fail when next in a step."""
         self.num_computed_tokens = 0
         self._block_size = block_size
-        self._slots: dict[tuple[int, int], int] = {}
+        self._slots: dict[tuple[int, int], tuple[int, int]] = {}
+        """Block and offset -> group and digest of the prefix."""
         self._rows: dict[str, _Row] = {}
 
     @property
@@ -98,7 +103,7 @@ class PagedWorker:
         for scheduled in plan.rows:
             self._write(scheduled)
         for scheduled in plan.rows:  # again, as a write of this step may have gone to a shared block
-            self._check_context(scheduled.request_id, scheduled.num_computed_tokens + scheduled.num_new_tokens)
+            self._check_context(scheduled, scheduled.num_computed_tokens + scheduled.num_new_tokens)
         self.num_computed_tokens += plan.num_tokens
         failed = {
             row.request_id: self.failing.pop(row.request_id) for row in plan.rows if row.request_id in self.failing
@@ -111,7 +116,7 @@ class PagedWorker:
 
     def _enter(self, new: NewRow) -> None:
         assert new.request_id not in self._rows
-        row = _Row(list(new.token_ids), new.num_prompt_tokens, new.sampling, [])
+        row = _Row(list(new.token_ids), new.num_prompt_tokens, new.sampling, [], [[] for _ in self._windows])
         digest = _root(self.scopes[new.request_id])
         for token in new.token_ids:
             digest = _extend(digest, token)
@@ -120,27 +125,42 @@ class PagedWorker:
 
     def _check_row(self, scheduled: ScheduledRow) -> None:
         row = self._rows[scheduled.request_id]
-        row.blocks += scheduled.new_blocks[0] if scheduled.new_blocks else ()
+        if scheduled.new_blocks:
+            for table, blocks in zip(row.tables, scheduled.new_blocks, strict=True):
+                table.extend(blocks)
         end = scheduled.num_computed_tokens + scheduled.num_new_tokens
         assert scheduled.num_new_tokens > 0
         assert row.num_computed in (None, scheduled.num_computed_tokens)
         assert end <= len(row.token_ids)
-        assert end <= len(row.blocks) * self._block_size
+        assert end <= min(map(len, row.tables)) * self._block_size
         assert scheduled.samples == (end == len(row.token_ids))
-        assert len(set(row.blocks)) == len(row.blocks)
-        self._check_context(scheduled.request_id, scheduled.num_computed_tokens)
+        used = [
+            block
+            for group, table in enumerate(row.tables)
+            for block in table[self._first_visible(group, scheduled) // self._block_size :]
+        ]
+        assert len(set(used)) == len(used)
+        self._check_context(scheduled, scheduled.num_computed_tokens)
         row.num_computed = end
 
-    def _check_context(self, request_id: str, num_tokens: int) -> None:
-        row = self._rows[request_id]
-        for position in range(num_tokens):
-            assert self._slots.get(self._slot(row, position)) == row.digests[position], f"{request_id} at {position}"
+    def _first_visible(self, group: int, scheduled: ScheduledRow) -> int:
+        """The first position that a token of the step sees in this group."""
+        window = self._windows[group]
+        return 0 if window is None else max(0, scheduled.num_computed_tokens - window + 1)
+
+    def _check_context(self, scheduled: ScheduledRow, num_tokens: int) -> None:
+        row = self._rows[scheduled.request_id]
+        for group in range(len(self._windows)):
+            for position in range(self._first_visible(group, scheduled), num_tokens):
+                found = self._slots.get(self._slot(row, group, position))
+                assert found == (group, row.digests[position]), f"{scheduled.request_id} at {position} in group {group}"
 
     def _write(self, scheduled: ScheduledRow) -> None:
         row = self._rows[scheduled.request_id]
         start = scheduled.num_computed_tokens
-        for position in range(start, start + scheduled.num_new_tokens):
-            self._slots[self._slot(row, position)] = row.digests[position]
+        for group in range(len(self._windows)):
+            for position in range(start, start + scheduled.num_new_tokens):
+                self._slots[self._slot(row, group, position)] = (group, row.digests[position])
 
     def _sample(self, scheduled: ScheduledRow) -> list[int]:
         if not scheduled.samples:
@@ -162,8 +182,8 @@ class PagedWorker:
         end = min(row.num_prompt_tokens, scheduled.num_computed_tokens + scheduled.num_new_tokens)
         return [TokenLogprobs((row.token_ids[position],), (-float(position),), 1) for position in range(start, end)]
 
-    def _slot(self, row: _Row, position: int) -> tuple[int, int]:
-        return row.blocks[position // self._block_size], position % self._block_size
+    def _slot(self, row: _Row, group: int, position: int) -> tuple[int, int]:
+        return row.tables[group][position // self._block_size], position % self._block_size
 
 
 @dataclass(slots=True)
@@ -191,7 +211,7 @@ class Outcome:
 
 
 class FakeEngine:
-    """Scheduler and worker in a loop, checked after every step."""
+    """Scheduler and worker in a loop, checked after every step. `windows` are those of the model's layers."""
 
     def __init__(
         self,
@@ -201,12 +221,15 @@ class FakeEngine:
         max_model_len: int = 1_000,
         enable_prefix_caching: bool = True,
         max_in_flight: int = 1,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching)
+        config = config or SchedulerConfig()
+        groups = group_layers(windows)
+        self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching, groups, config.max_num_batched_tokens)
         self.now = 0.0
         limits = ModelLimits(max_model_len, VOCAB_SIZE)
-        self.scheduler = Scheduler(config or SchedulerConfig(), self.kv_cache, limits, clock=lambda: self.now)
-        self.worker = PagedWorker(block_size, self.scheduler.max_model_len)
+        self.scheduler = Scheduler(config, self.kv_cache, limits, clock=lambda: self.now)
+        self.worker = PagedWorker(block_size, self.scheduler.max_model_len, groups)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self._max_in_flight = max_in_flight
         self.outcomes: dict[str, Outcome] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.config import Policy, SchedulerConfig
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.errors import ContextTooLong, QueueFull
@@ -41,6 +42,9 @@ class Failure:
 class Steps:
     count: int
 
+
+# One window per layer. Three of them give one group; the others two to four.
+WINDOWS = ((None,), (6,), (None, None), (None, 5), (None, 1), (None, 4, 4, 4), (17, 3), (None, 12, 2))
 
 # Prompts are cut from few long texts over few tokens, so that they share prefixes of every length.
 TEXTS = ([1, 2, 3, 4] * 12, [1, 2, 3, 4] * 3 + [5, 6] * 18, [2] * 48)
@@ -77,8 +81,8 @@ events = st.lists(
     max_size=30,
 )
 engines = st.builds(
-    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth: FakeEngine(
-        num_blocks,
+    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows: FakeEngine(
+        num_blocks * len(group_layers(windows)),
         block_size,
         SchedulerConfig(
             max_num_seqs=seqs,
@@ -90,6 +94,7 @@ engines = st.builds(
         max_model_len=64,
         enable_prefix_caching=caching,
         max_in_flight=depth,
+        windows=windows,
     ),
     st.integers(2, 24),
     st.integers(1, 8),
@@ -99,6 +104,7 @@ engines = st.builds(
     st.sampled_from(["fcfs", "priority"]),
     st.sampled_from([True, True, True, False]),
     st.sampled_from([2, 1, 3]),
+    st.sampled_from(WINDOWS),
 )
 
 
