@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "triton", "transformers")
 
 
 def describe_machine() -> dict[str, Any]:
-    """The processor, the cores this process may use, memory in GiB, versions; the GPU if torch is loaded and has one."""
+    """The processor, the cores this process may use, memory in GiB, versions, and the GPU if torch is loaded."""
     machine: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 
 _LLAMA_31_8B = {
     "model_type": "llama",
@@ -115,6 +118,12 @@ def named_shapes() -> Mapping[str, Mapping[str, Any]]:
 
 
 def write_shape(name: str, folder: Path) -> Path:
-    """Make `folder` a model folder that holds a configuration only: load it with `load_format="dummy"`."""
+    """Make `folder` a model folder without weights: load it with `load_format="dummy"`.
+
+    The tokenizer is the embedded model's: a server wants one, and benchmarks speak token ids.
+    """
+    embedded = resolve_model_folder("builtin://tiny")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded / file, folder / file)
     (folder / "config.json").write_text(json.dumps(named_shapes()[name], indent=2), encoding="utf-8")
     return folder
