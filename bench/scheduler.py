@@ -1,4 +1,4 @@
-"""Host time of one scheduler step without a model: schedule() and update() with many running requests."""
+"""Host time of one step without a model: schedule(), update() and the message that tells it, with many requests."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import random
 import statistics
 import sys
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import msgspec
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult
+from pagefleet_engine.engine_core.messages import CoreStats, StepOutputs
+from pagefleet_engine.engine_core.wire import to_wire
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
@@ -38,6 +42,8 @@ class Timing:
 
     schedule_p50_ms: float
     update_p50_ms: float
+    message_p50_ms: float
+    """From the updates to the bytes for the API process."""
     step_p50_ms: float
     step_p99_ms: float
 
@@ -45,11 +51,13 @@ class Timing:
 class Load:
     """A scheduler whose seats are all taken: by endless decodes, and by long prompts that are replaced as they end."""
 
-    def __init__(self, num_decoding: int, num_prefilling: int, budget: int) -> None:
+    def __init__(self, num_decoding: int, num_prefilling: int, budget: int, in_flight: int) -> None:
         num_seats = num_decoding + num_prefilling
         config = SchedulerConfig(max_num_seqs=num_seats, max_num_batched_tokens=budget)
         kv_cache = KVCache(num_seats * MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE)
         self.scheduler = Scheduler(config, kv_cache, ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE))
+        self._max_in_flight = in_flight
+        self._in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self._rng = random.Random(0)
         self._num_added = 0
         for _ in range(num_decoding):
@@ -59,16 +67,23 @@ class Load:
         for _ in range(num_prefilling):
             self._add(LONG_PROMPT_TOKENS, ONE_TOKEN)
 
-    def step(self, seconds: list[tuple[float, float]] | None = None) -> StepPlan:
-        """Run one step and append the seconds of schedule() and of update()."""
+    def step(self, seconds: list[tuple[float, float, float]] | None = None) -> StepPlan:
+        """Launch one step, take in the oldest, and append the seconds of schedule(), of update() and of the message."""
         start = time.perf_counter()
         plan = self.scheduler.schedule()
         scheduled = time.perf_counter()
-        result = StepResult([[self._rng.randrange(VOCAB_SIZE)] if row.samples else [] for row in plan.rows])
+        self._in_flight.append(
+            (plan, StepResult([(self._rng.randrange(VOCAB_SIZE),) if row.samples else () for row in plan.rows]))
+        )
+        if len(self._in_flight) < self._max_in_flight:
+            return plan
+        oldest = self._in_flight.popleft()
         answered = time.perf_counter()
-        updates = self.scheduler.update(plan, result)
+        updates = self.scheduler.update(*oldest)
+        updated = time.perf_counter()
+        msgspec.msgpack.encode(StepOutputs([to_wire(update) for update in updates], CoreStats(0, 0, 0.0, 0, 0, 0, 0)))
         if seconds is not None:
-            seconds.append((scheduled - start, time.perf_counter() - answered))
+            seconds.append((scheduled - start, updated - answered, time.perf_counter() - updated))
         for update in updates:
             if update.finish_reason is not None:
                 self._add(LONG_PROMPT_TOKENS, ONE_TOKEN)
@@ -80,20 +95,22 @@ class Load:
         self.scheduler.add(Request(f"request-{self._num_added}", prompt, sampling, (2,), PrefixScope("bench")))
 
 
-def measure(num_running: int, prefill_share: float, budget: int, num_steps: int) -> Timing:
-    """Time `num_steps` steps with `num_running` requests, of which `prefill_share` are in the middle of a prompt."""
-    num_prefilling = round(num_running * prefill_share)
-    load = Load(num_running - num_prefilling, num_prefilling, budget)
+def measure(options: argparse.Namespace, prefill_share: float) -> Timing:
+    """Time steps with `options.running` requests, of which `prefill_share` are in the middle of a prompt."""
+    num_prefilling = round(options.running * prefill_share)
+    load = Load(options.running - num_prefilling, num_prefilling, options.budget, options.in_flight)
     for _ in range(20):
         load.step()
-    seconds: list[tuple[float, float]] = []
-    for _ in range(num_steps):
+    seconds: list[tuple[float, float, float]] = []
+    for _ in range(options.steps):
         load.step(seconds)
     load.scheduler.check_integrity()
-    totals = [schedule + update for schedule, update in seconds]
+    totals = [sum(parts) for parts in seconds]
+    schedules, updates, messages = zip(*seconds, strict=True)
     return Timing(
-        schedule_p50_ms=_milliseconds(statistics.median(schedule for schedule, _ in seconds)),
-        update_p50_ms=_milliseconds(statistics.median(update for _, update in seconds)),
+        schedule_p50_ms=_milliseconds(statistics.median(schedules)),
+        update_p50_ms=_milliseconds(statistics.median(updates)),
+        message_p50_ms=_milliseconds(statistics.median(messages)),
         step_p50_ms=_milliseconds(statistics.median(totals)),
         step_p99_ms=_milliseconds(statistics.quantiles(totals, n=100)[98]),
     )
@@ -108,21 +125,23 @@ def main() -> None:
     parser.add_argument(
         "--budget", type=int, default=budget, help="tokens per step (default: %(default)s, the engine's)"
     )
+    parser.add_argument("--in-flight", type=int, default=2, help="steps that overlap (default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write the figures with machine, commit and command")
     options = parser.parse_args()
     cases = {"decode": 0.0, "decode_with_10%_prefill": 0.1}
-    print(f"{options.running} running requests, {options.budget} tokens a step at most, {options.steps} steps")
+    setting = {"running": options.running, "tokens_per_step": options.budget, "in_flight": options.in_flight}
+    print(", ".join(f"{name}: {value}" for name, value in setting.items()), f"({options.steps} steps)")
     print("milliseconds of host time per step")
-    print(f"{'load':<26}{'schedule p50':>14}{'update p50':>12}{'step p50':>10}{'step p99':>10}")
+    print(f"{'load':<26}{'schedule p50':>14}{'update p50':>12}{'message p50':>13}{'step p50':>10}{'step p99':>10}")
     figures = {}
     for name, prefill_share in cases.items():
-        timing = measure(options.running, prefill_share, options.budget, options.steps)
+        timing = measure(options, prefill_share)
         figures[name] = asdict(timing)
         print(f"{name:<26}{timing.schedule_p50_ms:>14}{timing.update_p50_ms:>12}", end="")
+        print(f"{timing.message_p50_ms:>13}", end="")
         print(f"{timing.step_p50_ms:>10}{timing.step_p99_ms:>10}")
     if options.json:
-        setting = {"running": options.running, "tokens_per_step": options.budget, "steps": options.steps}
-        write_report(options.json, "scheduler", {**setting, **figures})
+        write_report(options.json, "scheduler", {**setting, "steps": options.steps, **figures})
 
 
 def _milliseconds(seconds: float) -> float:

@@ -37,8 +37,6 @@ ONE_GROUP = group_layers([None])
 @dataclass(slots=True)
 class _Table:
     groups: Sequence[GroupTable]
-    room: int
-    """Tokens up to which nothing is to be done: every group has blocks for them, and none to give back before."""
     num_published: int
 
 
@@ -118,7 +116,8 @@ class KVCache:
         for group, cached in parts:
             group.hold(cached)
         tables = [group.admit(cached, span) for group, cached in parts]
-        self._tables[request.request_id] = _Table(tables, self._room_after(span), hit.num_blocks)
+        self._tables[request.request_id] = _Table(tables, hit.num_blocks)
+        request.room = self._room_after(span)
         return Grant(tuple((*[NULL_BLOCK] * table.start, *table.blocks) for table in tables), span.computed)
 
     def grow(self, request: Request, num_new_tokens: int) -> Sequence[Sequence[int]] | None:
@@ -127,10 +126,7 @@ class KVCache:
         While known tokens are left after these, there is always room.
         """
         end = request.num_computed_tokens + num_new_tokens
-        table = self._tables[request.request_id]
-        if end <= table.room:
-            return NO_BLOCKS
-        return self._extend(table, request, end)
+        return NO_BLOCKS if end <= request.room else self._extend(self._tables[request.request_id], request, end)
 
     def publish_computed(self, request: Request, num_tokens: int) -> None:
         """Offer the full blocks among the first `num_tokens` tokens, which are computed by now, to later requests."""
@@ -187,7 +183,7 @@ class KVCache:
         for request in running:
             table = self._tables[request.request_id]
             for index, blocks in zip(self._indexes, table.groups, strict=True):
-                if blocks.end * self.block_size < max(request.num_computed_tokens, table.room):
+                if blocks.end * self.block_size < max(request.num_computed_tokens, request.room):
                     raise IntegrityError(f"{request.request_id}: {blocks.end} blocks do not fit its tokens")
                 if index.window is not None:
                     in_windows.update(blocks.blocks)
@@ -216,10 +212,11 @@ class KVCache:
         if sum(group.taken_by_growth(blocks, span) for group, blocks in parts) > self._pool.num_available:
             return None
         added = [group.grow(blocks, span) for group, blocks in parts]
-        table.room = self._room_after(span)
+        request.room = self._room_after(span)
         return added if any(added) else NO_BLOCKS
 
     def _room_after(self, span: Span) -> int:
+        """Tokens up to which every group has blocks and none to give back."""
         if not self._has_windows:
             return num_blocks_for(max(span.known, span.end), self.block_size) * self.block_size
         if span.end - span.computed > 1:  # after a chunk the next step finds blocks to give back

@@ -55,6 +55,8 @@ class Request:
     """Tokens whose K/V is in this request's blocks as soon as the steps launched so far have run."""
     num_pending: int = field(init=False, default=0)
     """Tokens that launched steps sample and that are not in `token_ids` yet."""
+    room: int = field(init=False, default=0)
+    """Tokens up to which its blocks need no change; kept by the KV cache."""
     ends_at: int = field(init=False, default=0)
     """Number of tokens at which it has to end; given by the scheduler, which never goes beyond."""
     ending_token_ids: frozenset[int] = field(init=False)
@@ -115,6 +117,7 @@ class Request:
         self.status = RequestStatus.PREEMPTED
         self.num_computed_tokens = 0
         self.num_pending = 0
+        self.room = 0
         self.num_preemptions += 1
         self.num_repeated_prompt_logprobs = self.num_prompt_logprobs
 

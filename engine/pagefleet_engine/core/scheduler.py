@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
 from pagefleet_engine.core.block_pool import IntegrityError
-from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
 from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
@@ -224,25 +224,28 @@ class Scheduler:
     def _continue_running(self, draft: _Draft) -> None:
         """Give each running request its next tokens, leaving one for every request after it."""
         running = self._running
-        grow = self._kv_cache.grow
+        put = draft.put
         index = 0
         while index < len(running):
             request = running[index]
             num_tokens = len(request.token_ids) + request.num_pending
+            num_new = num_tokens - request.num_computed_tokens
             if num_tokens >= request.ends_at:  # its last token is on its way
                 index += 1
                 continue
-            num_new = num_tokens - request.num_computed_tokens
             if num_new > 1:
                 num_later = len(running) - index - 1
                 num_new = min(num_new, draft.chunk, draft.budget - num_later)
-            blocks = grow(request, num_new)
-            if blocks is None:
-                # The victim is the last of the list: one that comes later, or this request itself.
-                self._preempt(running.pop(), draft)
-                continue
+            blocks = NO_BLOCKS
+            if request.num_computed_tokens + num_new > request.room:
+                grown = self._kv_cache.grow(request, num_new)
+                if grown is None:
+                    # The victim is the last of the list: one that comes later, or this request itself.
+                    self._preempt(running.pop(), draft)
+                    continue
+                blocks = grown
             index += 1
-            draft.put(request, num_new, blocks, num_tokens)
+            put(request, num_new, blocks, num_tokens)
 
     def _admit_waiting(self, draft: _Draft) -> None:
         """Let the head of the queue in, as long as there are seats, tokens and blocks; nobody overtakes it.
@@ -319,17 +322,17 @@ class Scheduler:
         request.num_pending -= 1
         token_ids = request.token_ids
         num_cached = request.num_cached_tokens if len(token_ids) == request.num_prompt_tokens else None
-        stop = None
-        num_kept = 0
-        while stop is None and num_kept < len(sampled):
-            token_ids.append(sampled[num_kept])
-            num_kept += 1
-            stop = check_stop(request)
         logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
-        if stop is not None:
-            self._end(request)
-            sampled = sampled[:num_kept]
-            logprobs = logprobs[:num_kept] if logprobs is not None else None
+        stop = None
+        for num_kept, token in enumerate(sampled, 1):
+            token_ids.append(token)
+            if token in request.ending_token_ids or len(token_ids) >= request.ends_at:  # few tokens are worth a call
+                stop = check_stop(request)
+                if stop is not None:
+                    self._end(request)
+                    sampled = sampled[:num_kept]
+                    logprobs = logprobs[:num_kept] if logprobs is not None else None
+                    break
         reason, stop_token_id = stop or (None, None)
         return RequestUpdate(request.request_id, sampled, reason, stop_token_id, logprobs, prompt_logprobs, num_cached)
 
