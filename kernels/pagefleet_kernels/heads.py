@@ -44,42 +44,52 @@ def prepare_heads(
     not. Rounds where those three would.
     """
     _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T, rotary_dim)
-    for norm_H in (q_norm_H, k_norm_H):
-        if (norm_H is None) != (q_norm_H is None) or (norm_H is not None and norm_H.shape != qkv_TMH.shape[2:]):
-            raise UnsupportedShapeError(f"the norms of queries and keys come together and are {qkv_TMH.shape[2]} long")
+    norms = _norms(q_norm_H, k_norm_H, qkv_TMH.shape[2])
     key_heads, value_heads = qkv_TMH[:, num_heads : num_heads + num_kv_heads], qkv_TMH[:, num_heads + num_kv_heads :]
     check_write(key_heads, value_heads, kv_cache, slot_mapping_T)
-    if choose_backend(qkv_TMH.device, backend) == "torch":
-        return reference.prepare_heads(
-            qkv_TMH,
-            num_heads,
-            num_kv_heads,
-            cos_sin_PR,
-            positions_T,
-            kv_cache,
-            slot_mapping_T,
-            q_norm_H,
-            k_norm_H,
-            eps,
-            unit_offset,
-            k_scale,
-            v_scale,
-        )
-    num_tokens, head_dim, rotary = qkv_TMH.shape[0], qkv_TMH.shape[2], cos_sin_PR.shape[1]
-    out_TNH = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv_TMH.dtype, device=qkv_TMH.device)
+    run = reference.prepare_heads if choose_backend(qkv_TMH.device, backend) == "torch" else _launch
+    heads, scales = (num_heads, num_kv_heads), (k_scale, v_scale)
+    return run(qkv_TMH, heads, cos_sin_PR, positions_T, kv_cache, slot_mapping_T, norms, eps, unit_offset, scales)
+
+
+def _norms(
+    q_norm_H: torch.Tensor | None, k_norm_H: torch.Tensor | None, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if q_norm_H is None and k_norm_H is None:
+        return None
+    if q_norm_H is None or k_norm_H is None or not q_norm_H.shape == k_norm_H.shape == (head_dim,):
+        raise UnsupportedShapeError(f"the norms of queries and keys come together and are {head_dim} long")
+    return q_norm_H, k_norm_H
+
+
+def _launch(
+    qkv_TMH: torch.Tensor,
+    heads: tuple[int, int],
+    cos_sin_PR: torch.Tensor,
+    positions_T: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    unit_offset: bool,
+    scales: tuple[float, float],
+) -> torch.Tensor:
+    num_tokens, head_dim, rotary_dim = qkv_TMH.shape[0], qkv_TMH.shape[2], cos_sin_PR.shape[1]
+    out_TNH = torch.empty((num_tokens, heads[0], head_dim), dtype=qkv_TMH.dtype, device=qkv_TMH.device)
     if num_tokens == 0:
         return out_TNH
     keys, values = split_kv(as_bytes(kv_cache))
+    q_norm_H, k_norm_H = (qkv_TMH, qkv_TMH) if norms is None else norms
     tile = launch_table(architecture(qkv_TMH.device)).tile_elements
-    block_heads = min(next_power_of_2(max(num_heads, num_kv_heads)), max(1, tile // next_power_of_2(head_dim)))
-    query_tiles, key_tiles = -(-num_heads // block_heads), -(-num_kv_heads // block_heads)
-    _prepare_heads_kernel[(num_tokens, query_tiles + 2 * key_tiles)](
+    block_heads = min(next_power_of_2(max(heads)), max(1, tile // next_power_of_2(head_dim)))
+    tiles = -(-heads[0] // block_heads) + 2 * -(-heads[1] // block_heads)
+    _prepare_heads_kernel[(num_tokens, tiles)](
         out_TNH,
         keys,
         values,
         qkv_TMH,
-        qkv_TMH if q_norm_H is None else q_norm_H,
-        qkv_TMH if k_norm_H is None else k_norm_H,
+        q_norm_H,
+        k_norm_H,
         cos_sin_PR,
         positions_T,
         slot_mapping_T,
@@ -90,18 +100,17 @@ def prepare_heads(
         keys.stride(1),
         keys.stride(2),
         eps,
-        k_scale,
-        v_scale,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
+        *scales,
+        HEADS=heads[0],
+        KV_HEADS=heads[1],
         HEAD_DIM=head_dim,
-        ROTARY_DIM=rotary,
+        ROTARY_DIM=rotary_dim,
         BLOCK_SIZE=keys.shape[2],
         BLOCK_HEADS=block_heads,
-        HALF_PADDED=next_power_of_2(rotary // 2),
-        TAIL_PADDED=next_power_of_2(max(1, head_dim - rotary)),
+        HALF_PADDED=next_power_of_2(rotary_dim // 2),
+        TAIL_PADDED=next_power_of_2(max(1, head_dim - rotary_dim)),
         DIM_PADDED=next_power_of_2(head_dim),
-        HAS_NORM=q_norm_H is not None,
+        HAS_NORM=norms is not None,
         UNIT_OFFSET=unit_offset,
         FP8=kv_cache.dtype == FP8,
         NATIVE=has_native_fp8(kv_cache.device),

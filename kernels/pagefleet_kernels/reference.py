@@ -66,24 +66,21 @@ def _stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
 
 def prepare_heads(
     qkv_TMH: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
+    heads: tuple[int, int],
     cos_sin_PR: torch.Tensor,
     positions_T: torch.Tensor,
     kv_cache: torch.Tensor,
     slot_mapping_T: torch.Tensor,
-    q_norm_H: torch.Tensor | None,
-    k_norm_H: torch.Tensor | None,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
     unit_offset: bool,
-    k_scale: float,
-    v_scale: float,
+    scales: tuple[float, float],
 ) -> torch.Tensor:
     """Twin of `heads.prepare_heads`."""
-    q_TNH, k_TKH, v_TKH = qkv_TMH.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
-    if q_norm_H is not None and k_norm_H is not None:
-        q_TNH = rms_norm(q_TNH, q_norm_H, eps, unit_offset)
-        k_TKH = rms_norm(k_TKH, k_norm_H, eps, unit_offset)
+    q_TNH, k_TKH, v_TKH = qkv_TMH.split_with_sizes((heads[0], heads[1], heads[1]), 1)
+    if norms is not None:
+        q_TNH = rms_norm(q_TNH, norms[0], eps, unit_offset)
+        k_TKH = rms_norm(k_TKH, norms[1], eps, unit_offset)
     q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, cos_sin_PR, positions_T)
-    write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, k_scale, v_scale)
+    write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, *scales)
     return q_TNH

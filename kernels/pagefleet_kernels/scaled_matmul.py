@@ -13,7 +13,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_po
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
-from pagefleet_kernels.tuning import launch_table, matmul_tile
+from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -27,6 +27,7 @@ def scaled_matmul(
     out_dtype: torch.dtype,
     block: int | None = None,
     *,
+    tile: MatmulTile | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """`(x * x_scale) (weight * weight_scale)^T + bias` as a new contiguous [T, O] of `out_dtype`.
@@ -34,14 +35,23 @@ def scaled_matmul(
     `x` and `weight` are both fp8 or both int8, or `x` is a float and `x_scale` None: then the weight is expanded in the
     kernel (fp8 on GPUs before sm_89). Scales are float32: for x of 1 or T elements, for the weight of 1 or O. With
     `block` they are [T, C] and [B, C]. Sums are float32 (int32 for int8); scales and bias follow before the rounding.
+    On Hopper fp8 without blocks goes to `torch._scaled_mm`; `tile` asks for the Triton kernel with this launch.
     """
     _check(x_TI, x_scale, weight_OI, bias_O, out_dtype)
     x_scale, weight_scale = _shaped_scales(x_TI, x_scale, weight_OI, weight_scale, block)
     if choose_backend(x_TI.device, backend) == "torch":
         return reference_quantize.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
-    if backend is None and x_scale is not None and block is None and _library_takes(x_TI, weight_OI, out_dtype):
+    if (
+        backend is None
+        and tile is None
+        and x_scale is not None
+        and block is None
+        and _library_takes(x_TI, weight_OI, out_dtype)
+    ):
         return _library_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype)
-    return _triton_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
+    if tile is None:
+        tile = matmul_tile(launch_table(architecture(x_TI.device)), x_TI.shape[0])
+    return _triton_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block, tile)
 
 
 def _check(
@@ -97,10 +107,7 @@ def _shaped_scales(
 
 
 def _library_takes(x_TI: torch.Tensor, weight_OI: torch.Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether cuBLAS or CUTLASS, behind `torch._scaled_mm`, have this product: fp8 since sm_89, sides of 16 elements.
-
-    Scales per row need sm_90 and bfloat16; older or odd ones go to the Triton kernel.
-    """
+    """Whether `torch._scaled_mm` has this product with scales of either kind: on sm_90, to bfloat16, sides of 16."""
     return (
         x_TI.dtype == FP8
         and architecture(x_TI.device) == "sm_90"
@@ -146,12 +153,12 @@ def _triton_matmul(
     bias_O: torch.Tensor | None,
     out_dtype: torch.dtype,
     block: int | None,
+    tile: MatmulTile,
 ) -> torch.Tensor:
     (num_tokens, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
     out_TO = torch.empty((num_tokens, num_outputs), dtype=out_dtype, device=x_TI.device)
     if out_TO.numel() == 0:
         return out_TO
-    tile = matmul_tile(launch_table(architecture(x_TI.device)), num_tokens)
     block_k = tile.block_k // max(1, x_TI.element_size() // 2)  # tables are sized for two bytes at most
     tiles = (-(-num_tokens // tile.block_m), -(-num_outputs // tile.block_n))
     scale_TC = weight_scale if x_scale is None else x_scale
