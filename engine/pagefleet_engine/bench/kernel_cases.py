@@ -1,0 +1,272 @@
+"""What `pagefleet bench kernels` runs: each kernel at the sizes of serving, beside torch's own way to the same result.
+
+A case makes its inputs when it is run and counts the fewest bytes and operations that any implementation needs.
+Shapes: T tokens, S sequences, N query heads, K key heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.cascade_attention import cascade_attention
+from pagefleet_kernels.decode_attention import decode_attention
+from pagefleet_kernels.heads import prepare_heads
+from pagefleet_kernels.norm import rms_norm
+from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.quantize import quantize_fp8
+from pagefleet_kernels.scaled_matmul import scaled_matmul
+from pagefleet_kernels.tuning import AttentionTile
+from torch import Tensor
+
+from pagefleet_engine.core.step import NewRow
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.worker.sampler import Sampler, SampleRows
+
+BLOCK_SIZE = 16
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Inputs are in place."""
+
+    ours: Run
+    peer: Run | None
+    """Torch's own; None where it has none."""
+    num_bytes: float
+    """Read or written at least."""
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One kernel at one size."""
+
+    family: str
+    size: str
+    prepare: Callable[[torch.device], Prepared]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+LLAMA_HEADS = Heads(32, 8, 128)
+
+
+def all_cases(*, small: bool) -> Iterator[KernelCase]:
+    """Every kernel over its sizes; `small` for machines without a GPU, to see that all run."""
+    batches, contexts = ((2,), (64,)) if small else ((1, 16, 64, 256), (1024, 4096, 16384))
+    for batch in batches:
+        for context in contexts:
+            if batch * context <= 2**20:
+                yield KernelCase("decode attention", f"{batch} x {context}", partial(decode_case, batch, context))
+    for length in (64,) if small else (512, 2048, 8192, 16384):
+        yield KernelCase("prefill attention", f"{length}", partial(prefill_case, length))
+    for batch, shared, own in ((2, 32, 16),) if small else ((64, 8192, 512),):
+        yield KernelCase("cascade attention", f"{batch} x ({shared} + {own})", partial(_cascade, batch, shared, own))
+    for tokens in (4,) if small else (1, 256, 8192):
+        yield KernelCase("rms norm", f"{tokens} x 4096", partial(_norm, tokens))
+        yield KernelCase("heads: norm, rotate, write", f"{tokens}", partial(_heads, tokens))
+        yield KernelCase("silu and mul", f"{tokens} x 14336", partial(_activation, tokens))
+    vocab_size = 2000 if small else 151936
+    for batch in (2,) if small else (1, 64, 256):
+        for name, sampling in (
+            ("greedy", SamplingParams(temperature=0.0)),
+            ("plain", SamplingParams(seed=1)),
+            ("top-k, top-p", SamplingParams(seed=1, top_k=50, top_p=0.95)),
+        ):
+            size = f"{batch} x {vocab_size}"
+            yield KernelCase(f"sampling: {name}", size, partial(_sampling, batch, vocab_size, sampling))
+    inputs, outputs = (64, 96) if small else (4096, 14336)
+    for rows in (2,) if small else (1, 16, 256, 4096):
+        yield KernelCase("fp8 product", f"{rows} x {inputs} x {outputs}", partial(_product, rows, inputs, outputs))
+
+
+def decode_case(
+    batch: int, context: int, device: torch.device, *, heads: Heads = LLAMA_HEADS, tile: AttentionTile | None = None
+) -> Prepared:
+    """One query for each of `batch` sequences; torch's way has keys and values dense, each sequence's own."""
+    pages = _Pages(batch, context, heads, device)
+    q_SNH = torch.randn(batch, heads.num_heads, heads.head_dim, device=device).bfloat16()
+    scale = heads.head_dim**-0.5
+    num_bytes = 2 * batch * context * heads.num_kv_heads * heads.head_dim * 2.0
+    flops = 4.0 * batch * context * heads.num_heads * heads.head_dim
+    k, v = pages.dense()
+
+    def ours() -> Tensor:
+        return decode_attention(q_SNH, pages.kv_cache, pages.tables_SB, pages.seq_lens_S, scale, tile=tile)
+
+    def peer() -> Tensor:
+        return F.scaled_dot_product_attention(q_SNH.unsqueeze(2), k, v, scale=scale, enable_gqa=True)
+
+    return Prepared(ours, peer, num_bytes, flops)
+
+
+def prefill_case(
+    length: int, device: torch.device, *, heads: Heads = LLAMA_HEADS, tile: AttentionTile | None = None
+) -> Prepared:
+    """One whole prompt; the peer is torch's flash attention over dense tensors."""
+    pages = _Pages(1, length, heads, device)
+    q_TNH = torch.randn(length, heads.num_heads, heads.head_dim, device=device).bfloat16()
+    starts = torch.tensor([0, length], dtype=torch.int32, device=device)
+    scale = heads.head_dim**-0.5
+    q = q_TNH.transpose(0, 1).unsqueeze(0).contiguous()
+    group = heads.num_heads // heads.num_kv_heads
+    k, v = (dense.repeat_interleave(group, 1) for dense in pages.dense())
+    flops = 4.0 * length * length / 2 * heads.num_heads * heads.head_dim
+    num_bytes = 2.0 * length * heads.head_dim * (2 * heads.num_heads + 2 * heads.num_kv_heads)
+
+    def ours() -> Tensor:
+        return varlen_attention(
+            q_TNH, pages.kv_cache, pages.tables_SB, starts, pages.seq_lens_S, scale, length, tile=tile
+        )
+
+    def peer() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
+
+    return Prepared(ours, peer, num_bytes, flops)
+
+
+def _cascade(batch: int, shared: int, own: int, device: torch.device) -> Prepared:
+    """The peer is our own attention without the knowledge that the prefix is shared."""
+    heads = LLAMA_HEADS
+    pages = _Pages(batch, shared + own, heads, device)
+    num_common = shared // BLOCK_SIZE
+    pages.tables_SB[:, :num_common] = pages.tables_SB[0, :num_common]
+    q_SNH = torch.randn(batch, heads.num_heads, heads.head_dim, device=device).bfloat16()
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+    scale = heads.head_dim**-0.5
+
+    def ours() -> Tensor:
+        return cascade_attention(q_SNH, pages.kv_cache, pages.tables_SB, starts, pages.seq_lens_S, scale, 1, num_common)
+
+    def peer() -> Tensor:
+        return decode_attention(q_SNH, pages.kv_cache, pages.tables_SB, pages.seq_lens_S, scale)
+
+    num_bytes = 4.0 * (shared + batch * own) * heads.num_kv_heads * heads.head_dim
+    flops = 4.0 * batch * (shared + own) * heads.num_heads * heads.head_dim
+    return Prepared(ours, peer, num_bytes, flops)
+
+
+def _norm(tokens: int, device: torch.device) -> Prepared:
+    x_TD, weight_D = torch.randn(tokens, 4096, device=device).bfloat16(), torch.ones(4096, device=device).bfloat16()
+    return Prepared(
+        lambda: rms_norm(x_TD, weight_D, 1e-6),
+        lambda: F.rms_norm(x_TD, (4096,), weight_D, 1e-6),
+        2.0 * x_TD.nbytes,
+        4.0 * x_TD.numel(),
+    )
+
+
+def _heads(tokens: int, device: torch.device) -> Prepared:
+    heads = LLAMA_HEADS
+    pages = _Pages(1, tokens, heads, device)
+    all_heads = heads.num_heads + 2 * heads.num_kv_heads
+    qkv_TMH = torch.randn(tokens, all_heads, heads.head_dim, device=device).bfloat16()
+    angles = torch.rand(max(tokens, 1), heads.head_dim // 2, device=device)
+    table_PR = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions_T = torch.arange(tokens, device=device)
+    weight_H = torch.ones(heads.head_dim, device=device).bfloat16()
+
+    def ours() -> Tensor:
+        return prepare_heads(
+            qkv_TMH,
+            heads.num_heads,
+            heads.num_kv_heads,
+            table_PR,
+            positions_T,
+            pages.kv_cache,
+            positions_T,
+            q_norm_H=weight_H,
+            k_norm_H=weight_H,
+            eps=1e-6,
+        )
+
+    return Prepared(ours, None, 2.0 * qkv_TMH.nbytes, 10.0 * qkv_TMH.numel())
+
+
+def _activation(tokens: int, device: torch.device) -> Prepared:
+    x_TI = torch.randn(tokens, 2 * 14336, device=device).bfloat16()
+
+    def peer() -> Tensor:
+        gate, up = x_TI.chunk(2, dim=1)
+        return F.silu(gate) * up
+
+    return Prepared(lambda: gated_activation(x_TI, "silu"), peer, 1.5 * x_TI.nbytes, 3.0 * x_TI.numel())
+
+
+def _sampling(batch: int, vocab_size: int, sampling: SamplingParams, device: torch.device) -> Prepared:
+    """The peer is the usual program: softmax and multinomial, with a sort where the distribution is cut."""
+    logits_RV = (torch.randn(batch, vocab_size, device=device) * 4).bfloat16()
+    tokens_SM = torch.zeros(batch, 64, dtype=torch.int32, device=device)
+    sampler = Sampler(batch, vocab_size, 0, device, tokens_SM)
+    for slot in range(batch):
+        sampler.add(slot, NewRow(f"r{slot}", [1, 2], 2, sampling, ()))
+    slots = np.arange(batch)
+    lens = np.full(batch, 2, dtype=np.int64)
+    rows = SampleRows(
+        slots=slots,
+        slots_R=torch.from_numpy(slots).to(device),
+        lens=lens,
+        lens_R=torch.from_numpy(lens.astype(np.int32)).to(device),
+    )
+
+    def peer() -> Tensor:
+        if sampling.temperature == 0.0:
+            return logits_RV.argmax(1)
+        if sampling.top_k > 0 or sampling.top_p < 1.0:
+            falling, ids = logits_RV.float().sort(1, descending=True)
+            falling[:, max(sampling.top_k, 1) :] = -torch.inf
+            probs = falling.softmax(1)
+            falling[probs.cumsum(1) - probs >= sampling.top_p] = -torch.inf
+            return ids.gather(1, torch.multinomial(falling.softmax(1), 1))
+        return torch.multinomial(logits_RV.float().softmax(1), 1)
+
+    ours = partial(sampler.sample, logits_RV, rows)
+    return Prepared(lambda: ours().token_ids_R, peer, float(logits_RV.nbytes), 0.0)
+
+
+def _product(rows: int, inputs: int, outputs: int, device: torch.device) -> Prepared:
+    """Quantising the activations is part of it; the peer is the product in bfloat16."""
+    x_TI = torch.randn(rows, inputs, device=device).bfloat16()
+    weight = torch.randn(outputs, inputs, device=device).bfloat16() * inputs**-0.5
+    weight_OI, weight_scale = quantize_fp8(weight)
+
+    def ours() -> Tensor:
+        x_q, x_scale = quantize_fp8(x_TI)
+        return scaled_matmul(x_q, x_scale, weight_OI, weight_scale, None, torch.bfloat16)
+
+    num_bytes = weight_OI.nbytes + x_TI.nbytes + 2.0 * rows * outputs
+    return Prepared(ours, lambda: F.linear(x_TI, weight), num_bytes, 2.0 * rows * inputs * outputs)
+
+
+class _Pages:
+    """A layer's pool with the pages of `batch` sequences of equal length in random order."""
+
+    def __init__(self, batch: int, length: int, heads: Heads, device: torch.device) -> None:
+        per_sequence = -(-length // BLOCK_SIZE)
+        num_blocks = batch * per_sequence
+        shape = (num_blocks, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
+        self.kv_cache = torch.randn(shape, dtype=torch.bfloat16, device=device)
+        order = torch.randperm(num_blocks, dtype=torch.int64, device=device).to(torch.int32)
+        self.tables_SB = order.view(batch, per_sequence).contiguous()
+        self.seq_lens_S = torch.full((batch,), length, dtype=torch.int32, device=device)
+        self._length = length
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [S, K, length, H], as torch's attention wants them."""
+        pages = self.kv_cache[self.tables_SB.long()]  # [S, B, 2, K, block_size, H]
+        kv = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[..., : self._length, :].contiguous()
+        return kv[0], kv[1]
