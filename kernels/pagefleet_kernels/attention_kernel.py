@@ -46,8 +46,9 @@ def _find_queries(  # type: ignore[no-untyped-def]
     SHORT_LEN: tl.constexpr,
     UNIFORM: tl.constexpr,
 ):
-    """What this program attends for: its sequence, that one's first token and numbers of queries and keys, and the
-    first query of the block. No queries are left where there is nothing to do.
+    """This program's sequence, that one's first token, numbers of queries and keys, and the first query of the block.
+
+    The number of queries is 0 where another launch serves the sequence.
     """
     block = tl.program_id(0)
     if ROWS == 2:
@@ -94,8 +95,10 @@ def _find_keys(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Of a block of queries from `first_position` on: `low` and `high`, between which some row sees each key; and
-    the tiles of this part, from `begin` to `end`, of which every row sees those between `lead_end` and `full_end` whole.
+    """What a block of queries from `first_position` on sees in this part of the context.
+
+    Some row sees each key from `low` to `high`. The tiles go from `begin` to `end`; every row sees those from
+    `lead_end` to `full_end` whole.
     """
     if ROWS == 2:
         low = first_position * 0
@@ -119,6 +122,27 @@ def _find_keys(  # type: ignore[no-untyped-def]
     lead_end = tl.maximum(tl.minimum(lead_end, end), begin)
     full_end = tl.maximum(tl.minimum(full_end, end), lead_end)
     return low, high, begin, lead_end, full_end, end
+
+
+@jit()
+def _start_rows(  # type: ignore[no-untyped-def]
+    sinks_ptr, slopes_ptr, head_M, in_rows_M, part, SINKS: tl.constexpr, ALIBI: tl.constexpr
+):
+    """ALiBi slopes [M], and the maximal score [M] and sum of weights [M] of rows that have seen no key.
+
+    Both in base 2. A sink counts once, in the first part.
+    """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    slope_M = tl.zeros(head_M.shape, tl.float32)
+    row_max_M = tl.full(head_M.shape, float("-inf"), tl.float32)
+    row_sum_M = slope_M
+    if ALIBI:
+        slope_M = tl.load(slopes_ptr + head_M, mask=in_rows_M, other=0.0) * LOG2_E
+    if SINKS:
+        sink_M = tl.load(sinks_ptr + head_M, mask=in_rows_M, other=0.0) * LOG2_E
+        row_max_M = tl.where(part == 0, sink_M, row_max_M)
+        row_sum_M = tl.where(part == 0, 1.0, row_sum_M)
+    return slope_M, row_max_M, row_sum_M
 
 
 @jit(do_not_specialize=("num_seqs", "num_tokens", "prefix_len", "stride_table"))
@@ -197,7 +221,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     token_M = (query_start + query_M).to(tl.int64)
     part_row_M = token_M if PARTS_BY_TOKEN else seq * BLOCK_Q + query_M
     part_row_M = (part_row_M * HEADS + head_M) * PARTS + FIRST_PART + part
-    if SPLITS > 1:
+    if SPLITS > 1:  # noqa: SIM102 -- one is known when compiling, the other is not
         if (begin >= end) & (part > 0):
             tl.store(log_sum_ptr + part_row_M, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=in_rows_M)
             return
@@ -206,15 +230,9 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     mask_MD = in_rows_M[:, None] & (dim_D < HEAD_DIM)[None, :]
     q_offset_M = token_M * stride_q_token + head_M * stride_q_head
     q_MD = tl.load(q_ptr + q_offset_M[:, None] + dim_D[None, :], mask=mask_MD, other=0.0)
-    slope_M = tl.zeros([BLOCK_M], tl.float32)
-    row_max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum_M = tl.zeros([BLOCK_M], tl.float32)
-    if ALIBI:
-        slope_M = tl.load(slopes_ptr + head_M, mask=in_rows_M, other=0.0) * 1.4426950408889634
-    if SINKS and not SEES_ALL:
-        if part == 0:
-            row_max_M = tl.load(sinks_ptr + head_M, mask=in_rows_M, other=0.0) * 1.4426950408889634
-            row_sum_M = tl.full([BLOCK_M], 1.0, tl.float32)
+    slope_M, row_max_M, row_sum_M = _start_rows(
+        sinks_ptr, slopes_ptr, head_M, in_rows_M, part, SINKS and not SEES_ALL, ALIBI
+    )
     acc_MD = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
     for stage in tl.static_range(3):
         if stage > 0 or WINDOW > 0 or CHUNK > 0:

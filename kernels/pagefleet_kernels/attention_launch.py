@@ -1,6 +1,6 @@
 """From tensors to launches of the attention kernels: what fits together, and the arguments that follow from shapes.
 
-Shapes: T query tokens, S sequences, N query heads, K key heads, H head dim, B blocks per table, P parts, R rows of them.
+Shapes: T query tokens, S sequences, N query heads, K key heads, H head dim, B blocks per table, P parts, R their rows.
 """
 
 from __future__ import annotations
@@ -146,14 +146,17 @@ def short_launch(queries: PagedQueries, tile: AttentionTile, max_query_len: int,
     return Launch(rows=SHORT, tile=tile, block_q=min(max_query_len, tile.block_m // queries.group), **more)
 
 
-def run(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: ScoreRule, parts: Parts | None) -> None:
+def run(
+    launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: ScoreRule, parts: Parts | None = None
+) -> None:
     """Start the attention kernel; with `parts` it leaves `out` alone."""
     num_tokens, num_heads, head_dim = queries.q_TNH.shape
     if num_tokens == 0:
         return
     keys, values = split_kv(as_bytes(queries.kv_cache))
     tables, starts, seq_lens = queries.block_tables_SB, queries.query_start_loc_S1, queries.seq_lens_S
-    score_scale = rule.scale * rule.k_scale * LOG2_E
+    k_scale, v_scale = rule.kv_scales(queries.kv_cache.dtype)
+    score_scale = rule.scale * k_scale * LOG2_E
     softcap = 0.0
     if rule.softcap is not None:
         score_scale, softcap = 2.0 * score_scale / rule.softcap, rule.softcap * LOG2_E
@@ -175,7 +178,7 @@ def run(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: Scor
         launch.prefix_len,
         score_scale,
         softcap,
-        rule.v_scale,
+        v_scale,
         queries.q_TNH.stride(0),
         queries.q_TNH.stride(1),
         tables.stride(0),
@@ -214,7 +217,7 @@ def run(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: Scor
 def run_short(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: ScoreRule) -> None:
     """Serve SHORT rows, in parts that are then merged if the launch has more than one."""
     if launch.splits == 1:
-        run(launch, out_TNH, queries, rule, None)
+        run(launch, out_TNH, queries, rule)
         return
     parts = Parts.allocate(queries, queries.num_seqs * launch.block_q, launch.splits, by_token=False)
     run(launch, out_TNH, queries, rule, parts)

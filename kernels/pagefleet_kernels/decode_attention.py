@@ -66,13 +66,17 @@ def short_queries(
     max_query_len: int,
     tile: AttentionTile | None = None,
     num_splits: int | None = None,
+    prefix_len: int = 0,
 ) -> Launch:
-    """The launch for sequences of one query or few: as many parts as fill the device."""
+    """The launch for sequences of one query or few: as many parts as fill the device.
+
+    Keys before `prefix_len` are left to another launch.
+    """
     q_TNH = queries.q_TNH
     table = launch_table(architecture(q_TNH.device))
     if tile is None:
         tile = attention_tile(table.decode, q_TNH.shape[2], q_TNH.dtype)
     if num_splits is None:
-        longest = rule.visible_span(queries.block_tables_SB.shape[1] * queries.kv_cache.shape[3])
+        longest = rule.visible_span(queries.block_tables_SB.shape[1] * queries.kv_cache.shape[3] - prefix_len)
         num_splits = decode_splits(table, queries.num_seqs * queries.num_kv_heads, longest, tile.block_n)
-    return short_launch(queries, tile, max_query_len, splits=num_splits)
+    return short_launch(queries, tile, max_query_len, splits=num_splits, prefix_len=prefix_len)

@@ -60,10 +60,12 @@ def varlen_attention(
         return reference_attention.varlen_attention(
             q_TNH, kv_cache, block_tables_SB, query_start_loc_S1, seq_lens_S, rule, max_query_len
         )
-    return _launch(queries, rule, max_query_len, tile)
+    return attend_long_and_short(queries, rule, max_query_len, tile)
 
 
-def _launch(queries: PagedQueries, rule: ScoreRule, max_query_len: int, tile: AttentionTile | None) -> torch.Tensor:
+def attend_long_and_short(
+    queries: PagedQueries, rule: ScoreRule, max_query_len: int, tile: AttentionTile | None = None
+) -> torch.Tensor:
     """Sequences of few queries go to split contexts, the others to tall tiles; which is which the device finds out."""
     q_TNH = queries.q_TNH
     short = short_queries(queries, rule, max_query_len)
@@ -74,12 +76,10 @@ def _launch(queries: PagedQueries, rule: ScoreRule, max_query_len: int, tile: At
         return out_TNH
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if tile is None:
-        table = launch_table(architecture(q_TNH.device))
-        tile = attention_tile(table.prefill, q_TNH.shape[2], q_TNH.dtype)
+        tile = attention_tile(launch_table(architecture(q_TNH.device)).prefill, q_TNH.shape[2], q_TNH.dtype)
     mixed = queries.num_seqs > 1
-    run(
-        long_launch(queries, tile, max_query_len, short_len=short.block_q if mixed else 0), out_TNH, queries, rule, None
-    )
+    long = long_launch(queries, tile, max_query_len, short_len=short.block_q if mixed else 0)
+    run(long, out_TNH, queries, rule)
     if mixed:
         run_short(short, out_TNH, queries, rule)
     return out_TNH

@@ -52,10 +52,11 @@ def varlen_attention(
     q_SQNH[seq_T, index_T] = q_TNH[token_T].float()
     q_SQKGH = q_SQNH.view(num_seqs, max_query_len, num_kv_heads, -1, head_dim)
     products_SKGQL = torch.einsum("sqkgh,slkh->skgql", q_SQKGH, keys_SLKH)
-    scores_SNQL = _scores(products_SKGQL.flatten(1, 2), query_pos_SQ, key_pos_L, rule)
+    k_scale, v_scale = rule.kv_scales(kv_cache.dtype)
+    scores_SNQL = _scores(products_SKGQL.flatten(1, 2) * k_scale, query_pos_SQ, key_pos_L, rule)
     weights_SNQL = _weights(scores_SNQL, ~visible_SQL[:, None], rule)
     weights_SKGQL = weights_SNQL.unflatten(1, (num_kv_heads, -1))
-    out_SQNH = torch.einsum("skgql,slkh->sqkgh", weights_SKGQL, values_SLKH).flatten(2, 3) * rule.v_scale
+    out_SQNH = torch.einsum("skgql,slkh->sqkgh", weights_SKGQL, values_SLKH).flatten(2, 3) * v_scale
 
     out_TNH = torch.zeros_like(q_TNH, memory_format=torch.contiguous_format)
     out_TNH[token_T] = out_SQNH[seq_T, index_T].to(q_TNH.dtype)
@@ -90,7 +91,7 @@ def _visible(
 def _scores(
     products_SNQL: torch.Tensor, query_pos_SQ: torch.Tensor, key_pos_L: torch.Tensor, rule: ScoreRule
 ) -> torch.Tensor:
-    scores_SNQL = products_SNQL * (rule.scale * rule.k_scale)
+    scores_SNQL = products_SNQL * rule.scale
     if rule.softcap is not None:
         scores_SNQL = rule.softcap * torch.tanh(scores_SNQL / rule.softcap)
     if rule.alibi_slopes_N is not None:

@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.fp8 import FP8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +32,7 @@ class ScoreRule:
     alibi_slopes_N: torch.Tensor | None = None
     """float32 [N]: slope times distance is subtracted from the score (Press et al., arXiv 2108.12409)."""
     k_scale: float = 1.0
-    """A stored key times this is the key; other than 1 in pools of 8 bits."""
+    """A key that is stored in float8 times this is the key; of no matter to other pools."""
     v_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -54,6 +55,10 @@ class ScoreRule:
     def visible_span(self, longest: int) -> int:
         """Most keys that one query of a context of `longest` tokens sees."""
         return min(longest, self.window or longest, self.chunk or longest)
+
+    def kv_scales(self, stored: torch.dtype) -> tuple[float, float]:
+        """What keys and values of a pool in `stored` are to be multiplied by."""
+        return (self.k_scale, self.v_scale) if stored == FP8 else (1.0, 1.0)
 
     def check_heads(self, num_heads: int, device: torch.device) -> None:
         """Raise UnsupportedShapeError unless sinks and slopes are float32, one per head, on `device`."""
