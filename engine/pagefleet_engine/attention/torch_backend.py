@@ -8,7 +8,7 @@ G = N // K, H head size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pagefleet_kernels.fp8 import FP8, FP8_MAX, as_bytes
@@ -90,6 +90,8 @@ class TorchAttentionStep:
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
         kv_group, index = self._pool.places[spec.layer]
+        if self._pool.whole.dtype != FP8 and (spec.k_scale != 1.0 or spec.v_scale != 1.0):
+            spec = replace(spec, k_scale=1.0, v_scale=1.0)
         groups = self._groups_for(kv_group, spec.window, q_TNH.dtype)
         if len(groups) == 1 and groups[0].kept is None and groups[0].token_index is None:
             return self._attend_group(groups[0], index, q_TNH, spec).view(q_TNH.shape)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagefleet_kernels.attention import paged_attention
+from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
+from pagefleet_engine.attention.support import check_kernels
 from pagefleet_engine.core.kv_groups import KVGroups
 
 
@@ -18,7 +20,8 @@ class TritonBackend:
     """Attention over a pool of `layout.shape` on a GPU."""
 
     def __init__(self, pool: Tensor, layout: KVLayout, groups: KVGroups, kernels: Backend | None = None) -> None:
-        """`kernels`: None takes Triton on CUDA and the torch twins elsewhere."""
+        """`kernels`: None takes Triton on CUDA and the torch twins elsewhere. Raises ConfigError."""
+        check_kernels(pool, layout)
         self._layers = [layout.layer_view(pool, layer) for layer in range(layout.num_layers)]
         self._places = [groups.place(layer) for layer in range(sum(len(group.layers) for group in groups.groups))]
         self._kernels = kernels
@@ -40,7 +43,15 @@ class TritonAttentionStep:
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """See `AttentionStep.write`."""
         pages = self.pages(spec)
-        write_kv(k_TKH, v_TKH, pages.kv_cache, pages.slot_mapping_T, backend=self.kernels)
+        write_kv(
+            k_TKH,
+            v_TKH,
+            pages.kv_cache,
+            pages.slot_mapping_T,
+            k_scale=spec.k_scale,
+            v_scale=spec.v_scale,
+            backend=self.kernels,
+        )
 
     def pages(self, spec: AttentionSpec) -> Pages:
         """See `AttentionStep.pages`."""
@@ -49,6 +60,8 @@ class TritonAttentionStep:
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
+        if self.batch.num_common_blocks > 0 and spec.window is None:
+            return self._attend_cascade(spec, q_TNH)
         batch = self.batch
         group, index = self.places[spec.layer]
         return paged_attention(
@@ -60,5 +73,31 @@ class TritonAttentionStep:
             spec.scale,
             batch.max_query_len,
             spec.window,
+            softcap=spec.softcap,
+            sinks_N=spec.sinks_N,
+            alibi_slopes_N=spec.alibi_slopes_N,
+            k_scale=spec.k_scale,
+            v_scale=spec.v_scale,
+            backend=self.kernels,
+        )
+
+    def _attend_cascade(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
+        """The blocks that all rows share, once for all of them."""
+        batch = self.batch
+        group, index = self.places[spec.layer]
+        return cascade_attention(
+            q_TNH,
+            self.layers[index],
+            batch.block_tables[group],
+            batch.query_start_loc_S1,
+            batch.seq_lens_S,
+            spec.scale,
+            batch.max_query_len,
+            batch.num_common_blocks,
+            softcap=spec.softcap,
+            sinks_N=spec.sinks_N,
+            alibi_slopes_N=spec.alibi_slopes_N,
+            k_scale=spec.k_scale,
+            v_scale=spec.v_scale,
             backend=self.kernels,
         )
