@@ -42,8 +42,16 @@ LONGROPE: dict[str, Any] = {
     "long_factor": [2.0 + 0.5 * pair for pair in range(8)],
 }
 _FAMILY: dict[str, dict[str, Any]] = {
-    "gemma2": {"sliding_window": 24, "head_dim": 32, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0},
+    # A tied head would make these repeat their last token: what the embedding is multiplied by outweighs the layers.
+    "gemma2": {
+        "tie_word_embeddings": False,
+        "sliding_window": 24,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+    },
     "gemma3_text": {
+        "tie_word_embeddings": False,
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "head_dim": 32,

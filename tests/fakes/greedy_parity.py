@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from pagefleet_engine import LLM, SamplingParams
+from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.models.config_file import read_arch
 
 from tests.fakes.checkpoints import reference_model
 
@@ -24,6 +26,8 @@ class Mode:
     one_by_one: bool = False
     repeat: bool = False
     """Ask twice: the second time prefixes come from the cache."""
+    is_tight: bool = False
+    """Room for the longest request and little more: most requests are preempted, some several times."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -32,9 +36,8 @@ MODES = (
     Mode("batched"),
     Mode("chunks of odd size", settings={"max_num_batched_tokens": 61, "max_num_seqs": 32}),
     Mode("prefix cache hits", repeat=True),
-    # Room for the longest request and little more: most requests are preempted, some several times.
-    Mode("forced preemption", settings={"num_kv_blocks": 70, "enable_prefix_caching": False}),
-    Mode("preemption with prefix cache", settings={"num_kv_blocks": 70}),
+    Mode("forced preemption", is_tight=True, settings={"enable_prefix_caching": False}),
+    Mode("preemption with prefix cache", is_tight=True),
 )
 
 
@@ -71,7 +74,7 @@ def engine_tokens(folder: Path, prompts: list[list[int]], count: int, mode: Mode
         "dtype": "float32",
         "max_model_len": 512,
         "block_size": BLOCK_SIZE,
-        "num_kv_blocks": 1200,
+        "num_kv_blocks": (70 if mode.is_tight else 1200) * len(group_layers(read_arch(folder).windows)),
         "num_threads": 1,
     }
     with LLM(model=str(folder), skip_tokenizer_init=True, **(settings | mode.settings)) as llm:

@@ -41,14 +41,16 @@ class RMSNorm:
 
     def _install(self, weight_D: Tensor) -> None:
         if self._use_kernels:
-            weight_D = weight_D.float() + 1.0 if self._unit_offset else weight_D
-            self._apply = partial(rms_norm, weight_D=weight_D, eps=self._eps)
+            self._apply = partial(rms_norm, weight_D=weight_D, eps=self._eps, unit_offset=self._unit_offset)
         else:
             self._apply = _TorchNorm(weight_D, self._eps, self._unit_offset)
 
 
 class HeadNorm:
-    """RMSNorm of each query head by one weight and of each key head by another, in one pass over both."""
+    """RMSNorm of each query head by one weight and of each key head by another.
+
+    By torch in one pass over both; a kernel that prepares heads takes the weights and does it along the way.
+    """
 
     __slots__ = ("_apply", "_heads", "_kv_heads", "_slots", "eps", "unit_offset", "weights_H")
 
@@ -59,7 +61,7 @@ class HeadNorm:
         self._heads, self._kv_heads = heads, kv_heads
         self.eps, self.unit_offset = eps, unit_offset
         self.weights_H: dict[str, Tensor] = {}
-        """`q_norm` and `k_norm` as stored, for a kernel that normalises along the way."""
+        """`q_norm` and `k_norm`, as stored."""
         self._slots = {
             name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in ("q_norm", "k_norm")
         }
@@ -70,7 +72,7 @@ class HeadNorm:
             yield f"{name}.weight", slot
 
     def __call__(self, qk_TMH: Tensor) -> Tensor:
-        """By torch. Queries first, then keys; a new tensor of the same shape and dtype."""
+        """Queries first, then keys; a new tensor of the same shape and dtype."""
         return self._apply(qk_TMH)
 
     def _install(self, name: str, weight_H: Tensor) -> None:

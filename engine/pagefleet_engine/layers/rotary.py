@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from pagefleet_kernels.rotary import apply_rope
+from pagefleet_kernels.heads import prepare_heads
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
@@ -82,7 +82,7 @@ class _TorchRotation:
 
 
 class _KernelRotation:
-    """The kernel reads the table at the positions."""
+    """One kernel does it all; it reads the table at the positions."""
 
     __slots__ = ("_positions_T", "_table_PR")
 
@@ -91,11 +91,19 @@ class _KernelRotation:
 
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""
-        num_heads, num_kv_heads = heads.num_heads, heads.num_kv_heads
-        qk_TMH, v_TKH = qkv_TLH.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
-        if heads.norm is not None:
-            qk_TMH = heads.norm(qk_TMH)
-        q_TNH, k_TKH = qk_TMH.split_with_sizes((num_heads, num_kv_heads), 1)
-        q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, self._table_PR, self._positions_T)
-        step.write(heads.spec, k_TKH, v_TKH)
-        return q_TNH
+        spec, norm, pages = heads.spec, heads.norm, step.pages(heads.spec)
+        return prepare_heads(
+            qkv_TLH,
+            heads.num_heads,
+            heads.num_kv_heads,
+            self._table_PR,
+            self._positions_T,
+            pages.kv_cache,
+            pages.slot_mapping_T,
+            q_norm_H=None if norm is None else norm.weights_H["q_norm"],
+            k_norm_H=None if norm is None else norm.weights_H["k_norm"],
+            eps=0.0 if norm is None else norm.eps,
+            unit_offset=norm is not None and norm.unit_offset,
+            k_scale=spec.k_scale,
+            v_scale=spec.v_scale,
+        )

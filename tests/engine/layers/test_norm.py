@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
@@ -39,9 +41,9 @@ def test_rms_norm(place: Placement, scale: float, unit_offset: bool) -> None:
 
 
 @torch.inference_mode()
-def test_a_weight_stored_less_one_is_used_in_float32() -> None:
+def test_a_weight_stored_less_one_is_used_in_float32(place: Placement) -> None:
     """In bfloat16 1 + 1/512 would be 1."""
-    norm = RMSNorm(8, EPS, Placement(torch.bfloat16, torch.device("cpu"), use_kernels=False), unit_offset=True)
+    norm = RMSNorm(8, EPS, replace(place, dtype=torch.bfloat16), unit_offset=True)
     dict(norm.weights())["weight"].fill(0, torch.full((8,), 2.0**-9))
     x = numbers(64, 8, seed=3).bfloat16()
     ratio = norm(x).double() / exact(x, torch.full((8,), 2.0**-9), unit_offset=True)

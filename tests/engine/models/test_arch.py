@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.models.arch import ModelArch
@@ -215,3 +217,138 @@ def test_folders_without_a_config(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"")
     with pytest.raises(ModelLoadError, match="that file is missing"):
         read_arch(tmp_path)
+
+
+PHI3: dict[str, Any] = {
+    "model_type": "phi3",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 131072,
+    "sliding_window": 262144,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+    "partial_rotary_factor": 0.75,
+}
+
+
+def read(**config: Any) -> ModelArch:
+    return arch_from_config(config, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config_class"),
+    [("gemma2", "Gemma2Config"), ("gemma3_text", "Gemma3TextConfig"), ("olmo2", "Olmo2Config"), ("phi3", "Phi3Config")],
+)
+def test_an_empty_configuration_is_what_transformers_makes_of_it(model_type: str, config_class: str) -> None:
+    full = getattr(transformers, config_class)().to_dict()
+    assert read(model_type=model_type) == read(**full)
+
+
+def test_gemma2_slides_in_every_other_layer_and_caps_scores_and_logits() -> None:
+    found = read(model_type="gemma2", num_hidden_layers=3, query_pre_attn_scalar=144, sliding_window=64)
+    assert found.windows == (64, None, 64)
+    assert (found.query_scale, found.attention_softcap, found.final_softcap) == (1 / 12, 50.0, 30.0)
+    assert (found.head_dim, found.activation, found.tie_word_embeddings) == (256, "gelu_tanh", True)
+    uncapped = read(model_type="gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (uncapped.attention_softcap, uncapped.final_softcap) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {
+            "rope_theta": 500_000.0,
+            "rope_local_base_freq": 20_000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8},
+        },
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 500_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+            }
+        },
+    ],
+)
+def test_gemma3_rotates_its_two_kinds_of_layers_differently(spelling: dict[str, Any]) -> None:
+    found = read(model_type="gemma3_text", num_hidden_layers=7, sliding_window=512, **spelling)
+    slow = RopeParameters(rope_type="linear", factor=8.0, theta=500_000.0)
+    assert found.ropes == (slow, RopeParameters(theta=20_000.0))
+    assert found.layer_ropes == (1, 1, 1, 1, 1, 0, 1)
+    assert found.windows == (512, 512, 512, 512, 512, None, 512)
+    # Its 131,072 positions are after the stretching.
+    assert (found.context_length, found.default_length) == (131_072, 131_072)
+
+
+def test_gemma3_reads_the_pattern_of_its_layers() -> None:
+    assert read(model_type="gemma3_text", num_hidden_layers=4, sliding_window_pattern=2).layer_ropes == (1, 0, 1, 0)
+    kinds = ["full_attention", "sliding_attention"]
+    assert read(model_type="gemma3_text", num_hidden_layers=2, layer_types=kinds).layer_ropes == (0, 1)
+    assert [rope.theta for rope in read(model_type="gemma3_text").ropes] == [1_000_000.0, 10_000.0]
+
+
+def test_gemma3_for_images_is_its_text_model() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 2, "sliding_window": 1024}
+    outer = {"model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16", "vision_config": {}}
+    found = read(**outer, text_config=text)
+    alone = read(**text)
+    assert found == replace(alone, model_type="gemma3", eos_token_ids=(1, 106), dtype="bfloat16")
+    with pytest.raises(ModelLoadError, match=r"^config.json: text_config: hidden_size is 0"):
+        read(**outer, text_config=text | {"hidden_size": 0})
+
+
+def test_phi3_serves_its_first_context_unless_asked_for_more() -> None:
+    found = read(**PHI3)
+    assert (found.default_length, found.context_length) == (4096, 131_072)
+    assert found.ropes[0].rotary_dim(found.head_dim) == 12
+    short, longer = found.for_length(4096), found.for_length(4097)
+    assert (short.context_length, short.ropes[0].longest, short.windows) == (4096, 4096, (None, None))
+    assert longer.ropes[0].longest == 4097
+    assert read(**PHI3 | {"rope_scaling": PHI3["rope_scaling"] | {"type": "su"}}).ropes == found.ropes
+
+
+def test_a_window_that_no_sequence_outgrows_is_none() -> None:
+    found = arch(model_type="mistral", sliding_window=64)
+    assert found.for_length(65).windows == (64,) * 4
+    assert found.for_length(64).windows == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"model_type": "gemma2", "use_bidirectional_attention": True},
+            "use_bidirectional_attention is True; pagefleet",
+        ),
+        (
+            {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping is 50.0; pagefleet runs",
+        ),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation is relu; pagefleet runs silu"),
+        (
+            {"model_type": "gemma2", "final_logit_softcapping": -1},
+            "final_logit_softcapping is -1; it must be a positive",
+        ),
+        (
+            {"model_type": "gemma2", "query_pre_attn_scalar": 0},
+            "query_pre_attn_scalar is 0; it must be a positive number",
+        ),
+        ({"model_type": "gemma2", "sliding_window": None}, "sliding_window is None; it must be an integer from 1"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default"}},
+            "for each of full_attention, sliding",
+        ),
+        ({"model_type": "gemma3", "text_config": []}, "text_config is []; it must be an object"),
+        (
+            PHI3 | {"original_max_position_embeddings": 1},
+            "original_max_position_embeddings is 1; it must be an integer from 2",
+        ),
+        (PHI3 | {"rope_scaling": {"type": "longrope"}}, "short_factor is missing; it must be a list of 6 positive"),
+    ],
+)
+def test_a_wrong_value_of_a_family_is_one_line(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError) as error:
+        read(**config)
+    assert str(error.value).startswith("config.json: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The path that a GPU takes through layers, run here on the kernels' torch twins."""
+"""The path that a GPU takes through layers and pages, run here on the kernels' torch twins."""
 
 from __future__ import annotations
 
@@ -7,28 +7,66 @@ from pathlib import Path
 
 import pytest
 import torch
+from pagefleet_engine.attention.backend import AttentionStep, BatchGeometry
+from pagefleet_engine.attention.triton_backend import TritonBackend
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import weight_map
+from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.registry import build_model
+from pagefleet_kernels.layout import KVLayout
 
 from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 
+NUM_TOKENS, BLOCK_SIZE = 40, 8
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bias", [False, True])
+
+def paged_step(arch: ModelArch) -> AttentionStep:
+    """One new sequence, in pages that lie in reverse order."""
+    groups = group_layers(arch.windows)
+    num_blocks = NUM_TOKENS // BLOCK_SIZE
+    layout = KVLayout(num_blocks * len(groups), groups.layers_per_block, arch.num_kv_heads, BLOCK_SIZE, arch.head_dim)
+    tables = torch.arange(layout.num_blocks, dtype=torch.int32).flip(0).view(len(groups), 1, num_blocks)
+    position = torch.arange(NUM_TOKENS)
+    slots = [table[0, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE for table in tables]
+    return TritonBackend(torch.zeros(layout.shape), layout, groups).begin(
+        BatchGeometry(
+            query_start_loc_S1=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
+            seq_lens_S=torch.tensor([NUM_TOKENS], dtype=torch.int32),
+            block_tables=tuple(tables),
+            slot_mappings=tuple(slots),
+            max_query_len=NUM_TOKENS,
+        )
+    )
+
+
 @torch.inference_mode()
-def test_kernels_and_plain_torch_agree(family: str, bias: bool, make_checkpoint: Callable[..., Path]) -> None:
-    overrides = {"attention_bias": True} if bias and family in ("llama", "qwen3") else {}
-    folder = make_checkpoint(family, **overrides | ({"mlp_bias": True} if bias and family == "llama" else {}))
+def check_paths_agree(folder: Path) -> None:
     arch = read_arch(folder)
-    tokens = torch.randint(0, arch.vocab_size, (40,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, arch.vocab_size, (NUM_TOKENS,), generator=torch.Generator().manual_seed(0))
     logits = []
     for use_kernels in (False, True):
         model = build_model(arch, Placement(torch.float32, torch.device("cpu"), use_kernels))
         fill_from_safetensors(folder, weight_map(model.weights()), arch.tie_word_embeddings)
-        hidden = model.forward(tokens, torch.arange(40), DenseStep([(DenseSequence(), 40)]))
-        logits.append(model.logits(hidden))
+        step = paged_step(arch) if use_kernels else DenseStep([(DenseSequence(), NUM_TOKENS)])
+        logits.append(model.logits(model.forward(tokens, torch.arange(NUM_TOKENS), step)))
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_and_plain_torch_agree(family: str, make_checkpoint: Callable[..., Path]) -> None:
+    check_paths_agree(make_checkpoint(family))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "llama", "olmo2", "qwen3"])
+def test_they_agree_about_biases(family: str, make_checkpoint: Callable[..., Path]) -> None:
+    mlp = {"mlp_bias": True} if family == "llama" else {}
+    check_paths_agree(make_checkpoint(family, attention_bias=True, **mlp))
+
+
+def test_they_agree_about_heads_that_rotate_in_part(make_checkpoint: Callable[..., Path]) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    check_paths_agree(make_checkpoint("phi3", rope_parameters=rope))
