@@ -178,6 +178,16 @@ def test_failures_with_a_success_between_are_survived(core: EngineCore, faults: 
     assert events(core)[-1][1] > 7
 
 
+def test_a_success_clears_the_doubt_though_the_next_was_launched_in_it(core: EngineCore, faults: Faults) -> None:
+    faults.at_end = {1: RuntimeError("now"), 3: RuntimeError("and then")}
+    ask(core, "a", 9)
+    core.step()  # step 1 fails with step 2 in flight, which will not
+    ask(core, "b", 9)  # in step 3
+    assert run(core)["b"][-1].error_kind == "failed"
+    ask(core, "c")
+    assert tokens(run(core)["c"]) == [11, 12, 13]
+
+
 @pytest.mark.parametrize("when", ["at_launch", "at_end"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_out_of_memory_ends_a_steps_requests_and_never_the_core(
