@@ -32,10 +32,12 @@ SIZES = (1, 2, 4, 8, 16)
 """Largest under MAX_TOKENS, so that some steps find no graph."""
 
 
-def small_model(model_type: str = "llama", device: str = "cpu", use_kernels: bool = False, **changes: Any) -> Model:
+def small_model(
+    model_type: str = "llama", device: str = "cpu", use_kernels: bool = False, traceable: bool = False, **changes: Any
+) -> Model:
     """Random weights, large enough for tokens to differ clearly; the same for the same arguments."""
     arch = llama_arch(model_type=model_type, vocab_size=64, max_position_embeddings=128, **changes)
-    model = build_model(arch, Placement(torch.float32, torch.device(device), use_kernels))
+    model = build_model(arch, Placement(torch.float32, torch.device(device), use_kernels, traceable=traceable))
     generator = torch.Generator().manual_seed(7)
     for name, weight in model.weights():
         for part, shape in enumerate(weight.part_shapes):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
+from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
 from pagefleet_engine.layers.weight import Placement, Weight
 
@@ -26,14 +26,16 @@ class Matrix(Protocol):
 class PlainMatrix:
     """A matrix in the model's own type."""
 
-    __slots__ = ("_weight_OI",)
+    __slots__ = ("_traceable", "_weight_OI")
 
-    def __init__(self, weight_OI: Tensor) -> None:
-        self._weight_OI = weight_OI
+    def __init__(self, weight_OI: Tensor, traceable: bool = False) -> None:
+        """`traceable`: see Placement."""
+        self._weight_OI, self._traceable = weight_OI, traceable
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
-        return linear_kernel(self._weight_OI[start:stop])
+        weight_OI = self._weight_OI[start:stop]
+        return PlainLinear(weight_OI) if self._traceable else linear_kernel(weight_OI)
 
 
 def matrix_slots(
@@ -45,5 +47,9 @@ def matrix_slots(
     """
     scheme = placement.scheme(len(outputs))
     if scheme is None:
-        return {"weight": Weight(outputs, inputs, placement, lambda weight_OI: install(PlainMatrix(weight_OI)))}
+        return {
+            "weight": Weight(
+                outputs, inputs, placement, lambda weight_OI: install(PlainMatrix(weight_OI, placement.traceable))
+            )
+        }
     return dict(QuantizedSlots(scheme, inputs, outputs, placement, install).slots)

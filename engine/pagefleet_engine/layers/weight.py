@@ -31,6 +31,8 @@ class Placement:
     quantization: Quantization | None = None
     path: str = ""
     """Name of the layer that is placed, as in `model.layers.0.mlp`."""
+    traceable: bool = False
+    """For torch.compile: nothing but torch's own operations, on matrices as they are. Not together with kernels."""
 
     def within(self, name: str) -> Placement:
         """The placement of a layer inside this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,17 +19,17 @@ from pagefleet_engine.models.registry import build_model
 
 
 @torch.inference_mode()
-def load_model(
-    folder: Path, arch: ModelArch, dtype: torch.dtype, device: torch.device, load_format: LoadFormat, seed: int
-) -> Model:
+def load_model(folder: Path, arch: ModelArch, placement: Placement, load_format: LoadFormat, seed: int) -> Model:
     """Build the model and fill it: from the folder's safetensors files, or for `dummy` with random weights of `seed`.
+
+    What is quantized is up to the arch, not the placement.
 
     Raises:
         ModelLoadError: the weights are missing, damaged, of another model, or do not fit in memory.
     """
-    placement = Placement(dtype, device, device.type == "cuda", arch.quantization)
+    placement = replace(placement, quantization=arch.quantization)
     model = build_model(arch, placement)
-    check_memory(weight_bytes(arch, model.weights(), placement), free_bytes(device), placement)
+    check_memory(weight_bytes(arch, model.weights(), placement), free_bytes(placement.device), placement)
     destinations = weight_map(model.weights())
     if load_format == "dummy":
         fill_at_random(destinations, seed)

@@ -5,7 +5,7 @@ Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from pagefleet_engine.layers.rotary import RotaryEmbedding
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.decoder_layer import decoder_layer
+from pagefleet_engine.models.decoder_layer import DecoderLayer, decoder_layer
 
 
 class DecoderModel:
@@ -38,6 +38,10 @@ class DecoderModel:
             tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
             softcap=arch.final_softcap,
         )
+
+    def replace_layers(self, replacement: Callable[[DecoderLayer], DecoderLayer]) -> None:
+        """Put another form in the place of each layer, e.g. one that is compiled; once its weights have arrived."""
+        self._layers = [(replacement(layer), rope) for layer, rope in self._layers]
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""

@@ -12,11 +12,14 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
+from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.dtype import resolve_dtype
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
+from pagefleet_engine.worker.compile import compile_model
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -64,9 +67,9 @@ class Worker:
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         with times.phase("weights"), naming_the_remedy("weights"):
-            self._model = load_model(
-                folder, arch, self._dtype, self._device, config.model.load_format, config.model.seed
-            )
+            self._model = load_model(folder, arch, self._placement(), config.model.load_format, config.model.seed)
+        if config.execution.compile:
+            self._model = self._compiled(self._model)
         self._factory = RunnerFactory(config, self._model, self._groups, self._kv_dtype, self._device)
         where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
         _log.info("loaded %s: %s on %s", arch.model_type, _name(self._dtype), where)
@@ -113,6 +116,25 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Launch a plan and wait for it."""
         return self.launch(plan).result()
+
+    def _placement(self) -> Placement:
+        """Where and how the model's tensors live."""
+        traceable = self._config.execution.compile
+        use_kernels = self._device.type == "cuda" and not traceable
+        return Placement(self._dtype, self._device, use_kernels, traceable=traceable)
+
+    def _compiled(self, model: Model) -> Model:
+        """The model with its layers compiled for steps of any size.
+
+        Raises:
+            ConfigError: it cannot be compiled here.
+        """
+        folder = default_cache_dir(self._config.execution.cache_dir) / "compile"
+        with self._times.phase("compile"), torch.inference_mode():
+            compiled = compile_model(model, folder, self._dtype, self._device)
+            seconds = compiled.warm_up(self._config.scheduler.max_num_batched_tokens)
+        _log.info("compiled the layers of %s in %.1f s", self._arch.model_type, seconds)
+        return compiled
 
     def _size_cache(self, max_model_len: int) -> KVCacheSize:
         cache = self._config.cache

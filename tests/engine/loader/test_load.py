@@ -31,7 +31,7 @@ Make = Callable[..., Path]
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
-    return load_model(folder, read_arch(folder), dtype, CPU, "auto", 0)
+    return load_model(folder, read_arch(folder), Placement(dtype, CPU, False), "auto", 0)
 
 
 def logits(model: Model, length: int = 12) -> Tensor:
@@ -118,7 +118,9 @@ def test_bfloat16_stays_near_float32(make_checkpoint: Make) -> None:
 def test_dummy_weights_follow_their_seed(make_checkpoint: Make, tmp_path: Path) -> None:
     shutil.copy(make_checkpoint("qwen3") / "config.json", tmp_path)
     arch = read_arch(tmp_path)
-    first, again, other = (logits(load_model(tmp_path, arch, torch.float32, CPU, "dummy", seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        logits(load_model(tmp_path, arch, Placement(torch.float32, CPU, False), "dummy", seed)) for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert first.isfinite().all()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pagefleet_engine.attention.backend import AttentionSpec
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
@@ -37,7 +38,7 @@ O_PROJ = "model.layers.0.self_attn.o_proj"
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
-    return load_model(folder, read_arch(folder), dtype, CPU, "auto", 0)
+    return load_model(folder, read_arch(folder), Placement(dtype, CPU, False), "auto", 0)
 
 
 def logits(model: Model, length: int = 12) -> Tensor:
@@ -184,6 +185,6 @@ def test_dummy_weights_of_a_quantized_shape(quantized: Callable[[Recipe], Path],
         shutil.copy(made / "config.json", folder)
         shutil.rmtree(made)
         shutil.rmtree(plain(made))
-        out = logits(load_model(folder, read_arch(folder), torch.float32, CPU, "dummy", 1))
+        out = logits(load_model(folder, read_arch(folder), Placement(torch.float32, CPU, False), "dummy", 1))
         assert out.isfinite().all()
         assert out.std() > 1e-3

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
@@ -77,7 +78,9 @@ PROMPT_LENGTHS = (1, 7, 25, 90)
 
 
 def load(folder: Path, arch: ModelArch | None = None) -> Model:
-    return load_model(folder, arch or read_arch(folder), torch.float32, torch.device("cpu"), "auto", 0)
+    return load_model(
+        folder, arch or read_arch(folder), Placement(torch.float32, torch.device("cpu"), False), "auto", 0
+    )
 
 
 def prompts() -> list[torch.Tensor]:

@@ -1,0 +1,192 @@
+"""`--compile`: the same results, compiled once for all layers and all steps, kept on disk, clear where it cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.layers.quantization.scheme import Quantization
+from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.models.model import Model
+from pagefleet_engine.worker.compile import CompiledModel, compile_model, fingerprint
+from torch import Tensor
+
+from tests.fakes.architectures import llama_arch
+from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.graph_steps import small_model
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 40
+
+# torch warns about parts of itself when the compiler is imported
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def counters() -> Any:
+    import torch._dynamo.utils
+
+    return torch._dynamo.utils.counters
+
+
+def compiled_code() -> int:
+    """Graphs that torch compiled in this process."""
+    return int(counters()["stats"]["unique_graphs"])
+
+
+def make(family: str, **changes: Any) -> Model:
+    return small_model(family, traceable=True, **changes)
+
+
+def hidden(model: Model, num_tokens: int) -> Tensor:
+    """Of one sequence that is new, and one that has context."""
+    ids = torch.arange(num_tokens) % 7
+    known = DenseSequence()
+    model.forward(torch.arange(5), torch.arange(5), DenseStep([(known, 5)]))
+    split = num_tokens // 2
+    positions = torch.cat((torch.arange(split), torch.arange(5, 5 + num_tokens - split)))
+    rows = [(DenseSequence(), split), (known, num_tokens - split)]
+    return model.forward(ids, positions, DenseStep([row for row in rows if row[1]]))
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {"num_hidden_layers": 3},
+    "olmo2": {},
+    "gemma3_text": {
+        "num_hidden_layers": 4,
+        "sliding_window": 6,
+        "sliding_window_pattern": 2,
+        "head_dim": 16,
+        "rope_local_base_freq": 100.0,
+        "query_pre_attn_scalar": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_results_are_the_same_and_nothing_is_compiled_while_serving(family: str, tmp_path: Path) -> None:
+    sizes = [1, 2, 3, 8, 13, 16, 17, MAX_TOKENS]
+    plain = make(family, **FAMILIES[family])
+    expected = {size: hidden(plain, size) for size in sizes}
+    model = compile_model(plain, tmp_path, torch.float32, CPU)
+    model.warm_up(MAX_TOKENS)
+    before = compiled_code()
+    assert 0 < before <= 6  # what lies before and after attention; with a fixed size, a free one, and 1
+    layers: Any = model._model
+    for size in sizes:
+        torch.testing.assert_close(hidden(model, size), expected[size], atol=2e-5, rtol=2e-5)
+        with torch.compiler.set_stance("fail_on_recompile"):  # as it is, a step that needs more is run uncompiled
+            hidden(layers, size)
+    assert compiled_code() == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
+@torch.inference_mode()
+def test_a_second_start_finds_what_the_first_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    hits = []
+    for _ in range(2):
+        import torch._dynamo
+
+        torch._dynamo.reset()
+        counters().clear()
+        model = compile_model(make("llama"), tmp_path, torch.float32, CPU)
+        model.warm_up(MAX_TOKENS)
+        hits.append((counters()["inductor"]["fxgraph_cache_miss"], counters()["inductor"]["fxgraph_cache_hit"]))
+    assert hits[0][0] > 0
+    assert hits[1] == (0, hits[0][0] + hits[0][1])
+    folders = list(tmp_path.iterdir())
+    assert [folder.name for folder in folders] == [fingerprint(model.arch, torch.float32, CPU)]
+    assert folders[0].stat().st_mode & 0o077 == 0, "others must not put code there"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
+@torch.inference_mode()
+def test_a_step_that_was_not_foreseen_runs_uncompiled(tmp_path: Path) -> None:
+    plain = make("llama")
+    expected = hidden(plain, 9)
+    model = compile_model(plain, tmp_path, torch.float32, CPU)
+    model.warm_up(1)
+    before = compiled_code()
+    torch.testing.assert_close(hidden(model, 9), expected, atol=2e-5, rtol=2e-5)
+    assert compiled_code() == before
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@torch.inference_mode()
+def test_without_a_compiler_the_message_says_what_to_do(tmp_path: Path) -> None:
+    import torch._inductor.config
+
+    model = compile_model(make("llama"), tmp_path, torch.float32, CPU)
+    with (
+        torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}),
+        pytest.raises(ConfigError, match=r"install a C\+\+ compiler \(g\+\+\), or leave --compile out"),
+    ):
+        model.warm_up(4)
+
+
+@torch.inference_mode()
+def test_before_and_beside_the_warm_up_nothing_is_compiled(tmp_path: Path) -> None:
+    plain = make("llama")
+    expected = hidden(plain, 3)
+    before = compiled_code()
+    model = compile_model(plain, tmp_path, torch.float32, CPU)
+    torch.testing.assert_close(hidden(model, 3), expected)
+    assert compiled_code() == before
+    assert [name for name, _ in model.weights()] == [name for name, _ in plain.weights()]
+    logits = model.logits(expected)
+    assert torch.equal(logits, plain.logits(expected))
+
+
+def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
+    model: Any = CompiledModel.__new__(CompiledModel)
+    model._model = make("llama")
+    model._model.arch = replace(model._model.arch, quantization=Quantization(rules=()))
+    with pytest.raises(ConfigError, match="quantized.*leave --compile out"):
+        compile_model(model, tmp_path, torch.float32, CPU)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file.*give another --cache-dir"):
+        compile_model(make("llama"), tmp_path / "file", torch.float32, CPU)
+
+
+def test_compiled_code_is_another_for_another_shape_or_type() -> None:
+    arch = llama_arch()
+    names = {
+        fingerprint(arch, torch.float32, CPU),
+        fingerprint(arch, torch.bfloat16, CPU),
+        fingerprint(llama_arch(hidden_size=128), torch.float32, CPU),
+    }
+    assert len(names) == 3
+    assert fingerprint(llama_arch(), torch.float32, CPU) in names
+
+
+def test_a_traceable_layer_is_made_of_plain_matrices() -> None:
+    from pagefleet_engine.layers.linear import Linear
+    from pagefleet_engine.layers.linear_kernel import PlainLinear
+
+    layer = Linear(8, (4,), False, Placement(torch.float32, CPU, use_kernels=False, traceable=True))
+    ((_, slot),) = layer.weights()
+    slot.fill(0, torch.ones(4, 8))
+    assert isinstance(layer._kernel, PlainLinear)
