@@ -67,7 +67,7 @@ def time_inputs(num_rows: int, repeats: int) -> float:
     def build() -> None:
         rows = StepRows.of_plan(plan, table.extend(plan))
         rows.check(table)
-        builder.prepare(*upload.send([rows.row_table(num_rows, num_rows)]), num_rows)
+        builder.prepare(upload.send([rows.row_table(num_rows, num_rows)])[0], num_rows)
         builder.inputs(rows)
 
     return median_ms(build, repeats)

@@ -34,8 +34,11 @@ def sample_tokens(logits_RV: Tensor, rows: SamplingRows, lens_R: Tensor) -> Tens
             scores_RV = logits_RV if whole else logits_RV.index_select(0, group.rows_R)
             scores_RV.sub_(best_R[group.rows_R].unsqueeze(1)).mul_(group.inverse_temperature_R1)
             token_R[group.rows_R] = draw(scores_RV, keys_R2[group.rows_R], spread_ids_V, group)
-    failure_R = torch.where(best_R == NEGATIVE_INFINITY, NOTHING_LEFT, NOT_NUMBERS)
-    return torch.where(best_R.isfinite(), token_R, failure_R).to(torch.int32)
+    finite_R = np.isfinite(best_R.cpu().numpy())
+    if not finite_R.all():
+        token_R[~torch.from_numpy(finite_R)] = NOT_NUMBERS
+        token_R[best_R == NEGATIVE_INFINITY] = NOTHING_LEFT
+    return token_R.to(torch.int32)
 
 
 def draw(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, group: DrawGroup) -> Tensor:
@@ -56,15 +59,16 @@ def draw(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, group: DrawGr
 
 def record_tokens(token_R: Tensor, lens_R: Tensor, record: TokenRecord) -> None:
     """Twin of the writes of `sampling.sample_tokens`."""
-    tokens_SL, slots_R = record.tokens_SL, record.slots_R
-    last = tokens_SL.shape[1] - 1
-    at_R = lens_R.clamp(max=last)
-    kept_R = (token_R >= 0) & (lens_R <= last)
-    tokens_SL[slots_R, at_R] = torch.where(kept_R, token_R, tokens_SL[slots_R, at_R])
+    tokens = record.tokens_SL.cpu()
+    token, lens, slots = token_R.cpu().numpy(), lens_R.cpu().numpy(), record.slots_R.cpu().numpy()
+    kept = (token >= 0) & (lens < tokens.shape[1])
+    tokens.numpy()[slots[kept], lens[kept]] = token[kept]
+    _write_back(record.tokens_SL, tokens)
     if record.counts_PV is not None and record.count_row_R is not None:
-        counted_R = (record.count_row_R >= 0) & (token_R >= 0)
-        flat_R = record.count_row_R.clamp(min=0) * record.counts_PV.shape[1] + token_R.clamp(min=0)
-        record.counts_PV.view(-1).index_add_(0, flat_R, counted_R.to(torch.int32).mul_(2))
+        counts, rows = record.counts_PV.cpu(), record.count_row_R.cpu().numpy()
+        counted = (rows >= 0) & (token >= 0)
+        counts.numpy()[rows[counted], token[counted]] += 2
+        _write_back(record.counts_PV, counts)
 
 
 def row_maxima(x_RV: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,14 +80,23 @@ def row_maxima(x_RV: Tensor) -> tuple[Tensor, Tensor]:
         return best_R, at_R
     covered = num_blocks * _ARGMAX_BLOCK
     blocked = x_RV[:, :covered].view(num_rows, num_blocks, _ARGMAX_BLOCK)
-    best_R, block_R = blocked.amax(2).max(1)
-    within_R = blocked[torch.arange(num_rows), block_R].argmax(1)
-    at_R = block_R.mul_(_ARGMAX_BLOCK).add_(within_R)
-    if covered == num_columns:
-        return best_R, at_R
-    tail_best_R, tail_at_R = x_RV[:, covered:].max(1)
-    in_tail_R = (tail_best_R > best_R) | (tail_best_R.isnan() & ~best_R.isnan())
-    return torch.where(in_tail_R, tail_best_R, best_R), torch.where(in_tail_R, tail_at_R + covered, at_R)
+    row = np.arange(num_rows)
+    block = blocked.amax(2).numpy().argmax(1)
+    at = block * _ARGMAX_BLOCK + blocked.numpy()[row, block].argmax(1)
+    best = x_RV.numpy()[row, at]
+    if covered < num_columns:
+        tail = x_RV.numpy()[:, covered:]
+        at_tail = tail.argmax(1)
+        best_tail = tail[row, at_tail]
+        in_tail = (best_tail > best) | (np.isnan(best_tail) & ~np.isnan(best))
+        best, at = np.where(in_tail, best_tail, best), np.where(in_tail, at_tail + covered, at)
+    return torch.from_numpy(best), torch.from_numpy(at)
+
+
+def _write_back(tensor: Tensor, on_host: Tensor) -> None:
+    """Where the host is the device both are one."""
+    if on_host is not tensor:
+        tensor.copy_(on_host)
 
 
 def _draw_from_all(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, cuts: Cuts, *, sort: bool) -> Tensor:

@@ -26,7 +26,7 @@ class ListedTokens:
     index_N: Tensor
     """int64, flat, distinct."""
     bias_N: Tensor
-    """float32; -inf bans."""
+    """float32; -inf bans (infinity is not made a number by it)."""
     restricted_Q: Tensor
     """int64, rows that may take none but their listed ids."""
 
@@ -169,9 +169,7 @@ def _listed_kernel(  # type: ignore[no-untyped-def]
     index = tl.load(index_ptr + at, mask=mask, other=0)
     bias = tl.load(bias_ptr + at, mask=mask, other=0.0)
     x = tl.load(logits_ptr + (index // VOCAB) * stride_row + (index % VOCAB) * stride_token, mask=mask, other=0.0)
-    # a ban holds for infinity too
-    edited = tl.where(bias == float("-inf"), bias, x.to(tl.float32) + bias)
-    tl.store(out_ptr + index, edited, mask=mask)
+    tl.store(out_ptr + index, x.to(tl.float32) + bias, mask=mask)
 
 
 @jit(do_not_specialize=("longest",))
