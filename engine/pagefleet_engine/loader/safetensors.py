@@ -10,6 +10,7 @@ import torch
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
+from pagefleet_engine.loader.name_layout import layout_of
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
 
 # safetensors' names of the types that a slot can be filled from
@@ -24,7 +25,10 @@ def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination],
         ModelLoadError: the files do not hold exactly what the model needs.
     """
     files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
-    _check_names(folder, files, destinations, tied_head)
+    layout = layout_of(name for file in files for name in file.names)
+    destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
+    tied = (layout.stored_name("lm_head."),) if tied_head else ()
+    _check_names(folder, files, destinations, (*layout.foreign, *tied))
     for file in files:
         for name in file.names:
             if name in destinations:
@@ -36,7 +40,7 @@ def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination],
 
 
 def _check_names(
-    folder: Path, files: list[TensorFile], destinations: Mapping[str, Destination], tied_head: bool
+    folder: Path, files: list[TensorFile], destinations: Mapping[str, Destination], passed_over: tuple[str, ...]
 ) -> None:
     seen: dict[str, Path] = {}
     for file in files:
@@ -47,7 +51,7 @@ def _check_names(
     missing = sorted(destinations.keys() - seen.keys())
     if missing:
         raise ModelLoadError(f"{folder}: the weights lack {name_some(missing)}: download the checkpoint again")
-    extra = sorted(name for name in seen if name not in destinations and not is_ignorable(name, tied_head))
+    extra = sorted(name for name in seen if name not in destinations and not is_ignorable(name, passed_over))
     if extra:
         raise ModelLoadError(
             f"{seen[extra[0]]}: no place in the model for {name_some(extra)}: the config.json beside it is of another "

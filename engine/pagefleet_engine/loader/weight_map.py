@@ -46,9 +46,9 @@ def weight_map(weights: Iterable[tuple[str, Weight]]) -> dict[str, Destination]:
     return destinations
 
 
-def is_ignorable(name: str, tied_head: bool) -> bool:
+def is_ignorable(name: str, passed_over: tuple[str, ...]) -> bool:
     """Tensors that some checkpoints carry and no model needs.
 
-    Rotary tables, scales of a quantized attention that is not used, and the head when it is the embedding.
+    Rotary tables, scales of a quantized attention that is not used, and what begins with one of `passed_over`.
     """
-    return name.endswith(_IGNORABLE) or (tied_head and name == "lm_head.weight")
+    return name.endswith(_IGNORABLE) or name.startswith(passed_over)
