@@ -15,6 +15,7 @@ from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
 from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
 
+_FEW_ROWS = 16
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -35,19 +36,15 @@ def scaled_matmul(
     `x` and `weight` are both fp8 or both int8, or `x` is a float and `x_scale` None: then the weight is expanded in the
     kernel (fp8 on GPUs before sm_89). Scales are float32: for x of 1 or T elements, for the weight of 1 or O. With
     `block` they are [T, C] and [B, C]. Sums are float32 (int32 for int8); scales and bias follow before the rounding.
-    On Hopper fp8 without blocks goes to `torch._scaled_mm`; `tile` asks for the Triton kernel with this launch.
+    On Hopper most fp8 without blocks goes to `torch._scaled_mm`; `tile` asks for the Triton kernel with this launch.
     """
     _check(x_TI, x_scale, weight_OI, bias_O, out_dtype)
     x_scale, weight_scale = _shaped_scales(x_TI, x_scale, weight_OI, weight_scale, block)
     if choose_backend(x_TI.device, backend) == "torch":
         return reference_quantize.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
-    if (
-        backend is None
-        and tile is None
-        and x_scale is not None
-        and block is None
-        and _library_takes(x_TI, weight_OI, out_dtype)
-    ):
+    library_may = backend is None and tile is None and x_scale is not None and block is None
+    if library_may and _library_takes(x_TI, weight_OI, weight_scale, out_dtype):
+        assert x_scale is not None
         return _library_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype)
     if tile is None:
         tile = matmul_tile(launch_table(architecture(x_TI.device)), x_TI.shape[0])
@@ -106,13 +103,18 @@ def _shaped_scales(
     return None if x_scale is None else x_scale.reshape(-1, 1), weight_scale.reshape(1, -1)
 
 
-def _library_takes(x_TI: torch.Tensor, weight_OI: torch.Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether `torch._scaled_mm` has this product with scales of either kind: on sm_90, to bfloat16, sides of 16."""
+def _library_takes(
+    x_TI: torch.Tensor, weight_OI: torch.Tensor, weight_scale: torch.Tensor, out_dtype: torch.dtype
+) -> bool:
+    """Whether `torch._scaled_mm` has this product, and is the one to ask: on sm_90, to bfloat16, sides of 16.
+
+    With scales by row its tiles are 64 rows high and 128 columns wide: few rows leave most of the GPU idle.
+    """
     return (
         x_TI.dtype == FP8
         and architecture(x_TI.device) == "sm_90"
         and out_dtype == torch.bfloat16
-        and x_TI.shape[0] > 0
+        and x_TI.shape[0] > (_FEW_ROWS if weight_scale.numel() > 1 else 0)
         and x_TI.shape[1] % 16 == 0
         and weight_OI.shape[0] % 16 == 0
         and x_TI.is_contiguous()
@@ -220,7 +222,7 @@ def _operand(x, IS_FP8: tl.constexpr, NATIVE: tl.constexpr, dot_type: tl.constex
     return operand
 
 
-@jit(do_not_specialize=("num_tokens", "tiles_m"))
+@jit(do_not_specialize=("num_tokens", "tiles_m", "stride_x_scale", "stride_weight_scale"))
 def _scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     x_ptr,

@@ -105,11 +105,11 @@ def test_no_tokens(backend: Backend, device: torch.device) -> None:
     assert out.dtype == torch.float16
 
 
-@pytest.mark.parametrize("scales", [(1, 1), (3, 1), (1, 32), (3, 32)])
+@pytest.mark.parametrize("scales", [(1, 1), (17, 1), (1, 32), (17, 32)])
 def test_hopper_asks_the_library(scales: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Which scales reach `torch._scaled_mm`, whose own product only a GPU has: one each, or one per row and column."""
     torch.manual_seed(4)
-    x, weight = torch.randn(3, 64).to(FP8), torch.randn(32, 64).to(FP8)
+    x, weight = torch.randn(17, 64).to(FP8), torch.randn(32, 64).to(FP8)
     x_scale, weight_scale, bias = torch.rand(scales[0]), torch.rand(scales[1]), torch.randn(32)
     given = SimpleNamespace(shapes=None)
 
@@ -127,9 +127,24 @@ def test_hopper_asks_the_library(scales: tuple[int, int], monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "choose_backend", lambda device, backend: "triton")
     out = scaled_matmul(x, x_scale, weight, weight_scale, bias, torch.bfloat16)
     monkeypatch.undo()
-    assert given.shapes == (((), ()) if scales == (1, 1) else ((3, 1), (1, 32)))
+    assert given.shapes == (((), ()) if scales == (1, 1) else ((17, 1), (1, 32)))
     expected = scaled_matmul(x, x_scale, weight, weight_scale, bias, torch.bfloat16, backend="torch")
     assert_near(out, expected)
+
+
+def test_hopper_keeps_few_rows_with_scales_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "architecture", lambda device: "sm_90")
+    weight, scale = torch.zeros(32, 64).to(FP8), torch.ones(32)
+    takes = [module._library_takes(torch.zeros(rows, 64).to(FP8), weight, scale, torch.bfloat16) for rows in (16, 17)]
+    assert takes == [False, True]
+    refused = [
+        (torch.zeros(17, 72).to(FP8), torch.zeros(32, 72).to(FP8), torch.bfloat16),
+        (torch.zeros(17, 64).to(FP8), torch.zeros(40, 64).to(FP8), torch.bfloat16),
+        (torch.zeros(17, 64).to(FP8), weight, torch.float16),
+        (torch.zeros(17, 64, dtype=torch.int8), weight, torch.bfloat16),
+    ]
+    for x, other, out_dtype in refused:
+        assert not module._library_takes(x, other, scale, out_dtype)
 
 
 def test_misfits_are_refused() -> None:
