@@ -73,7 +73,7 @@ class LMHead:
         if tied_to is None:
             self._slots = matrix_slots(hidden_size, (vocab_size,), placement, self._install)
         else:
-            tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD)))
+            tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD, placement.traceable)))
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""

@@ -5,17 +5,18 @@ A damaged, incomplete or foreign checkpoint becomes one line that names the file
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.models.config_file import read_json
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_LENGTH_BYTES = 8
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -33,40 +34,43 @@ def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
 
 
 class TensorFile:
-    """One safetensors file, mapped into memory."""
+    """One safetensors file's header, checked against the file."""
 
     def __init__(self, path: Path, wanted: frozenset[str] | None) -> None:
         """Raises ModelLoadError when the file is damaged or lacks a tensor that the index puts there."""
         self.path = path
-        self._file: Any
         try:
-            self._file = safe_open(path, framework="pt", device="cpu")
+            with safe_open(path, framework="pt", device="cpu") as file:  # checks lengths, offsets and types
+                self.names: list[str] = list(file.offset_keys())
+                """Tensors in the order in which they lie on disk."""
+            self._start, self._header = _read_header(path)
         except (SafetensorError, OSError) as error:
             size = path.stat().st_size if path.exists() else 0
             raise ModelLoadError(
                 f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): download it again"
             ) from error
-        self.names: list[str] = list(self._file.offset_keys())
-        """Tensors in the order in which they lie on disk."""
         absent = sorted((wanted or frozenset()) - set(self.names))
         if absent:
             raise ModelLoadError(f"{path} lacks {name_some(absent)}, which {_INDEX} puts there: download both again")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """From the header; the data is not touched."""
-        return tuple(self._file.get_slice(name).get_shape())
+        """From the header, as all of these."""
+        return tuple(self._header[name]["shape"])
 
     def dtype(self, name: str) -> str:
         """As safetensors spells it, e.g. BF16."""
-        return str(self._file.get_slice(name).get_dtype())
+        return str(self._header[name]["dtype"])
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, as a view of the mapped file where the library can give one."""
-        try:
-            tensor: Tensor = self._file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{self.path}: {name} cannot be read ({error}): download the file again") from error
-        return tensor
+    def offset(self, name: str) -> int:
+        """Of the tensor's first byte in the file."""
+        return self._start + int(self._header[name]["data_offsets"][0])
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors begin, and what the header says of each; of a file that is known to be sound."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        return _LENGTH_BYTES + length, json.loads(file.read(length))
 
 
 def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:

@@ -1,8 +1,9 @@
-"""Fill a model's slots from safetensors files, one mapped tensor at a time: the checkpoint is never in memory twice."""
+"""Fill a model's slots from safetensors files. All headers are checked before a single number is read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -11,11 +12,22 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
 from pagefleet_engine.loader.name_layout import layout_of
+from pagefleet_engine.loader.readers import reader_for
+from pagefleet_engine.loader.transfer import StoredTensor, transfer
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
 
-# safetensors' names of the types that a slot can be filled from
+# safetensors' names of the types that we read
+_STORED_AS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+}
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_STORED = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
+# What fills a slot of such a type; others are filled from any floating type.
+_ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
 
 
 def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination], tied_head: bool) -> None:
@@ -33,10 +45,20 @@ def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination],
         for name in file.names:
             if name in destinations:
                 _check_form(file, name, destinations[name])
-    for file in files:
-        for name in file.names:
-            if name in destinations:
-                destinations[name].weight.fill(destinations[name].part, file.read(name))
+    reader = reader_for(next(iter(destinations.values())).weight.device)
+    with ExitStack() as stack:
+        opened = [(file, stack.enter_context(file.path.open("rb")).fileno()) for file in files]
+        tensors = [
+            (_stored(file, name, descriptor), destinations[name])
+            for file, descriptor in opened
+            for name in file.names
+            if name in destinations
+        ]
+        transfer(tensors, reader)
+
+
+def _stored(file: TensorFile, name: str, descriptor: int) -> StoredTensor:
+    return StoredTensor(f"{file.path}: {name}", descriptor, file.offset(name), _STORED_AS[file.dtype(name)])
 
 
 def _check_names(
@@ -66,7 +88,7 @@ def _check_form(file: TensorFile, name: str, destination: Destination) -> None:
             f"{file.path}: {name} is {list(shape)}, config.json makes it {list(destination.shape)}: the two files are "
             "not of the same model"
         )
-    accepted = _STORED.get(destination.weight.dtype, _FLOATING)
+    accepted = _ONLY.get(destination.weight.dtype, _FLOATING)
     if dtype not in accepted:
         raise ModelLoadError(
             f"{file.path}: {name} is of type {dtype}; {_quantized_in(accepted)}give a checkpoint in "

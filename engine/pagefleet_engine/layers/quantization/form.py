@@ -26,6 +26,8 @@ class Form(Enum):
 def form_on(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Form, str]:
     """The form of a matrix of so many columns on the placement's device, and what keeps it from the device's own
     eight-bit product; `""` where nothing does."""
+    if placement.traceable:
+        return Form.EXPANDED, "--compile takes torch's own operations on plain matrices"
     if placement.use_kernels:
         capability = torch.cuda.get_device_capability(placement.device) if placement.device.type == "cuda" else None
         return form_with_kernels(scheme, inputs, capability)

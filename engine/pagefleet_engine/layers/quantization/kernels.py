@@ -91,9 +91,9 @@ class ExpandedLinear:
 
     __slots__ = ("_inputs", "_product")
 
-    def __init__(self, weight_OI: Tensor, inputs: InputQuantizer | None) -> None:
-        self._product: LinearKernel = linear_kernel(weight_OI)
-        self._inputs = inputs
+    def __init__(self, product: LinearKernel, inputs: InputQuantizer | None) -> None:
+        """`product`: with the numbers that the weights stand for."""
+        self._product, self._inputs = product, inputs
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""

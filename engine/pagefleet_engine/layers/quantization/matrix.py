@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import LinearKernel
+from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
 from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer, dynamic_scale, round_to
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, PackedInt8Linear, RescaledLinear
@@ -31,6 +31,8 @@ class QuantizedMatrix:
     """float32 scalar, where the scheme has a fixed one."""
     dtype: torch.dtype
     """Of the model."""
+    traceable: bool = False
+    """See Placement."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix; with scales per block, rows start where a block does."""
@@ -38,7 +40,8 @@ class QuantizedMatrix:
         inputs = None if self.scheme.input_scales == "none" else InputQuantizer(self.scheme, self.input_scale)
         match self.form:
             case Form.EXPANDED:
-                return ExpandedLinear(dequantize(values_OI, scales, self.scheme.block).to(self.dtype), inputs)
+                weight_OI = dequantize(values_OI, scales, self.scheme.block).to(self.dtype)
+                return ExpandedLinear(PlainLinear(weight_OI) if self.traceable else linear_kernel(weight_OI), inputs)
             case Form.RESCALED:
                 assert inputs is not None, "numbers are multiplied by numbers"
                 return RescaledLinear(values_OI, scales, inputs, self.dtype)

@@ -72,7 +72,8 @@ class QuantizedSlots:
             scales = scales.repeat_interleave(rows)
         # Parts read the same inputs, which are quantized once: with the scale that covers the widest range.
         input_scale = arrived[_INPUT_SCALE].amax() if _INPUT_SCALE in arrived else None
-        return QuantizedMatrix(scheme, self._form, weight_OI, scales, input_scale, self._placement.dtype)
+        place = self._placement
+        return QuantizedMatrix(scheme, self._form, weight_OI, scales, input_scale, place.dtype, place.traceable)
 
 
 def _scale_shape(

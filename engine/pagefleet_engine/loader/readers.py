@@ -1,0 +1,132 @@
+"""How a range of a file gets into a tensor: straight into memory, or through pinned buffers onto a GPU.
+
+`read` is called by several threads at once. Everything else is called by the thread that owns the model.
+"""
+
+from __future__ import annotations
+
+import os
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 16 * 1024 * 1024
+"""Most bytes that one call reads: large enough that a call's cost does not count, small enough to share the work."""
+
+
+class Reader(Protocol):
+    """Fills tensors on one device."""
+
+    num_threads: int
+    """How many may read at once."""
+    ahead_bytes: int
+    """Most bytes that are being read, or are read and not installed yet."""
+
+    def expect(self, room: Tensor) -> None:
+        """`room` was just made, and is about to be read into."""
+        ...
+
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
+        """Fill `room` (flat, at most PIECE_BYTES as stored) with numbers of type `stored` from the file descriptor.
+
+        Raises:
+            OSError, EOFError: the file cannot be read, or ends early.
+        """
+        ...
+
+    def settle(self) -> None:
+        """What the calls so far have read may be used from now on."""
+        ...
+
+
+class HostReader:
+    """Reads into the tensor itself; numbers of another type go through a buffer."""
+
+    def __init__(self) -> None:
+        # More than the cores: a read that waits for the disk costs none.
+        self.num_threads = 2 * min(8, os.cpu_count() or 1)
+        # Little: what is installed is often copied, and its memory is then used again while it is still mapped.
+        self.ahead_bytes = 4 * PIECE_BYTES
+        self._buffers: SimpleQueue[Tensor] = SimpleQueue()
+
+    def expect(self, room: Tensor) -> None:
+        """See Reader."""
+
+    @torch.inference_mode()
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
+        """See Reader."""
+        if stored == room.dtype:
+            read_into(file, offset, room)
+            return
+        try:
+            buffer = self._buffers.get_nowait()
+        except Empty:
+            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+        source = buffer[: room.numel() * stored.itemsize].view(stored)
+        read_into(file, offset, source)
+        room.copy_(source)
+        self._buffers.put(buffer)
+
+    def settle(self) -> None:
+        """See Reader; nothing is ever under way."""
+
+
+class PinnedReader:
+    """Reads into a ring of pinned buffers, and copies from there on a stream of its own; types change on the GPU."""
+
+    def __init__(self, device: torch.device, num_threads: int = 8) -> None:
+        """Takes two pinned buffers for each thread: one is read into while the other is copied from."""
+        self.num_threads = num_threads
+        self.ahead_bytes = 4 * num_threads * PIECE_BYTES
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers: SimpleQueue[tuple[Tensor, torch.cuda.Event]] = SimpleQueue()
+        for _ in range(2 * num_threads):
+            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+            self._buffers.put((buffer, torch.cuda.Event()))  # type: ignore[no-untyped-call]
+
+    def expect(self, room: Tensor) -> None:
+        """See Reader. The room's memory may still be in use by what was launched before."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    @torch.inference_mode()
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
+        """See Reader."""
+        buffer, copied = self._buffers.get()
+        try:
+            copied.synchronize()
+            source = buffer[: room.numel() * stored.itemsize].view(stored)
+            read_into(file, offset, source)
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                if stored == room.dtype:
+                    room.copy_(source, non_blocking=True)
+                else:  # the type changes on the GPU
+                    room.copy_(source.to(self._device, non_blocking=True))
+                copied.record(self._stream)
+        finally:
+            self._buffers.put((buffer, copied))
+
+    def settle(self) -> None:
+        """See Reader; the device waits, the host does not."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def reader_for(device: torch.device) -> Reader:
+    """The reader that fills tensors on the device."""
+    return PinnedReader(device) if device.type == "cuda" else HostReader()
+
+
+def read_into(file: int, offset: int, target: Tensor) -> None:
+    """Fill a contiguous tensor in this machine's memory with the file's bytes from `offset` on.
+
+    Raises:
+        OSError, EOFError: the file cannot be read, or ends early.
+    """
+    view = target.view(torch.uint8).numpy().data
+    while view:
+        count = os.preadv(file, [view], offset)
+        if count == 0:
+            raise EOFError(f"the file ends at byte {offset}")
+        view, offset = view[count:], offset + count

@@ -1,0 +1,111 @@
+"""Ranges of files into tensors: straight, through a conversion, from several threads, and where the file ends early."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from pagefleet_engine.loader.readers import PIECE_BYTES, HostReader, PinnedReader, read_into, reader_for
+from torch import Tensor
+
+
+@pytest.fixture
+def values() -> Tensor:
+    return torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 30
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    number = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield number
+    os.close(number)
+
+
+def put(descriptor: int, tensor: Tensor, offset: int) -> None:
+    os.pwrite(descriptor, tensor.contiguous().view(torch.uint8).numpy().tobytes(), offset)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_numbers_arrive_in_the_type_of_the_room(
+    stored: torch.dtype, wanted: torch.dtype, values: Tensor, descriptor: int
+) -> None:
+    put(descriptor, values.to(stored), 17)
+    room = torch.empty(values.shape, dtype=wanted)
+    reader = HostReader()
+    reader.expect(room)
+    reader.read(descriptor, 17, stored, room)
+    reader.settle()
+    assert torch.equal(room, values.to(stored).to(wanted))
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8])
+def test_eight_bits_are_not_touched(stored: torch.dtype, values: Tensor, descriptor: int) -> None:
+    put(descriptor, values.to(stored), 0)
+    room = torch.empty(values.shape, dtype=stored)
+    HostReader().read(descriptor, 0, stored, room)
+    assert torch.equal(room.view(torch.uint8), values.to(stored).view(torch.uint8))
+
+
+def test_many_threads_share_one_reader(values: Tensor, descriptor: int) -> None:
+    put(descriptor, values.to(torch.bfloat16), 0)
+    room, reader = torch.empty(values.shape), HostReader()
+
+    def read(start: int) -> None:
+        reader.read(descriptor, 2 * start, torch.bfloat16, room[start : start + 100])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(0, 5000, 100)))
+    assert torch.equal(room, values.to(torch.bfloat16).float())
+
+
+def test_a_read_that_comes_in_pieces_goes_on(values: Tensor, descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(descriptor, values, 0)
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, offset: whole(file, [views[0][:999]], offset))
+    room = torch.empty(values.shape)
+    read_into(descriptor, 0, room)
+    assert torch.equal(room, values)
+
+
+def test_a_file_that_ends_early(values: Tensor, descriptor: int) -> None:
+    put(descriptor, values, 0)
+    with pytest.raises(EOFError, match="the file ends at byte 20000"):
+        read_into(descriptor, 4, torch.empty(values.shape))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="descriptor"):
+        read_into(-1, 0, torch.empty(4))
+
+
+def test_the_reader_follows_the_device() -> None:
+    assert isinstance(reader_for(torch.device("cpu")), HostReader)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_buffers_fill_a_gpu(values: Tensor, descriptor: int) -> None:
+    device = torch.device("cuda")
+    reader = PinnedReader(device, num_threads=2)
+    put(descriptor, values.to(torch.bfloat16), 8)
+    for wanted in (torch.bfloat16, torch.float32):
+        room = torch.empty(values.shape, dtype=wanted, device=device)
+        reader.expect(room)
+        with ThreadPoolExecutor(2) as pool:  # more pieces than buffers
+            pieces = [
+                pool.submit(reader.read, descriptor, 8 + 2 * start, torch.bfloat16, room[start : start + 250])
+                for start in range(0, 5000, 250)
+            ]
+        for piece in pieces:
+            piece.result()
+        reader.settle()
+        assert torch.equal(room.cpu(), values.to(torch.bfloat16).to(wanted))
+
+
+def test_pieces_hold_whole_numbers_of_every_type() -> None:
+    assert PIECE_BYTES % 8 == 0
