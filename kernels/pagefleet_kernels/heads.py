@@ -31,7 +31,6 @@ def prepare_heads(
     k_norm_H: torch.Tensor | None = None,
     eps: float = 0.0,
     unit_offset: bool = False,
-    rotary_dim: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     backend: Backend | None = None,
@@ -39,11 +38,11 @@ def prepare_heads(
     """Normalise and rotate queries and keys, write keys and values to their pages; returns the queries [T, N, H].
 
     `qkv` holds the heads of queries, keys and values, in that order; it may be a strided view with a contiguous last
-    axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `apply_rope`'s, on the first
-    `rotary_dim` elements (default: the width of the table). Pages are written as by `write_kv`: tokens of slot -1 are
+    axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `apply_rope`'s, on the first R
+    elements. Pages are written as by `write_kv`: tokens of slot -1 are
     not. Rounds where those three would.
     """
-    _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T, rotary_dim)
+    _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T)
     norms = _norms(q_norm_H, k_norm_H, qkv_TMH.shape[2])
     key_heads, value_heads = qkv_TMH[:, num_heads : num_heads + num_kv_heads], qkv_TMH[:, num_heads + num_kv_heads :]
     check_write(key_heads, value_heads, kv_cache, slot_mapping_T)
@@ -125,7 +124,6 @@ def _check(
     num_kv_heads: int,
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
-    rotary_dim: int | None,
 ) -> None:
     if qkv.dim() != 3 or qkv.shape[1] != num_heads + 2 * num_kv_heads or qkv.stride(2) != 1:
         raise UnsupportedShapeError(
@@ -140,8 +138,6 @@ def _check(
             f"a cosine and sine table of {list(cos_sin.shape)} does not fit heads of {qkv.shape[2]}: it must be [P, R] "
             "with an even R of at most the head dim and a contiguous last axis"
         )
-    if rotary_dim not in (None, width):
-        raise UnsupportedShapeError(f"to rotate {rotary_dim} elements the table must be as wide, not {width}")
 
 
 @jit()

@@ -73,7 +73,6 @@ def test_one_pass_gives_what_three_give(
         k_norm_H=k_norm if normed else None,
         eps=1e-6,
         unit_offset=unit_offset,
-        rotary_dim=rotary_dim,
         backend=backend,
     )
     assert out.is_contiguous()
@@ -136,8 +135,6 @@ def test_misfits_are_refused(device: torch.device) -> None:
         prepare_heads(qkv, 2, 1, table, index[:1], cache, index)
     with pytest.raises(UnsupportedShapeError, match="even R"):
         prepare_heads(qkv, 2, 1, torch.zeros(4, 34), index, cache, index)
-    with pytest.raises(UnsupportedShapeError, match="as wide"):
-        prepare_heads(qkv, 2, 1, table, index, cache, index, rotary_dim=16)
     with pytest.raises(UnsupportedShapeError, match="come together"):
         prepare_heads(qkv, 2, 1, table, index, cache, index, q_norm_H=torch.ones(32))
     with pytest.raises(UnsupportedShapeError, match="heads of kv_cache"):
