@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
 import torch
 
-from pagefleet_engine.layers.quantization.scheme import QuantizationScheme
+from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme
 from pagefleet_engine.layers.weight import Placement
 
 _FP8_CAPABILITY = (8, 9)
@@ -32,6 +33,16 @@ def form_on(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tu
         capability = torch.cuda.get_device_capability(placement.device) if placement.device.type == "cuda" else None
         return form_with_kernels(scheme, inputs, capability)
     return form_on_cpu(scheme, has_onednn_int8())
+
+
+def describe_forms(quantization: Quantization, widths: Sequence[int], placement: Placement) -> list[str]:
+    """A line for each scheme and the form it takes in layers of so many inputs, for the log."""
+    lines = []
+    for rule in quantization.rules:
+        for form, reason in dict.fromkeys(form_on(rule.scheme, inputs, placement) for inputs in widths):
+            why = f" ({reason})" if reason else ""
+            lines.append(f"{rule.scheme.describe()}: weights are kept {form.value}{why}")
+    return list(dict.fromkeys(lines))
 
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:

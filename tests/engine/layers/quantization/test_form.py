@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.layers.linear import Linear
-from pagefleet_engine.layers.quantization.form import Form, form_on_cpu, form_with_kernels, kept_dtype
+from pagefleet_engine.layers.quantization.form import (
+    Form,
+    describe_forms,
+    form_on,
+    form_on_cpu,
+    form_with_kernels,
+    kept_dtype,
+)
 from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, Rule
 from pagefleet_engine.layers.weight import Placement
 
@@ -54,6 +61,29 @@ def test_a_cpu_multiplies_int8_where_it_can() -> None:
     assert form_on_cpu(FP8, has_int8=True)[0] is Form.RESCALED
     assert form_on_cpu(WEIGHTS_ONLY, has_int8=True)[0] is Form.EXPANDED
     assert form_on_cpu(blocks(128, 128), has_int8=True)[0] is Form.EXPANDED
+
+
+def test_the_log_says_what_becomes_of_each_scheme() -> None:
+    rules = (Rule(("re:.*mlp.*",), blocks(128, 128)), Rule(("Linear",), FP8))
+    place = Placement(torch.bfloat16, CPU, use_kernels=True)
+    assert describe_forms(Quantization(rules=rules), (1024, 1000, 512), place) == [
+        "fp8 weights per block 128x128, inputs per token and group: weights are kept in 8 bits, multiplied by "
+        "pagefleet_kernels",
+        "fp8 weights per block 128x128, inputs per token and group: weights are kept expanded to the model's type "
+        "(1000 inputs are no multiple of a block of 128)",
+        "fp8 weights per channel, inputs per token: weights are kept in 8 bits, multiplied by pagefleet_kernels",
+    ]
+
+
+def test_what_torch_compile_traces_is_expanded() -> None:
+    place = Placement(torch.float32, CPU, False, Quantization(rules=(Rule(("Linear",), FP8),)), "o_proj", True)
+    layer = Linear(64, (32,), False, place)
+    slots = dict(layer.weights())
+    assert slots["weight"].kept_dtype == torch.float32
+    slots["weight"].fill(0, torch.ones(32, 64).to(torch.float8_e4m3fn))
+    slots["weight_scale"].fill(0, torch.full((32,), 0.5))
+    assert torch.equal(layer(torch.full((2, 64), 3.0)), torch.full((2, 32), 96.0))
+    assert form_on(FP8, 64, place)[1].startswith("--compile")
 
 
 def test_types_that_stay_in_memory() -> None:
