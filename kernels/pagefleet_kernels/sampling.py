@@ -111,10 +111,9 @@ def _block_maxima_kernel(  # type: ignore[no-untyped-def]
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab_size
     x = tl.load(logits_ptr + row * stride_row + token, mask=inside, other=float("-inf")).to(tl.float32)
+    # NaN compares as false; as infinity it is the maximum and makes the row unusable
+    x = tl.where(x <= float("inf"), x, float("inf"))
     best = tl.max(x, axis=0)
-    # NaN compares as false, and a maximum passes over it
-    sound = tl.min((x <= float("inf")).to(tl.int32), axis=0)
-    best = tl.where(sound == 0, float("inf"), best)
     noisy = x
     if RANDOM:
         kind = tl.load(fields_ptr + 2 * num_rows + row)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from pagefleet_kernels import (
@@ -23,10 +24,15 @@ from pagefleet_kernels import (
     prefill_attention,
     quantize,
     rotary,
+    sampling,
+    sampling_edits,
+    sampling_truncation,
     scaled_matmul,
     step_inputs,
 )
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.sampling_record import TokenRecord
+from pagefleet_kernels.sampling_rows import RowParameters, SamplingRows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -41,6 +47,9 @@ MODULES = (
     prefill_attention,
     quantize,
     rotary,
+    sampling,
+    sampling_edits,
+    sampling_truncation,
     scaled_matmul,
     step_inputs,
 )
@@ -51,6 +60,7 @@ SPECS = (
     quantize.QuantizeSpec(torch.int8),
 )
 TYPES = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -168,6 +178,28 @@ def compile_step() -> None:
     nonfinite.scrub_slots(pool, slots, flags, backend="triton")
 
 
+def compile_sampling(dtype: torch.dtype) -> None:
+    logits, lens, slots = torch.zeros(4, 151_936, dtype=dtype), torch.zeros(4, dtype=torch.int32), torch.arange(4)
+    tokens, counts = torch.zeros(4, 64, dtype=torch.int32), torch.zeros(4, 151_936, dtype=torch.int32)
+    zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4)
+    for temperature, record in (
+        (0 * ones, TokenRecord(tokens, slots)),
+        (ones, TokenRecord(tokens, slots, counts, slots)),
+    ):
+        parameters = RowParameters(
+            zeros.view(np.uint64), zeros, temperature, zeros + 5, 0.5 * ones, -ones.astype(np.float32)
+        )
+        rows = SamplingRows(parameters, logits.device)
+        sampling.sample_tokens(logits, rows, lens, record, backend="triton")
+    history = sampling_edits.History(tokens, slots, lens)
+    listed = sampling_edits.ListedTokens(slots, torch.zeros(4), slots)
+    words = sampling_edits.BadWords(torch.zeros((3, 5), dtype=torch.int32), slots[:3], slots[:3])
+    penalties = sampling_edits.Penalties(slots, slots, slots, torch.ones(3, 4))
+    edited = sampling_edits.edit_listed(logits, listed, backend="triton")
+    sampling_edits.ban_bad_words_(edited, words, history, backend="triton")
+    sampling_edits.penalise_(edited, penalties, counts, history, 1, backend="triton")
+
+
 def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
     """Compile attention for each "head_dim:dtype", and every other kernel once in bfloat16."""
     for module in MODULES:
@@ -179,6 +211,8 @@ def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
         head_dim, dtype = name.split(":")
         compile_attention(int(head_dim), getattr(torch, dtype), sliding_window=512 if head_dim == "256" else None)
     compile_elementwise(torch.bfloat16)
+    compile_sampling(torch.bfloat16)
+    compile_sampling(torch.float32)
     compile_quantized()
     compile_step()
 

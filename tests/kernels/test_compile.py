@@ -15,10 +15,18 @@ pytestmark = [
 ]
 
 KERNELS = {
+    "_bad_words_kernel",
+    "_block_maxima_kernel",
+    "_collect_kernel",
     "_decode_attention_kernel",
+    "_draw_kernel",
     "_flag_nonfinite_kernel",
     "_gated_activation_kernel",
+    "_join_blocks_kernel",
+    "_listed_kernel",
+    "_measure_kernel",
     "_merge_parts_kernel",
+    "_penalties_kernel",
     "_prepare_heads_kernel",
     "_prepare_step_kernel",
     "_quantize_kernel",
