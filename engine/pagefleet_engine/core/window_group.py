@@ -53,15 +53,17 @@ class WindowGroup:
     def slide(self, table: GroupTable, num_computed_tokens: int, num_published: int) -> None:
         """See LayerGroup. What a step in flight has filled is remembered, to be published if it still holds it then."""
         first = self._first_needed(num_computed_tokens)
-        if first <= table.start:
+        count = first - table.start
+        if count <= 0:
             return
-        out = table.blocks[: first - table.start]
-        num_settled = max(0, num_published - table.start)
-        for index, block in enumerate(out[num_settled:], table.start + num_settled):
-            table.unpublished[index] = (block, self._pool.num_uses(block))
-        del table.blocks[: first - table.start]
+        out = table.blocks[:count]
+        del table.blocks[:count]
+        num_settled = min(count, max(0, num_published - table.start))
+        if num_settled < count:
+            for index, block in enumerate(out[num_settled:], table.start + num_settled):
+                table.unpublished[index] = (block, self._pool.num_uses(block))
+            self._give_back(out[num_settled:], to_be_published=True)
         table.start = first
-        self._give_back(out[num_settled:], to_be_published=True)
         self._give_back(out[:num_settled])
 
     def taken_by_growth(self, table: GroupTable, span: Span) -> int:
@@ -77,10 +79,8 @@ class WindowGroup:
 
     def publish(self, table: GroupTable, hashes: Sequence[BlockHash], first: int, last: int) -> None:
         """See LayerGroup."""
-        for index in [index for index in table.unpublished if index < last]:
-            block, num_uses = table.unpublished.pop(index)
-            if self._pool.num_uses(block) == num_uses:
-                self._pool.publish([block], self._index.keys(hashes[index : index + 1]))
+        if table.unpublished:
+            self._publish_given_back(table, hashes, last)
         first = max(first, table.start)
         if first < last:
             blocks = table.blocks[first - table.start : last - table.start]
@@ -96,10 +96,16 @@ class WindowGroup:
         self._give_back(table.blocks)
         self._pool.num_promised -= table.quota
 
+    def _publish_given_back(self, table: GroupTable, hashes: Sequence[BlockHash], last: int) -> None:
+        for index in [index for index in table.unpublished if index < last]:
+            block, num_uses = table.unpublished.pop(index)
+            if self._pool.num_uses(block) == num_uses:
+                self._pool.publish([block], self._index.keys(hashes[index : index + 1]))
+
     def _quota_after(self, table: GroupTable, span: Span) -> int:
         if span.end < span.known:
             return table.quota
-        return max(table.end, num_blocks_for(span.end, self._block_size)) - table.start
+        return max(len(table.blocks), num_blocks_for(span.end, self._block_size) - table.start)
 
     def _take(self, table: GroupTable, span: Span) -> list[int]:
         count = num_blocks_for(span.end, self._block_size) - table.end

@@ -70,7 +70,7 @@ cached_blocks = st.sets(st.integers(0, NUM_HASHES - 1)).flatmap(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.one_of(st.none(), st.integers(1, 20)), cached_blocks), min_size=1, max_size=4),
     st.integers(0, NUM_HASHES),
