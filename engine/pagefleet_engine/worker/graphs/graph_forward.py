@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
@@ -27,9 +26,8 @@ from pagefleet_engine.worker.graphs.piecewise import (
     capture_piecewise,
     uncut,
 )
+from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
-
-_ADVICE = "give fewer or smaller --cuda-graph-sizes, lower --gpu-memory-utilization, or start with --cuda-graphs none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +157,8 @@ class _HiddenBuffer:
 def _explained(graphs: DeviceGraphs) -> Iterator[None]:
     """Say what to do when a capture fails, and leave none open."""
     try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(f"the device ran out of memory while CUDA graphs were captured: {_ADVICE}") from error
+        with naming_the_remedy("graphs"):
+            yield
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"CUDA graphs cannot be captured here ({reason}): start with --cuda-graphs none") from error
