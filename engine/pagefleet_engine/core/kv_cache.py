@@ -23,7 +23,7 @@ from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.full_group import FullGroup
 from pagefleet_engine.core.group_table import GroupTable, LayerGroup, Span
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
-from pagefleet_engine.core.kv_needs import longest_request, num_blocks_for
+from pagefleet_engine.core.kv_needs import longest_request, most_window_blocks, num_blocks_for
 from pagefleet_engine.core.prefix_hit import GroupIndex, PrefixHit, find_hit
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.window_group import WindowGroup
@@ -186,6 +186,9 @@ class KVCache:
                 if blocks.end * self.block_size < max(request.num_computed_tokens, request.room):
                     raise IntegrityError(f"{request.request_id}: {blocks.end} blocks do not fit its tokens")
                 if index.window is not None:
+                    most = most_window_blocks(index.window, self._chunk, self.block_size)
+                    if not len(blocks.blocks) <= blocks.quota <= most:
+                        raise IntegrityError(f"{request.request_id}: a window holds {len(blocks.blocks)} blocks")
                     in_windows.update(blocks.blocks)
                     num_quotas += blocks.quota
                 for block in blocks.blocks:
