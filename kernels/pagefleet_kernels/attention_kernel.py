@@ -92,6 +92,7 @@ def _find_keys(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -116,9 +117,10 @@ def _find_keys(  # type: ignore[no-untyped-def]
     # tiles begin where pages do
     begin = origin + (low - origin) // BLOCK_N * BLOCK_N
     end = tl.maximum(high, begin)
-    part_len = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS) * BLOCK_N
-    begin += part * part_len
-    end = tl.minimum(begin + part_len, end)
+    if SPLITS > 1:
+        part_len = tl.maximum(tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS), MIN_KEYS // BLOCK_N) * BLOCK_N
+        begin += part * part_len
+        end = tl.minimum(begin + part_len, end)
     lead_end = tl.maximum(tl.minimum(lead_end, end), begin)
     full_end = tl.maximum(tl.minimum(full_end, end), lead_end)
     return low, high, begin, lead_end, full_end, end
@@ -182,6 +184,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     SHORT_LEN: tl.constexpr,
     UNIFORM: tl.constexpr,
     SPLITS: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
     FIRST_PART: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BY_TOKEN: tl.constexpr,
@@ -211,7 +214,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
 
     first_position = seq_len - query_len + first_query
     low, high, begin, lead_end, full_end, end = _find_keys(
-        first_position, seq_len, prefix_len, part, BLOCK_Q, BLOCK_N, ROWS, SPLITS, WINDOW, CHUNK
+        first_position, seq_len, prefix_len, part, BLOCK_Q, BLOCK_N, ROWS, SPLITS, MIN_KEYS, WINDOW, CHUNK
     )
 
     row_M = tl.arange(0, BLOCK_M)

@@ -16,7 +16,7 @@ from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.paged_softmax import LOG2_E, needs_upcast
 from pagefleet_kernels.score_rule import ScoreRule
-from pagefleet_kernels.tuning import AttentionTile, padded_head_dim
+from pagefleet_kernels.tuning import WHOLE, AttentionTile, Splits, padded_head_dim
 
 KV_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
 
@@ -116,7 +116,7 @@ class Launch:
     tile: AttentionTile
     block_q: int
     """Queries of a tile; with their heads they fit into `tile.block_m` rows."""
-    splits: int = 1
+    splits: Splits = WHOLE
     first_part: int = 0
     short_len: int = 0
     """LONG: leave sequences of up to that many queries to another launch."""
@@ -130,20 +130,26 @@ class Launch:
             SHORT: queries.num_seqs,
             SHARED: -(-num_tokens // self.block_q),
         }[self.rows]
-        return blocks, queries.num_kv_heads, self.splits
+        return blocks, queries.num_kv_heads, self.splits.parts
 
 
-def long_launch(queries: PagedQueries, tile: AttentionTile, max_query_len: int, **more: int) -> Launch:
+def long_launch(
+    queries: PagedQueries, tile: AttentionTile, max_query_len: int, *, short_len: int = 0, prefix_len: int = 0
+) -> Launch:
     """LONG rows, in tiles no taller than the queries are long."""
     wanted = min(tile.block_m, next_power_of_2(max_query_len * queries.group))
     tile = tile.with_rows(max(wanted, queries.group))
-    return Launch(rows=LONG, tile=tile, block_q=tile.block_m // queries.group, **more)
+    block_q = tile.block_m // queries.group
+    return Launch(rows=LONG, tile=tile, block_q=block_q, short_len=short_len, prefix_len=prefix_len)
 
 
-def short_launch(queries: PagedQueries, tile: AttentionTile, max_query_len: int, **more: int) -> Launch:
+def short_launch(
+    queries: PagedQueries, tile: AttentionTile, max_query_len: int, splits: Splits, *, prefix_len: int = 0
+) -> Launch:
     """SHORT rows: as many queries as fit beside each other into the rows that one query's heads need anyway."""
     tile = tile.with_rows(queries.group)
-    return Launch(rows=SHORT, tile=tile, block_q=min(max_query_len, tile.block_m // queries.group), **more)
+    block_q = min(max_query_len, tile.block_m // queries.group)
+    return Launch(rows=SHORT, tile=tile, block_q=block_q, splits=splits, prefix_len=prefix_len)
 
 
 def run(
@@ -196,7 +202,8 @@ def run(
         ROWS=launch.rows,
         SHORT_LEN=launch.short_len,
         UNIFORM=starts is None,
-        SPLITS=launch.splits,
+        SPLITS=launch.splits.parts,
+        MIN_KEYS=launch.splits.min_keys,
         FIRST_PART=launch.first_part,
         PARTS=0 if parts is None else parts.log_sums_RNP.shape[2],
         PARTS_BY_TOKEN=parts is not None and parts.by_token,
@@ -216,10 +223,10 @@ def run(
 
 def run_short(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: ScoreRule) -> None:
     """Serve SHORT rows, in parts that are then merged if the launch has more than one."""
-    if launch.splits == 1:
+    if launch.splits.parts == 1:
         run(launch, out_TNH, queries, rule)
         return
-    parts = Parts.allocate(queries, queries.num_seqs * launch.block_q, launch.splits, by_token=False)
+    parts = Parts.allocate(queries, queries.num_seqs * launch.block_q, launch.splits.parts, by_token=False)
     run(launch, out_TNH, queries, rule, parts)
     merge(parts, out_TNH, queries, launch.block_q)
 

@@ -77,7 +77,7 @@ def cascade_attention(
     prefix_len = num_common_blocks * kv_cache.shape[3]
     own = short_queries(queries, rule, max_query_len, prefix_len=prefix_len)
     shared = _shared_launch(queries, table, prefix_len)
-    num_parts = shared.splits + own.splits
+    num_parts = shared.splits.parts + own.splits.parts
     pays = Parts.num_bytes(queries, q_TNH.shape[0], num_parts) <= MAX_PART_BYTES
     if prefix_len == 0 or queries.num_seqs < 2 or rule.local or rule.alibi_slopes_N is not None or not pays:
         return attend_long_and_short(queries, rule, max_query_len)
@@ -98,16 +98,16 @@ def _launch(queries: PagedQueries, rule: ScoreRule, max_query_len: int, shared: 
     """The prefix, the rest of each context, and the merge; parts are rows of tokens."""
     q_TNH = queries.q_TNH
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-    parts = Parts.allocate(queries, q_TNH.shape[0], shared.splits + own.splits, by_token=True)
+    parts = Parts.allocate(queries, q_TNH.shape[0], shared.splits.parts + own.splits.parts, by_token=True)
     run(shared, out_TNH, queries, rule, parts)
-    own = replace(own, first_part=shared.splits)
+    own = replace(own, first_part=shared.splits.parts)
     if max_query_len > 1 or q_TNH.shape[0] != queries.num_seqs:
         # sequences of many queries have one part of their own, and what pads q has none
-        parts.log_sums_RNP[:, :, shared.splits + 1 :] = float("-inf")
+        parts.log_sums_RNP[:, :, shared.splits.parts + 1 :] = float("-inf")
         table = launch_table(architecture(q_TNH.device))
         tile = attention_tile(table.prefill, q_TNH.shape[2], q_TNH.dtype)
         long = long_launch(queries, tile, max_query_len, short_len=own.block_q, prefix_len=own.prefix_len)
-        run(replace(long, first_part=shared.splits), out_TNH, queries, rule, parts)
+        run(replace(long, first_part=shared.splits.parts), out_TNH, queries, rule, parts)
     run(own, out_TNH, queries, rule, parts)
     merge(parts, out_TNH, queries)
     return out_TNH

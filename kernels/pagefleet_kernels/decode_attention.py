@@ -12,7 +12,7 @@ from pagefleet_kernels.attention_launch import Launch, PagedQueries, run_short, 
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.score_rule import ScoreRule
-from pagefleet_kernels.tuning import AttentionTile, attention_tile, decode_splits, launch_table
+from pagefleet_kernels.tuning import AttentionTile, Splits, attention_tile, decode_splits, launch_table
 
 
 def decode_attention(
@@ -76,7 +76,8 @@ def short_queries(
     table = launch_table(architecture(q_TNH.device))
     if tile is None:
         tile = attention_tile(table.decode, q_TNH.shape[2], q_TNH.dtype)
+    splits = Splits(num_splits or 1)
     if num_splits is None:
         longest = rule.visible_span(queries.block_tables_SB.shape[1] * queries.kv_cache.shape[3] - prefix_len)
-        num_splits = decode_splits(table, queries.num_seqs * queries.num_kv_heads, longest, tile.block_n)
-    return short_launch(queries, tile, max_query_len, splits=num_splits, prefix_len=prefix_len)
+        splits = decode_splits(table, queries.num_seqs * queries.num_kv_heads, longest, tile.block_n)
+    return short_launch(queries, tile, max_query_len, splits, prefix_len=prefix_len)

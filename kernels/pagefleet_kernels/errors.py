@@ -2,6 +2,7 @@
 
 KernelError
 ├── BackendUnavailableError   the asked-for backend cannot run here
+├── LaunchTableError          a file of launch parameters that cannot be used
 └── UnsupportedShapeError     a shape, stride or dtype that no kernel takes
 """
 
@@ -16,3 +17,7 @@ class BackendUnavailableError(KernelError, RuntimeError):
 
 class UnsupportedShapeError(KernelError, ValueError):
     """Tensors whose shapes, strides or dtypes no kernel takes."""
+
+
+class LaunchTableError(KernelError, ValueError):
+    """A file of launch parameters that is missing, damaged, or of another version."""

@@ -53,10 +53,8 @@ def page_offsets(  # type: ignore[no-untyped-def]
     64-bit, because blocks times elements per block passes 2^31 in a large pool.
     """
     key_N = tl.arange(0, BLOCK_N)
-    if BLOCK_SIZE % BLOCK_N == 0:
-        slot_N = tile_start % BLOCK_SIZE + key_N
-    else:
-        slot_N = (tile_start + key_N) % BLOCK_SIZE
+    # the same, but where a tile lies within a page the compiler sees that its rows follow each other
+    slot_N = tile_start % BLOCK_SIZE + key_N if BLOCK_SIZE % BLOCK_N == 0 else (tile_start + key_N) % BLOCK_SIZE
     return pages.to(tl.int64) * stride_block + slot_N * stride_slot
 
 
@@ -78,6 +76,36 @@ def as_operand(tile_ND, dtype: tl.constexpr, FP8: tl.constexpr, NATIVE_FP8: tl.c
     if FP8:
         return decode_e4m3(tile_ND, NATIVE_FP8).to(dtype)
     return tile_ND.to(dtype)
+
+
+@jit()
+def _change_scores(  # type: ignore[no-untyped-def]
+    scores_MN, distance_MN, slope_M, score_scale, softcap, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr
+):
+    """Scale, cap and tilt the products of queries and keys; left as they are if nothing follows the scaling."""
+    if SOFTCAP:
+        # tanh(y) = 1 - 2 / (exp(2 y) + 1), right at both infinities
+        scores_MN = softcap - 2.0 * softcap / (tl.exp2(scores_MN * score_scale) + 1.0)
+    elif ALIBI:
+        scores_MN = scores_MN * score_scale
+    if ALIBI:
+        scores_MN += slope_M[:, None] * distance_MN.to(tl.float32)
+    return scores_MN
+
+
+@jit()
+def _visible(  # type: ignore[no-untyped-def]
+    in_range_N, key_N, query_position_M, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAUSAL: tl.constexpr
+):
+    """Which keys each row sees, [M, N]."""
+    visible_MN = in_range_N[None, :]
+    if CAUSAL:
+        visible_MN = visible_MN & (key_N[None, :] <= query_position_M[:, None])
+    if WINDOW > 0:
+        visible_MN = visible_MN & (key_N[None, :] > query_position_M[:, None] - WINDOW)
+    if CHUNK > 0:
+        visible_MN = visible_MN & (key_N[None, :] >= (query_position_M // CHUNK * CHUNK)[:, None])
+    return visible_MN
 
 
 @jit()
@@ -131,21 +159,11 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         k_ND = load_tile(key_ptr, offset_N, in_range_N, HEAD_DIM, DIM_PADDED, MASKED)
         k_ND = as_operand(k_ND, q_MD.dtype, FP8, NATIVE_FP8)
         scores_MN = dot(q_MD, tl.trans(k_ND), zeros_MN, UPCAST)
-        if SOFTCAP:
-            # tanh(y) = 1 - 2 / (exp(2 y) + 1), right at both infinities
-            scores_MN = softcap - 2.0 * softcap / (tl.exp2(scores_MN * score_scale) + 1.0)
-        elif ALIBI:
-            scores_MN = scores_MN * score_scale
-        if ALIBI:
-            scores_MN += slope_M[:, None] * (key_N[None, :] - query_position_M[:, None]).to(tl.float32)
+        scores_MN = _change_scores(
+            scores_MN, key_N[None, :] - query_position_M[:, None], slope_M, score_scale, softcap, SOFTCAP, ALIBI
+        )
         if MASKED:
-            visible_MN = in_range_N[None, :]
-            if CAUSAL:
-                visible_MN = visible_MN & (key_N[None, :] <= query_position_M[:, None])
-            if WINDOW > 0:
-                visible_MN = visible_MN & (key_N[None, :] > query_position_M[:, None] - WINDOW)
-            if CHUNK > 0:
-                visible_MN = visible_MN & (key_N[None, :] >= (query_position_M // CHUNK * CHUNK)[:, None])
+            visible_MN = _visible(in_range_N, key_N, query_position_M, WINDOW, CHUNK, CAUSAL)
             scores_MN = tl.where(visible_MN, scores_MN, float("-inf"))
 
         tile_max_M = tl.max(scores_MN, axis=1)

@@ -1,19 +1,28 @@
-"""Launch parameters of the kernels, one table per GPU architecture.
+"""Launch parameters of the kernels: one table per GPU architecture, read from `tables/`.
 
-Tiles are chosen by the size of a head, padded to a power of two, because shared memory is what limits them. Rows
-that no benchmark has filled yet say `measured=False`: they are sized to fit, not tuned.
+Tiles are chosen by the size of a head, padded to a power of two, because shared memory is what limits them. Tables
+that no benchmark has filled yet say `measured: false`: they are sized to fit, not tuned. PAGEFLEET_LAUNCH_TABLE names a
+file, as `pagefleet bench kernels --tune` writes it, that replaces the table of its architecture.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from pagefleet_kernels._triton import next_power_of_2
-from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.errors import LaunchTableError, UnsupportedShapeError
+
+TABLE_VARIABLE = "PAGEFLEET_LAUNCH_TABLE"
+_TABLES = Path(__file__).with_name("tables")
 
 MAX_HEAD_DIM = 256
+MIN_PART_SHARE = 8  # of the longest part: what the shortest is where the device is full anyway
 MIN_DOT_SIDE = 16  # tensor cores multiply tiles of at least 16 by 16
 
 
@@ -49,10 +58,11 @@ class LaunchTable:
     """Launch parameters on one architecture. Tiles are in the order of `max_head_dim` and end at MAX_HEAD_DIM."""
 
     architecture: str
-    measured: bool
+    measured: bool  # whether a benchmark on this architecture chose the attention tiles
     prefill: tuple[AttentionTile, ...]
     decode: tuple[AttentionTile, ...]
     decode_programs: int  # split the context until a decode step has about this many programs
+    longest_part: int  # keys; contexts that can be longer are split even where the device is full
     max_splits: int
     tile_elements: int  # elements that a program of an elementwise kernel holds at once
     matmul: tuple[MatmulTile, ...]  # in the order of max_rows; the last one takes the rest
@@ -61,64 +71,60 @@ class LaunchTable:
 # float32 is multiplied without tensor cores, where larger tiles only spill registers
 _FLOAT32_TILE = AttentionTile(MAX_HEAD_DIM, block_m=16, block_n=16, num_warps=4, num_stages=1)
 
-_DEFAULT = LaunchTable(
-    architecture="default",  # fits the 99 KiB of shared memory of the smallest GPUs since Ampere
-    measured=False,
-    prefill=(
-        AttentionTile(128, block_m=64, block_n=32, num_warps=4, num_stages=2),
-        AttentionTile(256, block_m=32, block_n=32, num_warps=4, num_stages=2),
-    ),
-    decode=(
-        AttentionTile(128, block_m=16, block_n=32, num_warps=4, num_stages=3),
-        AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=2),
-    ),
-    decode_programs=216,
-    max_splits=32,
-    tile_elements=1024,
-    matmul=(
-        MatmulTile(16, block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=3),
-        MatmulTile(64, block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=2),
-        MatmulTile(2**31, block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=2),
-    ),
-)
 
-_TABLES = (
-    LaunchTable(
-        architecture="sm_90",
-        measured=False,
-        prefill=(
-            AttentionTile(128, block_m=128, block_n=64, num_warps=8, num_stages=2),
-            AttentionTile(256, block_m=64, block_n=64, num_warps=8, num_stages=2),
-        ),
-        decode=(
-            AttentionTile(128, block_m=16, block_n=64, num_warps=4, num_stages=3),
-            AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=3),
-        ),
-        decode_programs=264,  # two for each of the 132 multiprocessors
-        max_splits=32,
-        tile_elements=2048,
-        matmul=(
-            MatmulTile(16, block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=5),
-            MatmulTile(64, block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=4),
-            MatmulTile(2**31, block_m=128, block_n=128, block_k=128, num_warps=8, num_stages=4),
-        ),
-    ),
-    LaunchTable(
-        architecture="interpreter",  # small enough that the short contexts of tests take several steps
-        measured=False,
-        prefill=(AttentionTile(256, block_m=16, block_n=32, num_warps=4, num_stages=1),),
-        decode=(AttentionTile(256, block_m=16, block_n=16, num_warps=4, num_stages=1),),
-        decode_programs=8,
-        max_splits=4,
-        tile_elements=512,
-        matmul=(MatmulTile(2**31, block_m=16, block_n=32, block_k=32, num_warps=4, num_stages=1),),
-    ),
-)
-
-
+@cache
 def launch_table(architecture: str) -> LaunchTable:
-    """The table of `architecture` ("sm_90"), or the default one, which fits everywhere."""
-    return next((table for table in _TABLES if table.architecture == architecture), _DEFAULT)
+    """The table of `architecture` ("sm_90"), or the default one, which fits everywhere. Raises LaunchTableError."""
+    override = os.environ.get(TABLE_VARIABLE)
+    if override:
+        table = read_table(Path(override))
+        if table.architecture == architecture:
+            return table
+    return _shipped_table(architecture)
+
+
+@cache
+def _shipped_table(architecture: str) -> LaunchTable:
+    path = _TABLES / f"{architecture}.json"
+    return read_table(path) if path.is_file() else _shipped_table("default")
+
+
+def read_table(path: Path) -> LaunchTable:
+    """The table in a file. Raises LaunchTableError where it is missing, damaged, or of another version."""
+    try:
+        return table_from_json(path.read_text())
+    except OSError as error:
+        raise LaunchTableError(f"the launch table {path} cannot be read: {error.strerror}") from error
+    except LaunchTableError as error:
+        raise LaunchTableError(f"the launch table {path}: {error}") from error
+
+
+def table_to_json(table: LaunchTable) -> str:
+    """The form in which a table is shipped and written by a benchmark."""
+    return json.dumps(asdict(table), indent=1) + "\n"
+
+
+def table_from_json(text: str) -> LaunchTable:
+    """Inverse of `table_to_json`. Raises LaunchTableError."""
+    try:
+        fields = json.loads(text)
+        for name, tile in (("prefill", AttentionTile), ("decode", AttentionTile), ("matmul", MatmulTile)):
+            fields[name] = tuple(tile(**values) for values in fields[name])
+        table = LaunchTable(**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise LaunchTableError(f"not a launch table of this version ({error})") from error
+    _check_table(table)
+    return table
+
+
+def _check_table(table: LaunchTable) -> None:
+    for tiles in (table.prefill, table.decode):
+        sizes = [tile.max_head_dim for tile in tiles]
+        if sizes != sorted(sizes) or sizes[-1:] != [MAX_HEAD_DIM]:
+            raise LaunchTableError(f"attention tiles must rise to heads of {MAX_HEAD_DIM}, not {sizes}")
+        for tile in tiles:
+            if any(side < MIN_DOT_SIDE or side & (side - 1) for side in (tile.block_m, tile.block_n)):
+                raise LaunchTableError(f"{tile} is no tile: its sides must be powers of two from {MIN_DOT_SIDE} on")
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -149,15 +155,31 @@ def tile_warps(elements: int) -> int:
     return min(16, max(4, elements // 512))
 
 
-def decode_splits(table: LaunchTable, programs: int, max_seq_len: int, block_n: int) -> int:
-    """Parts into which each context is cut, a power of two, known without asking the device for a length.
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How contexts are cut."""
+
+    parts: int
+    """At most; a power of two."""
+    min_keys: int = 0
+    """Parts are no shorter: shorter contexts have fewer parts."""
+
+
+WHOLE = Splits(1)
+
+
+def decode_splits(table: LaunchTable, programs: int, max_seq_len: int, block_n: int) -> Splits:
+    """How to cut each context, known without asking the device for a length.
 
     `programs` is the launch size without splitting (sequences times key heads); `max_seq_len` is what the block
-    tables could hold. More parts than tiles would only be empty ones.
+    tables could hold. A device with room gets as many parts as fill it. On a full one, only long contexts are cut: a
+    step takes as long as its longest program.
     """
-    splits = 1
-    while (
-        splits < table.max_splits and programs * splits * 2 <= table.decode_programs and splits * block_n < max_seq_len
-    ):
-        splits *= 2
-    return splits
+    parts = 1
+    while parts < table.max_splits and programs * parts * 2 <= table.decode_programs and parts * block_n < max_seq_len:
+        parts *= 2
+    if parts > 1:
+        return Splits(parts)
+    while parts < table.max_splits and parts * table.longest_part < max_seq_len:
+        parts *= 2
+    return Splits(parts, min_keys=table.longest_part // MIN_PART_SHARE)
