@@ -100,6 +100,7 @@ class PagedWorker:
             self._enter(new)
         for scheduled in plan.rows:
             self._check_row(scheduled)
+        self._check_common(plan)
         for scheduled in plan.rows:
             self._write(scheduled)
         for scheduled in plan.rows:  # again, as a write of this step may have gone to a shared block
@@ -142,6 +143,17 @@ class PagedWorker:
         assert len(set(used)) == len(used)
         self._check_context(scheduled, scheduled.num_computed_tokens)
         row.num_computed = end
+
+    def _check_common(self, plan: StepPlan) -> None:
+        """What all rows share is the same in all tables that see everything, and lies before what the step computes."""
+        count = plan.num_common_blocks
+        if count == 0:
+            return
+        group = self._windows.index(None)
+        shared = self._rows[plan.rows[0].request_id].tables[group][:count]
+        for scheduled in plan.rows:
+            assert self._rows[scheduled.request_id].tables[group][:count] == shared
+            assert scheduled.num_computed_tokens >= count * self._block_size
 
     def _first_visible(self, group: int, scheduled: ScheduledRow) -> int:
         """The first position that a token of the step sees in this group."""
@@ -222,13 +234,14 @@ class FakeEngine:
         enable_prefix_caching: bool = True,
         max_in_flight: int = 1,
         windows: Sequence[int | None] = (None,),
+        cascade: bool = False,
     ) -> None:
         config = config or SchedulerConfig()
         groups = group_layers(windows)
         self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching, groups, config.max_num_batched_tokens)
         self.now = 0.0
         limits = ModelLimits(max_model_len, VOCAB_SIZE)
-        self.scheduler = Scheduler(config, self.kv_cache, limits, clock=lambda: self.now)
+        self.scheduler = Scheduler(config, self.kv_cache, limits, clock=lambda: self.now, cascade=cascade)
         self.worker = PagedWorker(block_size, self.scheduler.max_model_len, groups)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self._max_in_flight = max_in_flight

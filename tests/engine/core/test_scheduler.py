@@ -212,6 +212,19 @@ def test_equal_prompts_in_one_step_do_not_share() -> None:
     assert not set(plan.rows[0].new_blocks[0]) & set(plan.rows[1].new_blocks[0])
 
 
+def test_blocks_that_all_rows_share_are_counted_only_when_asked_for() -> None:
+    for cascade in (True, False):
+        engine = FakeEngine(cascade=cascade)
+        engine.add("warm", range(10))
+        engine.run()
+        for tail in (50, 51, 52):
+            engine.add(f"b{tail}", [*range(10), tail], ENDLESS)
+        assert engine.step().num_common_blocks == (2 if cascade else 0)
+        assert engine.step().num_common_blocks == (2 if cascade else 0)
+        engine.add("other", [60])
+        assert engine.step().num_common_blocks == 0
+
+
 def test_tenants_do_not_share() -> None:
     engine = FakeEngine()
     for salt in ("x", "y"):

@@ -81,7 +81,7 @@ events = st.lists(
     max_size=30,
 )
 engines = st.builds(
-    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows: FakeEngine(
+    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows, cascade: FakeEngine(
         num_blocks * len(group_layers(windows)),
         block_size,
         SchedulerConfig(
@@ -95,6 +95,7 @@ engines = st.builds(
         enable_prefix_caching=caching,
         max_in_flight=depth,
         windows=windows,
+        cascade=cascade,
     ),
     st.integers(2, 24),
     st.integers(1, 8),
@@ -105,6 +106,7 @@ engines = st.builds(
     st.sampled_from([True, True, True, False]),
     st.sampled_from([2, 1, 3]),
     st.sampled_from(WINDOWS),
+    st.booleans(),
 )
 
 

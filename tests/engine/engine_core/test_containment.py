@@ -59,10 +59,10 @@ def canary_tokens(wire: Wire) -> list[int]:
     return [token for output in wire.outputs if output.request_id == "canary" for token in output.new_token_ids]
 
 
-@given(traffic)
-def test_any_traffic_leaves_the_core_as_it_was(messages: list[bytes | None]) -> None:
+@given(st.sampled_from([2, 1]), traffic)
+def test_any_traffic_leaves_the_core_as_it_was(max_in_flight: int, messages: list[bytes | None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        wire = Wire(Path(folder))
+        wire = Wire(Path(folder), max_in_flight=max_in_flight)
         for message in messages:
             wire.turn(*([] if message is None else [message]))
         finish(wire)
