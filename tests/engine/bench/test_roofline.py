@@ -1,0 +1,68 @@
+"""The arithmetic of floors, against the figures that are published for real shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pagefleet_engine.bench.report import Report
+from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_roofline
+from pagefleet_engine.bench.shapes import named_shapes, write_shape
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.config_file import read_arch
+
+H200 = Roofline(copy_bytes_per_s=4.8e12, matmul_flops_per_s=989e12)
+
+
+def arch_of(name: str, folder: Path) -> ModelArch:
+    return read_arch(write_shape(name, folder))
+
+
+@pytest.mark.parametrize("name", named_shapes())
+def test_every_shape_is_a_model_that_we_run(name: str, tmp_path: Path) -> None:
+    arch = arch_of(name, tmp_path)
+    assert arch.vocab_size == named_shapes()[name]["vocab_size"]
+    assert (tmp_path / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "kibibytes", "floor_ms"),
+    [("llama-3.1-8b", 15.0, 128, 3.13), ("qwen3-8b", 15.1, 144, 3.15), ("qwen3-0.6b", 1.19, 112, 0.25)],
+)
+def test_costs_of_published_shapes(
+    name: str, gigabytes: float, kibibytes: int, floor_ms: float, tmp_path: Path
+) -> None:
+    cost = ModelCost.of(arch_of(name, tmp_path))
+    assert cost.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+    assert cost.kv_bytes_per_token / 1024 == kibibytes
+    assert cost.decode_seconds(H200, 1, 0) * 1e3 == pytest.approx(floor_ms, rel=0.02)
+
+
+def test_a_long_prompt_is_bound_by_its_operations(tmp_path: Path) -> None:
+    cost = ModelCost.of(arch_of("llama-3.1-8b", tmp_path))
+    assert cost.prefill_seconds(H200, 8192) == pytest.approx(
+        8192 * (cost.flops_per_token + 4096 * cost.attention_flops_per_pair) / 989e12
+    )
+
+
+def test_a_job_is_its_prompts_and_its_steps(tmp_path: Path) -> None:
+    cost = ModelCost.of(arch_of("llama-1m", tmp_path))
+    prefill = cost.prefill_seconds(H200, 10) + cost.prefill_seconds(H200, 20)
+    steps = cost.decode_seconds(H200, 2, 16.0) + cost.decode_seconds(H200, 1, 22.0)
+    assert cost.batch_seconds(H200, [10, 20], [2, 3]) == pytest.approx(prefill + steps)
+
+
+def test_the_machine_has_limits() -> None:
+    roofline = measure_roofline(torch.device("cpu"))
+    assert 1e8 < roofline.copy_bytes_per_s < 1e13
+    assert 1e8 < roofline.matmul_flops_per_s < 1e15
+
+
+def test_a_report_states_the_limits_beside_the_figures() -> None:
+    report = Report(name="demo", figures={"a_ms": {"p50": 1.5}, "count": 12_000}, roofline=H200)
+    assert report.as_dict()["roofline"] == {"copy_bytes_per_s": 4.8e12, "matmul_flops_per_s": 989e12}
+    table = report.table()
+    assert "a ms p50" in table
+    assert "12,000" in table
+    assert "4,800 GB/s" in table
