@@ -16,9 +16,9 @@ _EVERY_SAMPLING = (
     SamplingParams(temperature=0.7, seed=0),
     SamplingParams(top_k=20, top_p=0.9, min_p=0.01, seed=0),
     SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, seed=0),
-    SamplingParams(min_tokens=2, logit_bias={0: 1.0}, bad_words=["a"], bad_words_token_ids=[[1], [2, 3]], seed=0),
+    SamplingParams(min_tokens=2, logit_bias={0: 1.0}, bad_words=("a",), bad_words_token_ids=((1,), (2, 3)), seed=0),
     SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=2),
-    SamplingParams(temperature=0.0, allowed_token_ids=[0, 1]),
+    SamplingParams(temperature=0.0, allowed_token_ids=(0, 1)),
 )
 """One for each kernel that sampling may launch."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pagefleet_engine.core.kv_needs import num_blocks_for
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker.memory import num_blocks_for
 from pagefleet_engine.worker.model_runner import RunnerLimits
 from pagefleet_engine.worker.rehearsal import fullest_step, rehearse, rehearse_everything, short_step
 
