@@ -321,20 +321,22 @@ class Scheduler:
             return self._fail(request, FailureKind.STEP_FAILED)
         request.num_pending -= 1
         token_ids = request.token_ids
-        num_cached = request.num_cached_tokens if len(token_ids) == request.num_prompt_tokens else None
+        num_tokens = len(token_ids)
+        num_cached = request.num_cached_tokens if num_tokens == request.num_prompt_tokens else None
         logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
         stop = None
-        for num_kept, token in enumerate(sampled, 1):
+        for token in sampled:
             token_ids.append(token)
             if token in request.ending_token_ids or len(token_ids) >= request.ends_at:  # few tokens are worth a call
                 stop = check_stop(request)
                 if stop is not None:
-                    self._end(request)
-                    sampled = sampled[:num_kept]
-                    logprobs = logprobs[:num_kept] if logprobs is not None else None
                     break
-        reason, stop_token_id = stop or (None, None)
-        return RequestUpdate(request.request_id, sampled, reason, stop_token_id, logprobs, prompt_logprobs, num_cached)
+        if stop is None:
+            return RequestUpdate(request.request_id, sampled, None, None, logprobs, prompt_logprobs, num_cached)
+        self._end(request)
+        kept = sampled[: len(token_ids) - num_tokens]
+        logprobs = logprobs[: len(kept)] if logprobs is not None else None
+        return RequestUpdate(request.request_id, kept, *stop, logprobs, prompt_logprobs, num_cached)
 
     def _new_prompt_logprobs(self, request: Request, result: StepResult) -> Sequence[TokenLogprobs] | None:
         """Return the entries that were not reported before a preemption."""

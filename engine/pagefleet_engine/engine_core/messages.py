@@ -35,7 +35,7 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True, ar
 ToCore = AddRequest | AbortRequests | ResetPrefixCache
 
 
-class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position: the chosen token first, then the most likely."""
 
     token_ids: list[int]
@@ -43,8 +43,8 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one step gave one request."""
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step gave one request. Made per running request and step, and never part of a cycle."""
 
     request_id: str
     new_token_ids: Sequence[int]

@@ -12,9 +12,11 @@ from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 
 def to_wire(update: RequestUpdate) -> RequestOutput:
     """Return the message that tells an update."""
+    reason = update.finish_reason
+    if reason is None and update.logprobs is None and update.prompt_logprobs is None:  # nearly all of them
+        return RequestOutput(update.request_id, update.new_token_ids, num_cached_tokens=update.num_cached_tokens)
     if update.failure is not None:
         return _failure(update.request_id, update.failure)
-    reason = update.finish_reason
     return RequestOutput(
         update.request_id,
         update.new_token_ids,
