@@ -10,9 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
+from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
-from pagefleet_engine.layers.weight import Placement, Weight
+from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
 
 class Matrix(Protocol):
@@ -46,10 +46,11 @@ def matrix_slots(
     `outputs`: rows of each stacked projection, in order.
     """
     scheme = placement.scheme(len(outputs))
-    if scheme is None:
-        return {
-            "weight": Weight(
-                outputs, inputs, placement, lambda weight_OI: install(PlainMatrix(weight_OI, placement.traceable))
-            )
-        }
-    return dict(QuantizedSlots(scheme, inputs, outputs, placement, install).slots)
+    if scheme is not None:
+        return dict(QuantizedSlots(scheme, inputs, outputs, placement, install).slots)
+
+    def take(weight_OI: Tensor) -> None:
+        install(PlainMatrix(weight_OI, placement.traceable))
+
+    is_packed = not placement.traceable and can_pack(placement.dtype, placement.device)
+    return {"weight": Weight(outputs, inputs, placement, take, kept=Kept(placement.dtype, is_copy=is_packed))}

@@ -57,10 +57,28 @@ def parts_of(layer: str, num_parts: int) -> tuple[str, ...]:
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What stays in memory of a tensor that was installed."""
+
+    dtype: torch.dtype
+    is_copy: bool = False
+    """Nothing of the tensor's own memory is used once `install` returns."""
+
+
 class Weight:
     """One tensor of the model, in parts that are consecutive ranges of its rows (dimension 0)."""
 
-    __slots__ = ("_install", "_missing", "_starts", "_whole", "device", "dtype", "kept_dtype", "part_shapes")
+    __slots__ = (
+        "_install",
+        "_missing",
+        "_starts",
+        "_whole",
+        "device",
+        "dtype",
+        "kept",
+        "part_shapes",
+    )
 
     def __init__(
         self,
@@ -70,16 +88,16 @@ class Weight:
         install: Callable[[Tensor], None],
         *,
         dtype: torch.dtype | None = None,
-        kept_dtype: torch.dtype | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """`columns` is None for a vector. `install` gets the full tensor, once, when its last part has arrived.
 
-        `dtype`: what is filled and installed, the placement's unless given. `kept_dtype`: what the layer turns it
-        into, if it does.
+        `dtype`: what is filled and installed, the placement's unless given. `kept`: what the layer makes of it, if
+        not just that.
         """
         self.part_shapes = tuple((rows,) if columns is None else (rows, columns) for rows in part_rows)
         self.dtype = dtype or placement.dtype
-        self.kept_dtype = kept_dtype or self.dtype
+        self.kept = kept or Kept(self.dtype)
         self.device = placement.device
         self._starts = tuple(sum(part_rows[:part]) for part in range(len(part_rows)))
         self._install = install
@@ -89,31 +107,41 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Size of the whole tensor as the layer keeps it."""
-        elements = sum(math.prod(shape) for shape in self.part_shapes)
-        return elements * self.kept_dtype.itemsize
+        return math.prod(self.shape) * self.kept.dtype.itemsize
 
     @property
     def is_complete(self) -> bool:
         """Whether every part has arrived."""
         return not self._missing
 
-    def room(self, part: int) -> Tensor:
-        """Where the part's values belong: contiguous, of `dtype`, on `device`. Say `arrived` when they are there."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return (sum(shape[0] for shape in self.part_shapes), *self.part_shapes[0][1:])
+
+    def room(self, part: int, make: Callable[[Weight], Tensor] | None = None) -> Tensor:
+        """Where the part's values belong: contiguous, of `dtype`, on `device`. Say `arrived` when they are there.
+
+        `make` gives the memory for the whole tensor, new memory unless given.
+        """
         assert part in self._missing, "each part is filled once"
         if self._whole is None:
-            rows = sum(shape[0] for shape in self.part_shapes)
-            shape = (rows, *self.part_shapes[0][1:])
-            self._whole = torch.empty(shape, dtype=self.dtype, device=self.device)
+            self._whole = make(self) if make is not None else new_tensor(self)
         start = self._starts[part]
         return self._whole[start : start + self.part_shapes[part][0]]
 
-    def arrived(self, part: int) -> None:
-        """The part's values are in its room; the last part installs the tensor."""
+    def arrived(self, part: int) -> Tensor | None:
+        """The part's values are in its room; the last part installs the tensor.
+
+        Returns the whole tensor where it was installed and copied: nobody needs its memory any more.
+        """
         self._missing.remove(part)
-        if self.is_complete:
-            whole, self._whole = self._whole, None
-            assert whole is not None, "values arrive in the room that was made for them"
-            self._install(whole)
+        if not self.is_complete:
+            return None
+        whole, self._whole = self._whole, None
+        assert whole is not None, "values arrive in the room that was made for them"
+        self._install(whole)
+        return whole if self.kept.is_copy else None
 
     def fill(self, part: int, source: Tensor) -> None:
         """Copy `source`, of any type that converts and on any device, into the part; each part comes once."""
@@ -121,6 +149,11 @@ class Weight:
         assert same_shape(source.shape, room.shape), "the loader checks shapes before it copies"
         room.copy_(source.reshape(room.shape))
         self.arrived(part)
+
+
+def new_tensor(weight: Weight) -> Tensor:
+    """Memory for all of a weight."""
+    return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
 
 
 def same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:

@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pagefleet_engine.loader.scratch import Scratch
+from pagefleet_engine.loader.weight_map import Destination
+
 PIECE_BYTES = 16 * 1024 * 1024
 """Most bytes that one call reads: large enough that a call's cost does not count, small enough to share the work."""
 
@@ -24,8 +27,8 @@ class Reader(Protocol):
     ahead_bytes: int
     """Most bytes that are being read, or are read and not installed yet."""
 
-    def expect(self, room: Tensor) -> None:
-        """`room` was just made, and is about to be read into."""
+    def room(self, destination: Destination) -> Tensor:
+        """Where the destination's numbers are about to be read into."""
         ...
 
     def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
@@ -36,23 +39,28 @@ class Reader(Protocol):
         """
         ...
 
-    def settle(self) -> None:
-        """What the calls so far have read may be used from now on."""
+    def settle(self, destination: Destination) -> None:
+        """Hand over the destination's numbers, which have been read."""
         ...
 
 
 class HostReader:
-    """Reads into the tensor itself; numbers of another type go through a buffer."""
+    """Reads into the tensor itself; numbers of another type go through a buffer.
+
+    Memory of tensors that their layers have copied is read into again: it is cheaper than new memory by far, whose
+    every page the system has to find and clear first.
+    """
 
     def __init__(self) -> None:
         # More than the cores: a read that waits for the disk costs none.
         self.num_threads = 2 * min(8, os.cpu_count() or 1)
-        # Little: what is installed is often copied, and its memory is then used again while it is still mapped.
-        self.ahead_bytes = 4 * PIECE_BYTES
+        self.ahead_bytes = 8 * PIECE_BYTES
         self._buffers: SimpleQueue[Tensor] = SimpleQueue()
+        self._scratch = Scratch()
 
-    def expect(self, room: Tensor) -> None:
+    def room(self, destination: Destination) -> Tensor:
         """See Reader."""
+        return destination.weight.room(destination.part, self._scratch.make)
 
     @torch.inference_mode()
     def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
@@ -69,8 +77,11 @@ class HostReader:
         room.copy_(source)
         self._buffers.put(buffer)
 
-    def settle(self) -> None:
-        """See Reader; nothing is ever under way."""
+    def settle(self, destination: Destination) -> None:
+        """See Reader."""
+        copied = destination.weight.arrived(destination.part)
+        if copied is not None:
+            self._scratch.give_back(copied)
 
 
 class PinnedReader:
@@ -87,9 +98,11 @@ class PinnedReader:
             buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
             self._buffers.put((buffer, torch.cuda.Event()))  # type: ignore[no-untyped-call]
 
-    def expect(self, room: Tensor) -> None:
+    def room(self, destination: Destination) -> Tensor:
         """See Reader. The room's memory may still be in use by what was launched before."""
+        room = destination.weight.room(destination.part)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return room
 
     @torch.inference_mode()
     def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
@@ -108,9 +121,10 @@ class PinnedReader:
         finally:
             self._buffers.put((buffer, copied))
 
-    def settle(self) -> None:
-        """See Reader; the device waits, the host does not."""
+    def settle(self, destination: Destination) -> None:
+        """See Reader; the device waits for what is being copied, the host does not."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        destination.weight.arrived(destination.part)
 
 
 def reader_for(device: torch.device) -> Reader:

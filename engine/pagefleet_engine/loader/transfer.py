@@ -65,8 +65,7 @@ def transfer(tensors: Iterable[tuple[StoredTensor, Destination]], reader: Reader
 
 
 def _send_for(tensor: StoredTensor, destination: Destination, reader: Reader, pool: ThreadPoolExecutor) -> _Arrival:
-    room = destination.weight.room(destination.part).view(-1)
-    reader.expect(room)
+    room = reader.room(destination).view(-1)
     size = tensor.dtype.itemsize
     pieces = []
     for start in range(0, room.numel(), PIECE_BYTES // size):
@@ -85,5 +84,4 @@ def _install(arrival: _Arrival, reader: Reader) -> None:
             piece.result()
     except (OSError, EOFError) as error:
         raise ModelLoadError(f"{arrival.name} cannot be read ({error}): check the disk, or download again") from error
-    reader.settle()
-    arrival.destination.weight.arrived(arrival.destination.part)
+    reader.settle(arrival.destination)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -49,8 +48,11 @@ class Recorder:
         model = build_model(arch, Placement(dtype, CPU, use_kernels=False))
         slots = dict(model.weights())
         for name, slot in slots.items():
-            slot._install = partial(operator.setitem, self.whole, name)
+            slot._install = partial(self._keep, name)
         fill_from_safetensors(folder, weight_map(slots.items()), arch.tie_word_embeddings)
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self.whole[name] = tensor.clone()  # its memory may be used again
 
 
 @pytest.fixture

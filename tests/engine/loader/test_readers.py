@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pagefleet_engine.layers.weight import Kept, Placement, Weight
 from pagefleet_engine.loader.readers import PIECE_BYTES, HostReader, PinnedReader, read_into, reader_for
+from pagefleet_engine.loader.weight_map import Destination
 from torch import Tensor
 
 
@@ -36,10 +38,7 @@ def test_numbers_arrive_in_the_type_of_the_room(
 ) -> None:
     put(descriptor, values.to(stored), 17)
     room = torch.empty(values.shape, dtype=wanted)
-    reader = HostReader()
-    reader.expect(room)
-    reader.read(descriptor, 17, stored, room)
-    reader.settle()
+    HostReader().read(descriptor, 17, stored, room)
     assert torch.equal(room, values.to(stored).to(wanted))
 
 
@@ -83,6 +82,32 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_into(-1, 0, torch.empty(4))
 
 
+def slot(rows: int, is_copied: bool, installed: list[Tensor]) -> Destination:
+    place = Placement(torch.float32, torch.device("cpu"), use_kernels=False)
+    return Destination(Weight((rows,), None, place, installed.append, kept=Kept(torch.float32, is_copied)), 0)
+
+
+def test_memory_of_copied_tensors_is_used_again() -> None:
+    reader, installed = HostReader(), list[Tensor]()
+    first, kept, second, much_smaller = (
+        slot(rows, is_copied, installed) for rows, is_copied in ((100, True), (100, False), (90, True), (10, True))
+    )
+    rooms = []
+    for destination in (first, kept, second, much_smaller):
+        rooms.append(reader.room(destination))
+        reader.settle(destination)
+    assert [room.numel() for room in rooms] == [100, 100, 90, 10]
+    assert rooms[2].data_ptr() == rooms[0].data_ptr()
+    assert rooms[1].data_ptr() not in (rooms[0].data_ptr(), rooms[3].data_ptr())
+    assert rooms[3].data_ptr() != rooms[0].data_ptr()  # a large tensor's memory is kept for large ones
+
+
+def test_memory_that_is_out_is_not_lent_again() -> None:
+    reader, installed = HostReader(), list[Tensor]()
+    both = [reader.room(slot(100, True, installed)) for _ in range(2)]
+    assert both[0].data_ptr() != both[1].data_ptr()
+
+
 def test_the_reader_follows_the_device() -> None:
     assert isinstance(reader_for(torch.device("cpu")), HostReader)
 
@@ -94,8 +119,10 @@ def test_pinned_buffers_fill_a_gpu(values: Tensor, descriptor: int) -> None:
     reader = PinnedReader(device, num_threads=2)
     put(descriptor, values.to(torch.bfloat16), 8)
     for wanted in (torch.bfloat16, torch.float32):
-        room = torch.empty(values.shape, dtype=wanted, device=device)
-        reader.expect(room)
+        installed: list[Tensor] = []
+        place = Placement(wanted, device, use_kernels=True)
+        destination = Destination(Weight((len(values),), None, place, installed.append), 0)
+        room = reader.room(destination)
         with ThreadPoolExecutor(2) as pool:  # more pieces than buffers
             pieces = [
                 pool.submit(reader.read, descriptor, 8 + 2 * start, torch.bfloat16, room[start : start + 250])
@@ -103,8 +130,8 @@ def test_pinned_buffers_fill_a_gpu(values: Tensor, descriptor: int) -> None:
             ]
         for piece in pieces:
             piece.result()
-        reader.settle()
-        assert torch.equal(room.cpu(), values.to(torch.bfloat16).to(wanted))
+        reader.settle(destination)
+        assert torch.equal(installed[0].cpu(), values.to(torch.bfloat16).to(wanted))
 
 
 def test_pieces_hold_whole_numbers_of_every_type() -> None:

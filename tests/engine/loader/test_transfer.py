@@ -26,8 +26,9 @@ class CountingReader:
         self._fail_at = fail_at
         self._lock = threading.Lock()
 
-    def expect(self, room: Tensor) -> None:
-        self.calls.append(("expect", room.numel()))
+    def room(self, destination: Destination) -> Tensor:
+        self.calls.append(("room", 0))
+        return destination.weight.room(destination.part)
 
     def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
         if offset == self._fail_at:
@@ -36,8 +37,9 @@ class CountingReader:
         with self._lock:
             self.calls.append(("read", room.numel()))
 
-    def settle(self) -> None:
+    def settle(self, destination: Destination) -> None:
         self.calls.append(("settle", 0))
+        destination.weight.arrived(destination.part)
 
 
 def slots(count: int, installed: list[Tensor]) -> list[tuple[StoredTensor, Destination]]:
@@ -67,7 +69,7 @@ def test_little_is_on_its_way_at_once() -> None:
     transfer(slots(9, installed), reader)
     waiting = most = 0
     for call, _ in reader.calls:
-        waiting += {"expect": 1, "settle": -1}.get(call, 0)
+        waiting += {"room": 1, "settle": -1}.get(call, 0)
         most = max(most, waiting)
     assert most <= 3  # two within ahead_bytes, and the one that made it too many
     assert waiting == 0

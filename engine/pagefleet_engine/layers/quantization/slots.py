@@ -15,7 +15,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.form import form_on, kept_dtype
 from pagefleet_engine.layers.quantization.matrix import QuantizedMatrix, quantize_rows
 from pagefleet_engine.layers.quantization.scheme import QuantizationScheme
-from pagefleet_engine.layers.weight import Placement, Weight
+from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
 _WEIGHT, _INPUT_SCALE = "weight", "input_scale"
 
@@ -50,9 +50,13 @@ class QuantizedSlots:
             self._add(_INPUT_SCALE, (1,) * len(outputs), None, torch.float32)
 
     def _add(self, name: str, rows: tuple[int, ...], columns: int | None, dtype: torch.dtype | None) -> None:
-        kept = kept_dtype(self._scheme, self._form, self._placement.dtype) if name == _WEIGHT else None
-        take = partial(self._take, name)
-        self.slots[name] = Weight(rows, columns, self._placement, take, dtype=dtype, kept_dtype=kept)
+        take, place = partial(self._take, name), self._placement
+        if name != _WEIGHT:
+            self.slots[name] = Weight(rows, columns, place, take, dtype=dtype)
+            return
+        # Stored numbers wait for their scales; plain ones are rounded, and so copied, at once.
+        kept = Kept(kept_dtype(self._scheme, self._form, place.dtype), is_copy=self._scheme.on_load)
+        self.slots[name] = Weight(rows, columns, place, take, dtype=dtype, kept=kept)
 
     def _take(self, name: str, tensor: Tensor) -> None:
         self._arrived[name] = tensor

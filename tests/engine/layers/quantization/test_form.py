@@ -79,7 +79,7 @@ def test_what_torch_compile_traces_is_expanded() -> None:
     place = Placement(torch.float32, CPU, False, Quantization(rules=(Rule(("Linear",), FP8),)), "o_proj", True)
     layer = Linear(64, (32,), False, place)
     slots = dict(layer.weights())
-    assert slots["weight"].kept_dtype == torch.float32
+    assert slots["weight"].kept.dtype == torch.float32
     slots["weight"].fill(0, torch.ones(32, 64).to(torch.float8_e4m3fn))
     slots["weight_scale"].fill(0, torch.full((32,), 0.5))
     assert torch.equal(layer(torch.full((2, 64), 3.0)), torch.full((2, 32), 96.0))
