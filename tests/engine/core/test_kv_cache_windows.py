@@ -202,6 +202,18 @@ def test_a_hit_is_as_long_as_the_poorest_group_allows() -> None:
     cache.check_integrity([*fillers, *([probe] if grant else [])])
 
 
+def test_cached_blocks_of_all_groups_are_held_before_any_group_takes_new_ones() -> None:
+    cache = make_cache(50, FULL_AND_WINDOW)
+    for name, tokens in (("a", range(40)), ("later", range(100, 160))):
+        compute_prompt(cache, make_request(name, tokens), 16)
+        cache.free(name)
+    again = make_request("b", [*range(40), *range(200, 260)])  # new full blocks come from what was used least recently
+    grant = admit(cache, again)
+    assert grant.num_cached_tokens == 40
+    assert not set(grant.blocks[0]) & set(grant.blocks[1][8:])
+    cache.check_integrity([again])
+
+
 def test_what_left_the_window_while_its_step_was_in_flight_is_published_after_it() -> None:
     cache = make_cache(100, WINDOW)
     first = make_request("a", range(64))
