@@ -178,14 +178,15 @@ def _sizes(max_num_tokens: int) -> list[int]:
 
 @contextmanager
 def _kept_in(folder: Path) -> Iterator[None]:
-    """Let torch look for compiled code in `folder`, and leave it there; a folder that the user named stays in force."""
+    """Let torch look for compiled code in `folder`, and leave it there: its own choice is open to every user."""
     before = os.environ.get(_CACHE_VARIABLE)
-    os.environ[_CACHE_VARIABLE] = before or str(folder)
+    os.environ[_CACHE_VARIABLE] = str(folder)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_CACHE_VARIABLE]
+        del os.environ[_CACHE_VARIABLE]
+        if before is not None:
+            os.environ[_CACHE_VARIABLE] = before
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""`--compile`: the same results, compiled once for all layers and all steps, kept on disk, clear where it cannot work."""
+"""`--compile`: the same results, compiled once for all layers and all steps, kept on disk, clear where it cannot be."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,19 +105,22 @@ def test_results_are_the_same_and_nothing_is_compiled_while_serving(family: str,
 @pytest.mark.usefixtures("_fresh_compiler")
 @torch.inference_mode()
 def test_a_second_start_finds_what_the_first_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    chosen_by_torch, folder = tmp_path / "torch", tmp_path / "ours"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(chosen_by_torch))  # torch itself sets it when it is imported
     hits = []
     for _ in range(2):
         import torch._dynamo
 
         torch._dynamo.reset()
         counters().clear()
-        model = compile_model(make("llama"), tmp_path, torch.float32, CPU)
+        model = compile_model(make("llama"), folder, torch.float32, CPU)
         model.warm_up(MAX_TOKENS)
         hits.append((counters()["inductor"]["fxgraph_cache_miss"], counters()["inductor"]["fxgraph_cache_hit"]))
     assert hits[0][0] > 0
     assert hits[1] == (0, hits[0][0] + hits[0][1])
-    folders = list(tmp_path.iterdir())
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(chosen_by_torch)
+    assert not any(path.is_file() for path in chosen_by_torch.rglob("*"))
+    folders = list(folder.iterdir())
     assert [folder.name for folder in folders] == [fingerprint(model.arch, torch.float32, CPU)]
     assert folders[0].stat().st_mode & 0o077 == 0, "others must not put code there"
 
@@ -185,13 +189,13 @@ def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
     model: Any = CompiledModel.__new__(CompiledModel)
     model._model = make("llama")
     model._model.arch = replace(model._model.arch, quantization=Quantization(rules=()))
-    with pytest.raises(ConfigError, match="quantized.*leave --compile out"):
+    with pytest.raises(ConfigError, match=r"quantized.*leave --compile out"):
         compile_model(model, tmp_path, torch.float32, CPU)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file.*give another --cache-dir"):
+    with pytest.raises(ConfigError, match=r"file.*give another --cache-dir"):
         compile_model(make("llama"), tmp_path / "file", torch.float32, CPU)
 
 
