@@ -33,7 +33,7 @@ class ModelConfig:
     dtype: DType = "auto"
     """auto: the checkpoint's type, in bfloat16 where the device computes in it natively, else float32."""
     max_model_len: int | None = None
-    """Longest prompt plus output, in tokens; default: what the model was made for."""
+    """Longest prompt plus output, in tokens; default: what the model was made for (LongRoPE: trained for first)."""
     load_format: LoadFormat = "auto"
     """dummy: random weights, for measuring without a checkpoint."""
     seed: int = 0

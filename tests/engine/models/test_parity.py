@@ -99,7 +99,7 @@ def test_logits_match_transformers(case: str, make_checkpoint: Callable[..., Pat
         torch.testing.assert_close(model.logits(hidden), reference(prompt[None]).logits[0], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*(case for case in CASES if " " not in case), "llama rope dynamic", "qwen2 windows"])
 @torch.inference_mode()
 def test_greedy_tokens_match_transformers(case: str, make_checkpoint: Callable[..., Path]) -> None:
     """64 tokens for all prompts at once: the first step is ragged, the others one token each."""
