@@ -13,7 +13,7 @@ def arrival_times(num_requests: int, rate: float, burstiness: float, seed: int) 
     Gaps are gamma distributed with mean 1 / rate and shape `burstiness`: 1 is a Poisson process, less is burstier,
     more is steadier. An infinite rate sends everything at 0.
     """
-    generator = random.Random(seed)
+    generator = random.Random(seed)  # noqa: S311 nothing is kept secret
     now = 0.0
     for _ in range(num_requests):
         yield now

@@ -33,17 +33,34 @@ def plot_distributions(values_ms: Mapping[str, Sequence[float]], title: str, pat
     figure.savefig(path, format="png", dpi=120)
 
 
-def plot_lines(lines: Mapping[str, Sequence[tuple[float, float]]], labels: tuple[str, str, str], path: Path) -> None:
-    """Lines over a logarithmic x axis, as PNG; `labels`: title, x axis, y axis."""
+def plot_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], labels: tuple[str, str], path: Path) -> None:
+    """A panel for each group, in it a row for each size with a bar for each of its values, as PNG.
+
+    `labels`: title, and what the values are.
+    """
     from matplotlib.figure import Figure  # noqa: PLC0415 an extra
 
-    title, x_label, y_label = labels
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    place = figure.subplots()
-    for name, points in lines.items():
-        place.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
-    place.set(title=title, xlabel=x_label, ylabel=y_label, xscale="log")
-    place.grid(alpha=0.3)
-    place.legend()
+    title, value_label = labels
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    tallest = max(len(sizes) for sizes in panels.values())
+    figure = Figure(figsize=(6 * columns, rows * (1.2 + 0.3 * tallest)), layout="constrained")
+    figure.suptitle(title)
+    places = [place for line in figure.subplots(rows, columns, squeeze=False) for place in line]
+    for place, (group, sizes) in zip(places, panels.items(), strict=False):
+        names = list(dict.fromkeys(name for values in sizes.values() for name in values))
+        height = 0.8 / len(names)
+        for index, name in enumerate(names):
+            found = [
+                (row + index * height, values[name]) for row, values in enumerate(sizes.values()) if name in values
+            ]
+            place.barh([y for y, _ in found], [value for _, value in found], height, align="edge", label=name)
+        place.set_yticks([row + 0.4 for row in range(len(sizes))], list(sizes))
+        place.invert_yaxis()
+        place.set(title=group, xlabel=value_label)
+        place.grid(axis="x", alpha=0.3)
+        place.legend(loc="lower right")
+    for place in places[len(panels) :]:
+        place.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=120)

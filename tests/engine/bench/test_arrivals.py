@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 
@@ -12,7 +13,7 @@ from pagefleet_engine.bench.arrivals import arrival_times
 def gaps(rate: float, burstiness: float, seed: int = 0) -> list[float]:
     times = list(arrival_times(20_001, rate, burstiness, seed))
     assert times[0] == 0.0
-    return [b - a for a, b in zip(times, times[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(times)]
 
 
 @pytest.mark.parametrize("rate", [0.5, 40.0])
