@@ -34,6 +34,7 @@ from tests.fakes.graph_steps import (
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),  # torch calls it a prototype
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
