@@ -50,7 +50,8 @@ class RequestState:
     def __init__(self, limits: RunnerLimits, seed: int, device: torch.device, kernels: Backend | None = None) -> None:
         """`seed` is that of requests that bring none; `kernels` forces Triton or the twins."""
         rows, block_size = limits.max_num_seqs, limits.block_size
-        self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device)
+        self.kernels = kernels
+        self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device, kernels)
         self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, kernels)
         self.sampler = Sampler(rows, limits.vocab_size, seed, device, self.table.tokens_SL, kernels)
         self.upload = make_upload(device, _UPLOADS_PER_STEP * (limits.max_in_flight + 1))
@@ -70,6 +71,7 @@ class ModelRunner:
         self._inputs = state.inputs
         self._sampler = state.sampler
         self._upload = state.upload
+        self._kernels = state.kernels
         self._device = pool.device
         self._prompts = PromptLogprobs(model.logits, vocab_size)
         self._timer = make_idle_timer(pool.device)
@@ -137,8 +139,8 @@ class ModelRunner:
         Attention reads the unused places of a page too, with weight zero; but zero times NaN is NaN, for whoever gets
         the page next. Cleaned in the step that writes them, such values never reach another request.
         """
-        bad_T = flag_nonfinite(hidden_TD)
-        scrub_slots(self._pool, self._inputs.slot_mappings(len(hidden_TD)), bad_T)
+        bad_T = flag_nonfinite(hidden_TD, backend=self._kernels)
+        scrub_slots(self._pool, self._inputs.slot_mappings(len(hidden_TD)), bad_T, backend=self._kernels)
         return bad_T
 
     def _sample(self, hidden_TD: Tensor, sampled: _Sampled) -> DeviceSamples:

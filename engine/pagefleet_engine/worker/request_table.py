@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.step_inputs import scatter_writes
 from torch import Tensor
 
@@ -52,8 +53,9 @@ class HostWriter:
 class StagedWriter:
     """Collects on the host; a flush is one copy and one kernel, whatever was put."""
 
-    def __init__(self, arena: Tensor) -> None:
+    def __init__(self, arena: Tensor, kernels: Backend | None = None) -> None:
         self._arena = arena
+        self._kernels = kernels
         self._starts: list[int] = []
         self._values: list[NDArray[np.int32]] = []
 
@@ -70,7 +72,7 @@ class StagedWriter:
         starts = np.array(self._starts, dtype=np.int64)
         writes_W3 = np.stack([starts, np.cumsum(lengths) - lengths, lengths], axis=1)
         writes, values = upload.send([writes_W3, np.concatenate(self._values)])
-        scatter_writes(self._arena, writes, values)
+        scatter_writes(self._arena, writes, values, backend=self._kernels)
         self._starts, self._values = [], []
 
 
@@ -78,8 +80,15 @@ class RequestTable:
     """Token rows and block tables of up to `num_slots` requests."""
 
     def __init__(
-        self, num_slots: int, max_model_len: int, block_size: int, num_groups: int, device: torch.device
+        self,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
+        kernels: Backend | None = None,
     ) -> None:
+        """`kernels` forces Triton or the twins; Triton on a CPU also stages writes, as on a GPU."""
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
         self._max_model_len = max_model_len
@@ -89,7 +98,8 @@ class RequestTable:
         """int32: prompt and output of each slot, as far as the device has them."""
         self.block_tables_GSB = self._arena[num_tokens:].view(num_groups, num_slots, self.max_blocks)
         """int32."""
-        self._writer: ArenaWriter = HostWriter(self._arena) if device.type == "cpu" else StagedWriter(self._arena)
+        on_host = device.type == "cpu" and kernels != "triton"
+        self._writer: ArenaWriter = HostWriter(self._arena) if on_host else StagedWriter(self._arena, kernels)
         self._first_entry = [
             [num_tokens + (group * num_slots + slot) * self.max_blocks for slot in range(num_slots)]
             for group in range(num_groups)

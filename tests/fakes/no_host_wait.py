@@ -1,0 +1,33 @@
+"""Guards against code that would make the host wait for a device, for tests without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.fakes.recorded_graphs import HOST_READS, HOST_WAITS
+
+
+class NoHostRead(TorchFunctionMode):
+    """Refuses to hand a tensor's numbers to the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        assert name not in HOST_READS, f"{name}() makes the host wait"
+        return func(*args, **(kwargs or {}))
+
+
+class NoHostWait(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations whose result the host must see to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        copies = packet is torch.ops.aten.lift_fresh  # checked as a read of the host, which is no wait
+        assert copies or packet not in HOST_WAITS, f"{packet} makes the host wait"
+        return func(*args, **(kwargs or {}))
