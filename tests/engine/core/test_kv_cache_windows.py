@@ -110,7 +110,7 @@ def test_an_admitted_prompt_never_runs_out_though_others_take_all_that_is_left()
     admit(cache, long, 4)
     assert num_held(cache) == 1
     assert cache.usage == pytest.approx(most_window_blocks(8, 16, 4) / 13)
-    others = []
+    others: list[Request] = []
     while (grant := cache.admit(other := make_request(f"b{len(others)}", [len(others)] * 4), 0)) is not None:
         assert len(grant.blocks[0]) == 1
         others.append(other)
