@@ -84,7 +84,7 @@ def guarded(device: str) -> Iterator[None]:
 
 
 def check_overlapping_steps(device: str) -> None:
-    """Each step is launched before the one before it is asked for its tokens; all give what plain steps on a CPU give."""
+    """Steps are launched before earlier ones are asked for their tokens; all give what plain steps on a CPU give."""
     plain, runner = make_runner("cpu", as_gpu=False), make_runner(device, as_gpu=True)
     expected = [plain.execute(step) for step in plans()]
     launched: list[LaunchedStep] = []

@@ -105,7 +105,7 @@ def test_inputs_equal_those_built_token_by_token(staged: bool, data: st.DataObje
             for held in request.tables:
                 new_blocks.append(list(range(next_block, next_block + num_missing)))
                 next_block += num_missing
-                held += new_blocks[-1]
+                held.extend(new_blocks[-1])
             plan.append(ScheduledRow(name, request.num_computed, num_new, new_blocks, stop == len(request.tokens)))
         rows = StepRows.of_plan(plan, table.extend(plan))
         rows.check(table)
