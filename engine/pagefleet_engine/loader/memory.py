@@ -28,12 +28,13 @@ def check_memory(needed: int, free: int, placement: Placement) -> None:
     """Raises ModelLoadError when `needed` bytes of weights are more than `free` bytes."""
     if needed > free:
         name = str(placement.dtype).removeprefix("torch.")
-        remedy = (
-            "choose --dtype bfloat16, a smaller model" if placement.dtype.itemsize > 2 else "choose a smaller model"
-        )
+        remedies = ["--dtype bfloat16"] if placement.dtype.itemsize > 2 else []
+        if placement.use_kernels and placement.quantization is None:  # on a CPU it takes no less
+            remedies.append("--quantization fp8")
+        remedy = ", ".join((*remedies, "a smaller model"))
         raise ModelLoadError(
             f"the weights take {needed / _GIB:.2f} GiB in {name}, {free / _GIB:.2f} GiB are free on "
-            f"{placement.device}: {remedy}, or a machine with more memory"
+            f"{placement.device}: choose {remedy}, or a machine with more memory"
         )
 
 

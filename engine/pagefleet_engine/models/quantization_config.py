@@ -27,6 +27,12 @@ SUPPORTED = (
 )
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _EVERY_LAYER = ("Linear",)
+# Where the text model is a part of one for images; its layers have our names without these.
+_TEXT_MODEL = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head", "lm_head"),
+)
 
 
 def read_quantization(fields: ConfigFields) -> Quantization | None:
@@ -179,7 +185,14 @@ def _patterns(fields: ConfigFields, name: str) -> tuple[str, ...]:
                 raise ModelLoadError(
                     f"{fields.source}: {name} has {pattern[:80]!r}, no regular expression ({error}): repair the file"
                 ) from error
-    return patterns
+    return tuple(_own_name(pattern) for pattern in patterns)
+
+
+def _own_name(pattern: str) -> str:
+    for theirs, ours in _TEXT_MODEL:
+        if pattern.startswith(theirs):
+            return ours + pattern.removeprefix(theirs)
+    return pattern
 
 
 def _refusal(fields: ConfigFields, what: str) -> ModelLoadError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import can_pack
+from pagefleet_engine.layers.quantization.scheme import fp8_on_load
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, container_free_bytes, free_bytes, weight_bytes
 from pagefleet_engine.models.config_file import read_arch
@@ -44,6 +46,14 @@ def test_a_model_that_does_not_fit_gets_the_arithmetic(dtype: torch.dtype, remed
         check_memory(15 * GIB, 4 * GIB, Placement(dtype, CPU, use_kernels=False))
     name = str(dtype).removeprefix("torch.")
     assert str(error.value) == f"the weights take 15.00 GiB in {name}, 4.00 GiB are free on cpu: {remedy}"
+
+
+def test_on_a_gpu_eight_bits_may_help() -> None:
+    place = Placement(torch.bfloat16, CPU, use_kernels=True)
+    with pytest.raises(ModelLoadError, match="choose --quantization fp8, a smaller model, or a machine"):
+        check_memory(15 * GIB, 4 * GIB, place)
+    with pytest.raises(ModelLoadError, match="choose a smaller model, or a machine"):
+        check_memory(15 * GIB, 4 * GIB, replace(place, quantization=fp8_on_load()))
 
 
 def write_group(directory: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:

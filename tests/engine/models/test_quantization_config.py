@@ -97,6 +97,14 @@ def test_layers_that_are_not_converted() -> None:
     assert scheme(config, "model.layers.1.mlp.down_proj") is not None
 
 
+@pytest.mark.parametrize("prefix", ["model.layers", "language_model.model.layers", "model.language_model.layers"])
+def test_names_of_a_text_model_within_another(prefix: str) -> None:
+    config = group({}, {}, ignore=[f"{prefix}.0.mlp.down_proj", "language_model.lm_head"])
+    assert scheme(config) is None
+    assert scheme(config, "lm_head") is None
+    assert scheme(config, "model.layers.1.mlp.down_proj") is not None
+
+
 def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
     found = scheme(group({"type": "float"}, {"type": "float", "strategy": "tensor"}, format="float-quantized"))
     assert found is not None
