@@ -128,10 +128,11 @@ async def garbage(client: AsyncEngineClient) -> None:
 CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage)
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_healthy_core(check: Callable[[AsyncEngineClient], Awaitable[None]]) -> None:
+def test_a_healthy_core(check: Callable[[AsyncEngineClient], Awaitable[None]], in_flight: int) -> None:
     async def scenario() -> None:
-        async with running() as client:
+        async with running(f"in_flight={in_flight}") as client:
             assert client.ready.vocab_size == 300
             await check(client)
             assert await tokens_of(client, 10, SamplingParams(max_tokens=3)) == [11, 12, 13]
@@ -201,10 +202,11 @@ def test_signals_are_the_api_process_s_business() -> None:
     run(scenario)
 
 
-def test_a_broken_device_fails_the_request_and_then_the_core() -> None:
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_broken_device_fails_the_request_and_then_the_core(in_flight: int) -> None:
     async def scenario() -> None:
         died = asyncio.Event()
-        async with running("fails=1", died.set) as client:
+        async with running(f"fails=1&in_flight={in_flight}", died.set) as client:
             with pytest.raises(RequestFailed):
                 await tokens_of(client, 1, SamplingParams())
             with pytest.raises(EngineDead):
