@@ -104,10 +104,11 @@ class ModelRunner:
         return LaunchedStep(plan.rows, rows, download, samples, prompts)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Let requests go."""
+        """Let requests go; one that a failed launch did not come to take in is none."""
         for request_id in request_ids:
-            self._sampler.remove(self._table.remove(request_id))
-            self._prompts.remove(request_id)
+            if request_id in self._table:
+                self._sampler.remove(self._table.remove(request_id))
+                self._prompts.remove(request_id)
 
     def _apply(self, plan: StepPlan) -> Int64Array:
         """Take the plan's difference in; returns the slots of its rows."""

@@ -68,12 +68,12 @@ class StagedWriter:
         """See ArenaWriter."""
         if not self._starts:
             return
-        lengths = np.array([len(values) for values in self._values], dtype=np.int64)
-        starts = np.array(self._starts, dtype=np.int64)
-        writes_W3 = np.stack([starts, np.cumsum(lengths) - lengths, lengths], axis=1)
-        writes, values = upload.send([writes_W3, np.concatenate(self._values)])
+        # Taken first: if the device has no memory for them, their requests end, and slots may be written again.
+        starts, parts, self._starts, self._values = self._starts, self._values, [], []
+        lengths = np.array([len(values) for values in parts], dtype=np.int64)
+        writes_W3 = np.stack([np.array(starts, dtype=np.int64), np.cumsum(lengths) - lengths, lengths], axis=1)
+        writes, values = upload.send([writes_W3, np.concatenate(parts)])
         scatter_writes(self._arena, writes, values, backend=self._kernels)
-        self._starts, self._values = [], []
 
 
 class RequestTable:
@@ -111,6 +111,9 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._slots
 
     def add(self, new: NewRow) -> int:
         """Take a request in; returns its slot."""

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from pagefleet_engine.core.step import FailureKind, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker import prompt_logprobs
+from pagefleet_engine.worker.sampler import Sampler
 from torch import Tensor
 
 from tests.fakes.markov_model import EOS, MarkovModel, Requests, make_runner
@@ -200,3 +201,29 @@ def test_a_chunk_that_is_not_a_number_fails_before_its_request_samples(table_VV:
     assert set(result.failed) == {"bad"}
     requests.remove("bad")
     assert requests.step().sampled == [tuple(greedy_chain(table_VV, 7, 1))]
+
+
+def test_a_launch_that_fails_half_way_harms_no_later_step(table_VV: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(MarkovModel(table_VV), max_num_seqs=3)
+    requests = Requests(runner)
+    requests.add("before", [3, 4], GREEDY)
+    requests.step()
+    new = [NewRow(name, [5, 6], 2, GREEDY, (EOS,)) for name in ("first", "second")]
+    rows = [ScheduledRow(name, 0, 2, ((index + 100,),), True) for index, name in enumerate(("first", "second"))]
+    add = Sampler.add
+
+    def out_of_memory(sampler: Sampler, slot: int, row: NewRow) -> None:
+        if row.request_id == "second":
+            raise torch.OutOfMemoryError
+        add(sampler, slot, row)
+
+    monkeypatch.setattr(Sampler, "add", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.launch(StepPlan(7, (), new, rows, 4))
+    monkeypatch.undo()
+    runner.release(["first", "second", "never seen"])
+    requests.add("after", [7], GREEDY)
+    requests.add("another", [8], GREEDY)
+    requests.step()
+    assert requests.tokens["before"] == [3, 4, *greedy_chain(table_VV, 4, 2)]
+    assert requests.tokens["after"] == [7, *greedy_chain(table_VV, 7, 1)]
