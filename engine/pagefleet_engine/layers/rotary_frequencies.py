@@ -67,6 +67,10 @@ def angles(rope: RopeParameters, rotary_dim: int, positions_P: Tensor) -> Tensor
         growth_P1 = rope.factor * length_P1 / rope.original_max_position - (rope.factor - 1)
         base_P1 = rope.theta * growth_P1 ** (rotary_dim / (rotary_dim - 2))
         return positions_P1 / base_P1**exponent
+    if rope.rope_type == "longrope":
+        factors = rope.long_factors if rope.longest > rope.original_max_position else rope.short_factors
+        stretch = torch.tensor(factors, dtype=torch.float32, device=positions_P.device)
+        return positions_P1 * (1.0 / (stretch * rope.theta**exponent))
     return positions_P1 * _scaled(rope, rotary_dim, 1.0 / rope.theta**exponent)
 
 
@@ -78,9 +82,6 @@ def _scaled(rope: RopeParameters, rotary_dim: int, frequencies: Tensor) -> Tenso
             return _llama3(rope, frequencies)
         case "yarn":
             return _yarn(rope, rotary_dim, frequencies)
-        case "longrope":
-            factors = rope.long_factors if rope.longest > rope.original_max_position else rope.short_factors
-            return frequencies / torch.tensor(factors, dtype=torch.float32, device=frequencies.device)
         case _:
             return frequencies
 
