@@ -9,7 +9,7 @@ import torch
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.graphs.estimate import estimate_graph_bytes
 from pagefleet_engine.worker.model_runner import RunnerLimits
-from pagefleet_engine.worker.rehearsal import blocks_needed, fullest_step, rehearse
+from pagefleet_engine.worker.rehearsal import HUNGRIEST_SAMPLING, blocks_needed, fullest_step, rehearse
 from pagefleet_engine.worker.runner_factory import RunnerFactory
 
 
@@ -35,7 +35,7 @@ def measure_step_memory(factory: RunnerFactory, limits: RunnerLimits, device: to
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         built = factory.make(limits, num_blocks)
-        rehearse(built.runner, row_lens, limits)
+        rehearse(built.runner, row_lens, limits, HUNGRIEST_SAMPLING)
         torch.cuda.synchronize(device)
         activations = torch.cuda.max_memory_allocated(device) - before - num_blocks * factory.bytes_per_block
     except torch.OutOfMemoryError as error:

@@ -11,6 +11,11 @@ from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 
+HUNGRIEST_SAMPLING = SamplingParams(
+    top_k=20, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=20, prompt_logprobs=20, seed=0
+)
+"""Holds the most memory: a copy of the logits, counts of all tokens, and log-probabilities of all rows."""
+
 _EVERY_SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, seed=0),
