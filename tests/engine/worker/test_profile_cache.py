@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 from pagefleet_engine.config import CacheConfig, EngineConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.worker import worker as worker_module
 from pagefleet_engine.worker.profile import StepMemory
 from pagefleet_engine.worker.profile_cache import ProfileCache, default_cache_dir, device_facts, profile_facts
+from pagefleet_engine.worker.worker import Worker
 
 from tests.fakes.architectures import llama_arch
+from tests.fakes.small_model import write_small_model
 
 GPU = {"name": "NVIDIA H200", "memory": 141 * 10**9}
 CONFIG = EngineConfig(model=ModelConfig(model="/models/a"))
@@ -131,3 +135,25 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def test_a_cpu_has_facts_too() -> None:
     assert device_facts(torch.device("cpu")) == {"name": "cpu", "memory": 0}
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_worker_measures_once(is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_small_model(tmp_path / "model")
+    config = EngineConfig(
+        model=ModelConfig(model=str(folder), load_format="dummy", device="cpu"),
+        cache=CacheConfig(num_kv_blocks=8),
+        scheduler=SchedulerConfig(max_num_seqs=2),
+        execution=ExecutionConfig(cache_dir=str(tmp_path / "cache"), profile_cache=is_kept),
+    )
+    worker = Worker(config, folder, read_arch(folder))
+    runs: list[StepMemory] = []
+
+    def measure(*_: object) -> StepMemory:
+        runs.append(StepMemory(0, 0))
+        return runs[-1]
+
+    monkeypatch.setattr(worker_module, "measure_step_memory", measure)
+    assert [worker._profile(64), worker._profile(64)] == [StepMemory(0, 0)] * 2
+    assert len(runs) == (1 if is_kept else 2)
+    assert (tmp_path / "cache").exists() is is_kept
