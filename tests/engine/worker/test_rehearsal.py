@@ -7,7 +7,13 @@ import torch
 from pagefleet_engine.core.kv_needs import num_blocks_for
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.model_runner import RunnerLimits
-from pagefleet_engine.worker.rehearsal import HUNGRIEST_SAMPLING, fullest_step, rehearse, rehearse_everything, short_step
+from pagefleet_engine.worker.rehearsal import (
+    HUNGRIEST_SAMPLING,
+    fullest_step,
+    rehearse,
+    rehearse_everything,
+    short_step,
+)
 
 from tests.fakes.markov_model import MarkovModel, Requests, make_runner
 
