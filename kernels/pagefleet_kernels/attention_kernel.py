@@ -51,24 +51,34 @@ def _find_queries(  # type: ignore[no-untyped-def]
     The number of queries is 0 where another launch serves the sequence.
     """
     block = tl.program_id(0)
-    if ROWS == 2:
-        return block * 0, block * 0, num_tokens, prefix_len, block * BLOCK_Q
-    if ROWS == 1:
-        seq_len = tl.load(seq_lens_ptr + block)
-        if UNIFORM:
-            return block, block, 1, seq_len, block * 0
-        query_start = tl.load(query_start_loc_ptr + block)
-        query_len = tl.load(query_start_loc_ptr + block + 1) - query_start
-        return block, query_start, tl.where(query_len <= BLOCK_Q, query_len, 0), seq_len, block * 0
     # the last blocks of a prompt see the longest contexts: they start first
-    block = tl.num_programs(0) - 1 - block
-    seq = _find_sequence(query_start_loc_ptr, block, num_seqs, BLOCK_Q)
-    real = seq < num_seqs
-    query_start = tl.load(query_start_loc_ptr + seq)
-    query_len = tl.load(query_start_loc_ptr + seq + 1, mask=real, other=num_tokens) - query_start
-    seq_len = tl.load(seq_lens_ptr + seq, mask=real, other=0)
-    first_query = (block - query_start // BLOCK_Q - seq) * BLOCK_Q
-    return seq, query_start, tl.where(real & (query_len <= SHORT_LEN), 0, query_len), seq_len, first_query
+    seq = block if ROWS != 0 else tl.num_programs(0) - 1 - block
+    first_query = block * 0
+    query_start = block * 0
+    if ROWS == 2:
+        seq = block * 0
+        query_len = num_tokens
+        seq_len = prefix_len
+        first_query = block * BLOCK_Q
+    elif ROWS == 1:
+        seq_len = tl.load(seq_lens_ptr + seq)
+        if UNIFORM:
+            query_start = seq
+            query_len = 1
+        else:
+            query_start = tl.load(query_start_loc_ptr + seq)
+            query_len = tl.load(query_start_loc_ptr + seq + 1) - query_start
+            query_len = tl.where(query_len <= BLOCK_Q, query_len, 0)
+    else:
+        block = seq
+        seq = _find_sequence(query_start_loc_ptr, block, num_seqs, BLOCK_Q)
+        real = seq < num_seqs
+        query_start = tl.load(query_start_loc_ptr + seq)
+        query_len = tl.load(query_start_loc_ptr + seq + 1, mask=real, other=num_tokens) - query_start
+        seq_len = tl.load(seq_lens_ptr + seq, mask=real, other=0)
+        first_query = (block - query_start // BLOCK_Q - seq) * BLOCK_Q
+        query_len = tl.where(real & (query_len <= SHORT_LEN), 0, query_len)
+    return seq, query_start, query_len, seq_len, first_query
 
 
 @jit()

@@ -15,6 +15,8 @@ import torch
 import triton
 from pagefleet_kernels import (
     activation,
+    attention_launch,
+    cascade_attention,
     decode_attention,
     fp8,
     heads,
@@ -38,6 +40,8 @@ from triton.compiler import ASTSource
 
 MODULES = (
     activation,
+    attention_launch,
+    cascade_attention,
     decode_attention,
     fp8,
     heads,
@@ -120,17 +124,33 @@ def is_aligned(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
-def compile_attention(head_dim: int, dtype: torch.dtype, sliding_window: int | None) -> None:
-    q = torch.zeros(8, 8, head_dim, dtype=dtype)
+def attention_inputs(head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Queries, pages, tables, query starts and lengths of 8 sequences."""
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=2, block_size=16, head_dim=head_dim)
-    cache = layout.layer_view(torch.zeros(layout.shape, dtype=dtype), 0)
+    cache = layout.layer_view(torch.zeros(layout.shape, dtype=stored), 0)
     index = torch.zeros(9, dtype=torch.int64 if dtype == torch.float16 else torch.int32)
-    tables = torch.zeros(8, 64, dtype=torch.int32)
-    prefill_attention.varlen_attention(q, cache, tables, index, index[:8], 1.0, 4096, sliding_window, backend="triton")
+    return torch.zeros(8, 8, head_dim, dtype=dtype), cache, torch.zeros(8, 64, dtype=torch.int32), index, index[:8]
+
+
+def compile_attention(head_dim: int, dtype: torch.dtype, sliding_window: int | None) -> None:
+    """Plain attention of long and of short queries."""
+    q, cache, tables, index, lens = attention_inputs(head_dim, dtype, dtype)
+    prefill_attention.varlen_attention(q, cache, tables, index, lens, 1.0, 4096, sliding_window, backend="triton")
     for num_splits in (1, 8):
         decode_attention.decode_attention(
-            q, cache, tables, index[:8], 1.0, sliding_window, num_splits=num_splits, backend="triton"
+            q, cache, tables, lens, 1.0, sliding_window, num_splits=num_splits, backend="triton"
         )
+
+
+def compile_attention_features(head_dim: int, dtype: torch.dtype) -> None:
+    """Everything that changes scores, over an fp8 pool, and a shared prefix."""
+    q, cache, tables, index, lens = attention_inputs(head_dim, dtype, fp8.FP8)
+    per_head = torch.zeros(8)
+    features: dict[str, Any] = {"softcap": 50.0, "sinks_N": per_head, "k_scale": 0.5, "backend": "triton"}
+    prefill_attention.varlen_attention(
+        q, cache, tables, index, lens, 1.0, 4096, 512, chunk=512, alibi_slopes_N=per_head, **features
+    )
+    cascade_attention.cascade_attention(q, cache, tables, index, lens, 1.0, 4096, 32, **features)
 
 
 def compile_elementwise(dtype: torch.dtype) -> None:
@@ -207,6 +227,8 @@ def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
         vars(module)["architecture"] = lambda device: f"sm_{capability}"
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             vars(module)[name] = CompileOnly(vars(module)[name], capability)
+    first_head_dim, first_dtype = head_dims_and_dtypes[0].split(":")
+    compile_attention_features(int(first_head_dim), getattr(torch, first_dtype))
     for name in head_dims_and_dtypes:
         head_dim, dtype = name.split(":")
         compile_attention(int(head_dim), getattr(torch, dtype), sliding_window=512 if head_dim == "256" else None)

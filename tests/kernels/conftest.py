@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
 
@@ -58,7 +59,8 @@ def make_batch(device: torch.device) -> Callable[..., PagedBatch]:
     """Build a PagedBatch from (query_len, seq_len) pairs.
 
     The pool has two layers of which the second is used, pages lie in random order, and everything that no kernel may
-    read (other pages, the rest of a last page, unused table entries) is NaN or out of range.
+    read (other pages, the rest of a last page, unused table entries) is NaN or out of range. With `fp8_scales` (of
+    keys and of values) the pool holds e4m3.
     """
 
     def build(
@@ -68,13 +70,15 @@ def make_batch(device: torch.device) -> Callable[..., PagedBatch]:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        fp8_scales: tuple[float, float] | None = None,
     ) -> PagedBatch:
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
         blocks_each = [-(-seq_len // block_size) for _, seq_len in lens]
         layout = KVLayout(sum(blocks_each) + 3, 2, num_kv_heads, block_size, head_dim)
-        pool = torch.full(layout.shape, float("nan"), dtype=dtype, device=device)
+        pool = torch.full(layout.shape, float("nan"), device=device).to(FP8 if fp8_scales else dtype)
         kv_cache = layout.layer_view(pool, 1)
+        k_scale, v_scale = fp8_scales or (1.0, 1.0)
         order = torch.randperm(layout.num_blocks, generator=generator).to(torch.int32)
         block_tables = torch.full((len(lens), max(blocks_each) + 2), -1, dtype=torch.int32)
         keys, values, used = [], [], 0
@@ -84,7 +88,10 @@ def make_batch(device: torch.device) -> Callable[..., PagedBatch]:
             k, v = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=generator).to(dtype).to(device)
             position = torch.arange(seq_len)
             slots = block_tables[seq, position // block_size].long() * block_size + position % block_size
-            write_kv(k, v, kv_cache, slots.to(device), backend="torch")
+            if fp8_scales:
+                # what the pool can hold exactly, so that an oracle sees the same keys and values
+                k, v = (x.to(FP8).to(dtype) * scale for x, scale in ((k, k_scale), (v, v_scale)))
+            write_kv(k, v, kv_cache, slots.to(device), k_scale=k_scale, v_scale=v_scale, backend="torch")
             keys.append(k)
             values.append(v)
         query_lens = torch.tensor([0] + [query_len for query_len, _ in lens])

@@ -18,14 +18,12 @@ KERNELS = {
     "_bad_words_kernel",
     "_block_maxima_kernel",
     "_collect_kernel",
-    "_decode_attention_kernel",
     "_draw_kernel",
     "_flag_nonfinite_kernel",
     "_gated_activation_kernel",
     "_join_blocks_kernel",
     "_listed_kernel",
     "_measure_kernel",
-    "_merge_parts_kernel",
     "_penalties_kernel",
     "_prepare_heads_kernel",
     "_prepare_step_kernel",
@@ -35,8 +33,9 @@ KERNELS = {
     "_scaled_matmul_kernel",
     "_scatter_writes_kernel",
     "_scrub_slots_kernel",
-    "_varlen_attention_kernel",
     "_write_kv_kernel",
+    "merge_parts_kernel",
+    "paged_attention_kernel",
 }
 
 
@@ -70,5 +69,9 @@ def test_kernels_compile_within_shared_memory(
     assert {report["kernel"] for report in reports} == KERNELS
     for report in reports:
         assert report["shared_bytes"] <= shared_kib * 1024, report
-    prefill = [report for report in reports if report["kernel"] == "_varlen_attention_kernel"]
-    assert [report["tensor_cores"] for report in prefill] == ["float32" not in name for name in heads]
+    attention = [report for report in reports if report["kernel"] == "paged_attention_kernel"]
+    for name in heads:
+        head_dim = int(name.split(":")[0])
+        assert {report["tensor_cores"] for report in attention if report["head_dim"] == head_dim} == {
+            "float32" not in name
+        }
