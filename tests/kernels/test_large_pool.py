@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from pagefleet_kernels.attention import paged_attention
+from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
 
@@ -26,7 +28,7 @@ def pool(tmp_path: Path, device: torch.device) -> torch.Tensor:
     return torch.from_file(str(path), shared=True, size=num_elements, dtype=torch.float16).view(LAYOUT.shape)
 
 
-@pytest.mark.parametrize("query_len", [1, 3])
+@pytest.mark.parametrize("query_len", [1, 3, 20])
 def test_last_blocks_of_a_large_pool(
     query_len: int, pool: torch.Tensor, device: torch.device, assert_close: Callable[[torch.Tensor, torch.Tensor], None]
 ) -> None:
@@ -54,4 +56,28 @@ def test_last_blocks_of_a_large_pool(
         )
 
     q = torch.randn(query_len, 2, 64).to(torch.float16).to(device)
+    assert_close(attend("triton"), attend("torch"))
+
+
+def test_last_blocks_of_a_large_fp8_pool_that_two_rows_share(
+    pool: torch.Tensor, device: torch.device, assert_close: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
+    torch.manual_seed(0)
+    codes = pool.view(FP8)[..., :64]
+    kv_cache = codes[:, LAYOUT.num_layers - 1]
+    assert (LAYOUT.num_blocks - 1) * kv_cache.stride(0) > 2**32
+    last = LAYOUT.num_blocks - 1
+    blocks = torch.tensor([[last, last - 1, 1], [last, last - 1, 2]], dtype=torch.int32, device=device)
+    k, v = torch.randn(2, 80, 1, 64).to(torch.float16).to(device)
+    position = torch.arange(40, device=device)
+    slots = (blocks[:, position // 16] * 16 + position % 16).view(-1)
+    write_kv(k, v, kv_cache, slots, k_scale=0.5, v_scale=2.0, backend="torch")
+    q = torch.randn(2, 2, 64).to(torch.float16).to(device)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
+    lens = torch.tensor([40, 37], dtype=torch.int32, device=device)
+
+    def attend(backend: Backend) -> torch.Tensor:
+        batch = q, kv_cache, blocks, starts, lens, 0.125, 1
+        return cascade_attention(*batch, 2, k_scale=0.5, v_scale=2.0, backend=backend)
+
     assert_close(attend("triton"), attend("torch"))
