@@ -56,18 +56,31 @@ class Vllm:
 
 
 class Transformers:
-    """transformers' generate in static batches with left padding; `batch_size` 1 is one by one."""
+    """transformers, on a GPU if there is one.
+
+    Options: `batch_size`: of static batches with left padding, 1 is one by one; `cache`: "static" lets it compile the
+    decode step on a GPU; `continuous`: its own continuous batching, all outputs of one length, over `num_blocks` pages
+    if given; `dummy`: random weights.
+    """
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.set_grad_enabled(False)
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(int(options.get("num_threads", len(os.sched_getaffinity(0)))))
+        self._options = options
         self._batch_size = int(options.get("batch_size", 1))
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        with torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu"):
+            if options.get("dummy"):
+                self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.bfloat16)
+            else:
+                self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        self._model.eval()
 
     def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        if self._options.get("continuous"):
+            return self._continuous(prompts, output_lens)
         outputs: list[Tokens] = []
         for start in range(0, len(prompts), self._batch_size):
             stop = start + self._batch_size
@@ -77,9 +90,9 @@ class Transformers:
     def _static_batch(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
         import torch
 
-        width, longest = max(map(len, prompts)), max(output_lens)
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        width, longest, device = max(map(len, prompts)), max(output_lens), self._model.device
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         out = self._model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -87,8 +100,24 @@ class Transformers:
             min_new_tokens=longest,
             do_sample=False,
             pad_token_id=0,
+            cache_implementation=self._options.get("cache"),
         )
         return [row[width : width + n].tolist() for row, n in zip(out, output_lens, strict=True)]
+
+    def _continuous(self, prompts: Sequence[Tokens], output_lens: Sequence[int]) -> list[Tokens]:
+        from transformers import GenerationConfig
+
+        (length,) = set(output_lens)
+        config = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        more: dict[str, Any] = {"persistent_manager": True}  # the cache is made and graphs are captured once
+        if "num_blocks" in self._options:
+            from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+            more["continuous_batching_config"] = ContinuousBatchingConfig(
+                num_blocks=self._options["num_blocks"], page_size=16, max_batch_tokens=64
+            )
+        answers = self._model.generate_batch(inputs=[list(p) for p in prompts], generation_config=config, **more)
+        return [list(answer.generated_tokens) for answer in answers.values()]
 
 
 ADAPTERS: dict[str, Callable[[str, dict[str, Any]], Engine]] = {
