@@ -55,7 +55,7 @@ def varlen_attention(
     k_scale, v_scale = rule.kv_scales(kv_cache.dtype)
     scores_SNQL = _scores(products_SKGQL.flatten(1, 2) * k_scale, query_pos_SQ, key_pos_L, rule)
     weights_SNQL = _weights(scores_SNQL, ~visible_SQL[:, None], rule)
-    weights_SKGQL = weights_SNQL.unflatten(1, (num_kv_heads, -1))
+    weights_SKGQL = weights_SNQL.view(num_seqs, num_kv_heads, -1, max_query_len, weights_SNQL.shape[3])
     out_SQNH = torch.einsum("skgql,slkh->sqkgh", weights_SKGQL, values_SLKH).flatten(2, 3) * v_scale
 
     out_TNH = torch.zeros_like(q_TNH, memory_format=torch.contiguous_format)

@@ -130,8 +130,8 @@ def test_fp8_pages_with_scales(
 def test_scales_are_of_no_matter_to_other_pages(make_batch: MakeBatch) -> None:
     batch = make_batch([(2, 20)])
     for backend in ("torch", "triton"):
-        scaled = attend(batch, backend, {"k_scale": 7.0, "v_scale": 7.0})  # type: ignore[arg-type]
-        assert torch.equal(scaled, attend(batch, backend, {}))  # type: ignore[arg-type]
+        scaled = attend(batch, backend, {"k_scale": 7.0, "v_scale": 7.0})
+        assert torch.equal(scaled, attend(batch, backend, {}))
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 8])

@@ -87,7 +87,9 @@ def test_features_at_the_sizes_of_serving(
 ) -> None:
     batch = make_batch(lens, (16, 4), 128, 16, torch.bfloat16, fp8_scales=fp8_scales)
     k_scale, v_scale = fp8_scales or (1.0, 1.0)
-    scored = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in features.items()}
+    scored: dict[str, Any] = {
+        name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in features.items()
+    }
 
     def attend(backend: Backend | None) -> torch.Tensor:
         return paged_attention(
@@ -155,7 +157,7 @@ def test_every_candidate_tile_is_right(family: Family, head_dim: int) -> None:
     workload = AttentionWorkload(
         num_seqs=3, query_len=query_len, seq_len=700, num_heads=16, num_kv_heads=4, head_dim=head_dim
     )
-    shared = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+    shared = getattr(torch.cuda.get_device_properties(0), "shared_memory_per_block_optin", 99 * 1024)
     tiles = attention_candidates(family, head_dim, torch.bfloat16, shared)
     attend = prepare_attention(workload, torch.device("cuda"))
     timings = tune_attention(attend, tiles, lambda call: 0.0, does_not_fit=(triton.OutOfResources,))
