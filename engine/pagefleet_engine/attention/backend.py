@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -93,7 +92,3 @@ class AttentionBackend(Protocol):
     def begin(self, batch: BatchGeometry) -> AttentionStep:
         """Prepare what all layers of this step share."""
         ...
-
-
-KVPool = torch.Tensor
-"""[num_blocks, layers_per_block, 2, kv_heads, block_size, head_dim], see `pagefleet_kernels.layout`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pagefleet_engine.engine_core.faults import INVALID, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
@@ -125,11 +126,11 @@ def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
 def error_of(output: RequestOutput) -> EngineError:
     """Return the error that an output with finish reason `error` stands for."""
     message = output.error or "The request failed."
-    if output.error_kind == "invalid":
+    if output.error_kind == INVALID:
         return InvalidRequest(message, output.error_param, output.error_code)
-    if output.error_kind == "queue_full":
+    if output.error_kind == QUEUE_FULL:
         return QueueFull(message, output.retry_after_s or 1.0)
-    return StepOutOfMemory(message) if output.error_kind == "out_of_memory" else RequestFailed(message)
+    return StepOutOfMemory(message) if output.error_kind == OUT_OF_MEMORY else RequestFailed(message)
 
 
 def spell_bad_words(sampling: SamplingParams, tokenizer: Encoder | None) -> SamplingParams:

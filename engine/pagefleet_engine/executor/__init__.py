@@ -1,1 +1,1 @@
-"""Runs a step plan on one or more workers."""
+"""Runs step plans: where they are computed, behind one interface."""

@@ -1,4 +1,4 @@
-"""Runs step plans somewhere: in this process, or later on many ranks."""
+"""Runs step plans somewhere; the engine core does not know where."""
 
 from __future__ import annotations
 
@@ -29,17 +29,6 @@ class PendingStep(Protocol):
             StepOutOfMemory: the device had no room for this step; the executor can run others.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A step that was computed at once; implements `PendingStep`."""
-
-    outcome: StepResult
-
-    def result(self) -> StepResult:
-        """Return it."""
-        return self.outcome
 
 
 class Executor(Protocol):

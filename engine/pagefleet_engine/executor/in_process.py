@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch
@@ -24,8 +23,8 @@ class InProcessExecutor:
             ConfigError: the settings do not fit the model or the device.
         """
         self._worker: Worker | None = Worker(config, folder, arch, times)
-        size = self._worker.cache
-        self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, group_layers(arch.windows))
+        size, groups = self._worker.cache, self._worker.kv_groups
+        self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, groups)
         self._max_in_flight = self._worker.max_in_flight
         self.max_model_len = size.max_model_len
         """Longest prompt plus output that fits the model and the KV pool."""

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Rows that oneDNN assumes when it chooses the packed layout. Layouts chosen for 1 to 256 rows were equally fast in
-# bfloat16; the one for a single row was twice as slow at 16 rows in float32.
-_ROWS_HINT = 32
-
+ROWS_HINT = 32
+"""Rows that oneDNN assumes when it chooses the packed layout. Layouts chosen for 1 to 256 rows were equally fast in
+bfloat16; the one for a single row was twice as slow at 16 rows in float32."""
 
 Activation = Literal["silu", "gelu_tanh"]
 """SiLU, or the tanh approximation of GELU."""
@@ -82,7 +81,7 @@ class PackedLinear:
         ops: Any = torch.ops.mkldnn
         self._apply = ops._linear_pointwise.default
         self._combine = ops._linear_pointwise.binary
-        self._packed: Tensor = ops._reorder_linear_weight.default(weight_OI, _ROWS_HINT)
+        self._packed: Tensor = ops._reorder_linear_weight.default(weight_OI, ROWS_HINT)
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""

@@ -88,11 +88,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Give the device one plan's work. A request whose numbers are unusable is named in the result's `failed`."""
+        self._timer.begin(follows=len(plan.rows) > len(plan.new))
         slots_S = self._apply(plan)
         rows = StepRows.of_plan(plan.rows, slots_S)
         rows.check(self._table)
-        self._timer.begin(follows=len(plan.rows) > len(plan.new))
-        self._table.flush(self._upload)
         shape = self._forward.shape(rows, plan.num_common_blocks)
         sampled = self._send(rows, shape.num_rows, shape.num_tokens)
         hidden_TD = self._forward.run(rows, plan.num_common_blocks, self._inputs)
@@ -111,12 +110,19 @@ class ModelRunner:
                 self._prompts.remove(request_id)
 
     def _apply(self, plan: StepPlan) -> Int64Array:
-        """Take the plan's difference in; returns the slots of its rows."""
+        """Take the plan's difference in; returns the slots of its rows.
+
+        The table goes first: a sampler may find no memory, and what is staged by then must not wait until another
+        request writes to the same slot.
+        """
         self.release(plan.removed)
-        for new in plan.new:
-            self._sampler.add(self._table.add(new), new)
+        slots = [self._table.add(new) for new in plan.new]
+        slots_S = self._table.extend(plan.rows)
+        self._table.flush(self._upload)
+        for slot, new in zip(slots, plan.new, strict=True):
+            self._sampler.add(slot, new)
             self._prompts.add(new)
-        return self._table.extend(plan.rows)
+        return slots_S
 
     def _send(self, rows: StepRows, num_rows: int, num_tokens: int) -> _Sampled | None:
         """Prepare the input buffers; returns what sampling needs on the device, or None when no row samples."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.graphs.estimate import estimate_graph_bytes
 from pagefleet_engine.worker.model_runner import RunnerLimits
+from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.rehearsal import HUNGRIEST_SAMPLING, blocks_needed, fullest_step, rehearse
 from pagefleet_engine.worker.runner_factory import RunnerFactory
 
@@ -30,7 +30,7 @@ def measure_step_memory(factory: RunnerFactory, limits: RunnerLimits, device: to
         ConfigError: the device's memory does not suffice; names the flag to give.
     """
     row_lens = fullest_step(limits)
-    try:
+    with naming_the_remedy("profile"):
         num_blocks = blocks_needed(row_lens, limits)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -38,11 +38,6 @@ def measure_step_memory(factory: RunnerFactory, limits: RunnerLimits, device: to
         rehearse(built.runner, row_lens, limits, HUNGRIEST_SAMPLING)
         torch.cuda.synchronize(device)
         activations = torch.cuda.max_memory_allocated(device) - before - num_blocks * factory.bytes_per_block
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"the device ran out of memory while a step of {limits.max_num_batched_tokens} tokens in "
-            f"{limits.max_num_seqs} requests was measured: lower --max-num-batched-tokens or --max-num-seqs"
-        ) from error
     graphs = 0
     if built.graphs is not None:
         with torch.inference_mode():

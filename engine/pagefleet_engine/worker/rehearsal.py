@@ -20,12 +20,17 @@ _EVERY_SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, seed=0),
     SamplingParams(top_k=20, top_p=0.9, min_p=0.01, seed=0),
-    SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, seed=0),
+    SamplingParams(top_k=20, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, seed=0),
     SamplingParams(min_tokens=2, logit_bias={0: 1.0}, bad_words=("a",), bad_words_token_ids=((1,), (2, 3)), seed=0),
     SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=2),
     SamplingParams(temperature=0.0, allowed_token_ids=(0, 1)),
 )
-"""One for each kernel that sampling may launch."""
+"""One for each kernel that sampling may launch, in each form: penalties change the type of the logits."""
+
+_BESIDE = 32
+"""Tokens of a prompt that is too long for the kernel of short queries: whoever is beside it then has two launches."""
+_TALLEST = 512
+"""No kernel has another form for longer queries."""
 
 
 def rehearse(
@@ -71,13 +76,15 @@ def rehearse_everything(runner: ModelRunner, limits: RunnerLimits, num_blocks: i
 
 
 def _every_batch(limits: RunnerLimits) -> Iterator[list[int]]:
-    """Prompt lengths of batches of 1, 2, 4, ... rows, then of single prompts, alone and beside short ones."""
+    """Prompt lengths of batches of 1, 2, 4, ... rows, alike or with one longer, then of single prompts and of three."""
     longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1)
     for num_rows in _powers_of_two(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
         yield [1] * num_rows
+        if num_rows > 1 and num_rows - 1 + min(longest, _BESIDE) <= limits.max_num_batched_tokens:
+            yield [min(longest, _BESIDE), *[1] * (num_rows - 1)]
     for length in _powers_of_two(longest):
         yield [length]
-        if limits.max_num_seqs > 2 and length + 2 <= limits.max_num_batched_tokens:
+        if limits.max_num_seqs > 2 and length + 2 <= min(limits.max_num_batched_tokens, _TALLEST + 2):
             yield [length, 1, 1]
 
 

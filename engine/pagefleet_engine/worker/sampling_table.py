@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.worker.logits import EditedRow, LogitEdits, RowEdits, penalised
-from pagefleet_engine.worker.noise import request_seed
+from pagefleet_engine.worker.request_seed import request_seed
 from pagefleet_engine.worker.token_counts import TokenCounts
 
 MIN_TEMPERATURE = 1e-5

@@ -59,7 +59,8 @@ class Worker:
         arch = arch.for_length(max_model_len)
         self._arch = arch
         self._device = resolve_device(config.model.device)
-        self._groups = group_layers(arch.windows)
+        self.kv_groups = group_layers(arch.windows)
+        """Which layers share a block table."""
         is_async = config.execution.async_scheduling
         self.max_in_flight = 2 if (self._device.type == "cuda" if is_async is None else is_async) else 1
         """Steps that may be launched before the first of them is waited for."""
@@ -70,10 +71,10 @@ class Worker:
             self._model = load_model(folder, arch, self._placement(), config.model.load_format, config.model.seed)
         if config.execution.compile:
             self._model = self._compiled(self._model)
-        self._factory = RunnerFactory(config, self._model, self._groups, self._kv_dtype, self._device)
+        self._factory = RunnerFactory(config, self._model, self.kv_groups, self._kv_dtype, self._device)
         where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
         _log.info("loaded %s: %s on %s", arch.model_type, _name(self._dtype), where)
-        self._needs = KVNeeds(self._groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
+        self._needs = KVNeeds(self.kv_groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
         self.cache = self._size_cache(max_model_len)
         """The KV pool; its `max_model_len` is the longest request that this worker takes."""
         _log.info("%s", self.cache.describe())

@@ -8,8 +8,10 @@ import pytest
 import torch
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.worker import prompt_logprobs
+from pagefleet_engine.worker import prompt_logprobs, request_table
 from pagefleet_engine.worker.sampler import Sampler
+from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.step_inputs import scatter_writes
 from torch import Tensor
 
 from tests.fakes.markov_model import EOS, MarkovModel, Requests, make_runner
@@ -203,8 +205,19 @@ def test_a_chunk_that_is_not_a_number_fails_before_its_request_samples(table_VV:
     assert requests.step().sampled == [tuple(greedy_chain(table_VV, 7, 1))]
 
 
-def test_a_launch_that_fails_half_way_harms_no_later_step(table_VV: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner(MarkovModel(table_VV), max_num_seqs=3)
+def disjoint_writes(arena_A: Tensor, writes_W3: Tensor, values_V: Tensor, *, backend: Backend | None) -> None:
+    """`scatter_writes`, which may do its writes in any order."""
+    places = [place for start, _, length in writes_W3.tolist() for place in range(start, start + length)]
+    assert len(places) == len(set(places))
+    scatter_writes(arena_A, writes_W3, values_V, backend=backend)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_a_launch_that_fails_half_way_harms_no_later_step(
+    kernels: Backend, table_VV: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_table, "scatter_writes", disjoint_writes)
+    runner = make_runner(MarkovModel(table_VV), max_num_seqs=3, kernels=kernels)
     requests = Requests(runner)
     requests.add("before", [3, 4], GREEDY)
     requests.step()
@@ -220,7 +233,7 @@ def test_a_launch_that_fails_half_way_harms_no_later_step(table_VV: Tensor, monk
     monkeypatch.setattr(Sampler, "add", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         runner.launch(StepPlan(7, (), new, rows, 4))
-    monkeypatch.undo()
+    monkeypatch.setattr(Sampler, "add", add)
     runner.release(["first", "second", "never seen"])
     requests.add("after", [7], GREEDY)
     requests.add("another", [8], GREEDY)

@@ -15,7 +15,7 @@ from pagefleet_engine.worker.rehearsal import (
     short_step,
 )
 
-from tests.fakes.markov_model import MarkovModel, Requests, make_runner
+from tests.fakes.markov_model import MarkovModel, NoAttention, Requests, make_runner
 
 
 def limits_of(seqs: int, tokens: int, model_len: int, block_size: int = 4) -> RunnerLimits:
@@ -96,3 +96,12 @@ def test_everything_is_rehearsed_within_the_limits(limits: RunnerLimits, num_blo
     requests = Requests(runner)
     requests.add("a", [1], SamplingParams(temperature=0.0))
     assert requests.step().failed == {}
+
+
+def test_every_number_of_rows_is_rehearsed_alone_and_beside_a_prompt() -> None:
+    model = MarkovModel(torch.randn(50, 50, generator=torch.Generator().manual_seed(3)))
+    backend = NoAttention()
+    rehearse_everything(make_runner(model, max_num_seqs=6, backend=backend), limits_of(6, 256, 64), 1_000)
+    seen = {(len(batch.query_lens), batch.max_query_len) for batch in backend.batches if batch.query_lens is not None}
+    assert {(rows, 1) for rows in (1, 2, 4, 6)} | {(rows, 32) for rows in (1, 2, 3, 4, 6)} <= seen
+    assert {(1, length) for length in (1, 2, 4, 8, 16, 32, 63)} <= seen

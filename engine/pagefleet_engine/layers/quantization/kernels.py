@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel, activate, linear_kernel
+from pagefleet_engine.layers.linear_kernel import ROWS_HINT, Activation, LinearKernel, activate, linear_kernel
 from pagefleet_engine.layers.quantization.form import exact_dtype
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 
-# Rows that oneDNN assumes when it chooses the packed layout.
-_ROWS_HINT = 32
 # oneDNN multiplies unsigned inputs by signed weights; this stands for zero.
 _ZERO_POINT = 128
 
@@ -71,7 +69,7 @@ class PackedInt8Linear(QuantizedLinear):
     def __init__(self, values_OI: Tensor, scale_O: Tensor, inputs: InputQuantizer) -> None:
         ops: Any = torch.ops.onednn
         self._apply = ops.qlinear_pointwise.default
-        self._packed: Tensor = ops.qlinear_prepack.default(values_OI, [_ROWS_HINT, values_OI.shape[1]])
+        self._packed: Tensor = ops.qlinear_prepack.default(values_OI, [ROWS_HINT, values_OI.shape[1]])
         self._scale_O, self._inputs = scale_O.contiguous(), inputs
         self._zeros_O = torch.zeros(values_OI.shape[0], dtype=torch.int32)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +24,6 @@ from pagefleet_engine.worker.graphs.piecewise import (
     BreakingStep,
     PiecewiseGraph,
     capture_piecewise,
-    uncut,
 )
 from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
@@ -132,7 +131,7 @@ class GraphForward:
         def run(step: AttentionStep) -> None:
             self._hidden.keep(self._model.forward(view.token_ids_T, view.positions_T, step))
 
-        run(BreakingStep(begin(), begin(), self._breaks, uncut))
+        run(BreakingStep(begin(), begin(), self._breaks, nullcontext))
         return capture_piecewise(self._graphs, begin, run, self._breaks)
 
 

@@ -91,12 +91,6 @@ class BreakingStep:
         return heads_TNH
 
 
-@contextmanager
-def uncut() -> Iterator[None]:
-    """For a pass that is not captured: there is nothing to suspend."""
-    yield
-
-
 @dataclass(slots=True)
 class PiecewiseGraph:
     """The pieces of one forward pass, in order: a graph before, between and after the breaks."""

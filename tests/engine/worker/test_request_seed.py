@@ -1,8 +1,8 @@
-"""Seeds of requests that bring none."""
+"""Seeds of requests: their own, or one from the engine's."""
 
 from __future__ import annotations
 
-from pagefleet_engine.worker.noise import request_seed
+from pagefleet_engine.worker.request_seed import request_seed
 
 
 def test_a_request_without_a_seed_gets_one_from_the_engines() -> None:

@@ -1,4 +1,4 @@
-"""Seeds of requests: their own, or one that follows from the engine's. The noise itself is the kernels' business."""
+"""The seed of a request: its own, or one that follows from the engine's. What it seeds: the kernels' noise."""
 
 from __future__ import annotations
 
