@@ -208,7 +208,7 @@ def _activation(tokens: int, device: torch.device) -> Prepared:
 
 
 def _sampling(batch: int, vocab_size: int, sampling: SamplingParams, device: torch.device) -> Prepared:
-    """The peer is the usual program: softmax and multinomial, with a sort where the distribution is cut."""
+    """The peer is the usual program: a softmax over exponential noise, with a sort where the distribution is cut."""
     logits_RV = (torch.randn(batch, vocab_size, device=device) * 4).bfloat16()
     tokens_SM = torch.zeros(batch, 64, dtype=torch.int32, device=device)
     sampler = Sampler(batch, vocab_size, 0, device, tokens_SM)
@@ -223,6 +223,10 @@ def _sampling(batch: int, vocab_size: int, sampling: SamplingParams, device: tor
         lens_R=torch.from_numpy(lens.astype(np.int32)).to(device),
     )
 
+    def draw(logits: Tensor) -> Tensor:
+        probs = logits.softmax(1)
+        return (probs / torch.empty_like(probs).exponential_(1.0)).argmax(1, keepdim=True)
+
     def peer() -> Tensor:
         if sampling.temperature == 0.0:
             return logits_RV.argmax(1)
@@ -230,9 +234,9 @@ def _sampling(batch: int, vocab_size: int, sampling: SamplingParams, device: tor
             falling, ids = logits_RV.float().sort(1, descending=True)
             falling[:, max(sampling.top_k, 1) :] = -torch.inf
             probs = falling.softmax(1)
-            falling[probs.cumsum(1) - probs >= sampling.top_p] = -torch.inf
-            return ids.gather(1, torch.multinomial(falling.softmax(1), 1))
-        return torch.multinomial(logits_RV.float().softmax(1), 1)
+            falling.masked_fill_(probs.cumsum(1) - probs >= sampling.top_p, -torch.inf)
+            return ids.gather(1, draw(falling))
+        return draw(logits_RV.float())
 
     ours = partial(sampler.sample, logits_RV, rows)
     return Prepared(lambda: ours().token_ids_R, peer, float(logits_RV.nbytes), 0.0)

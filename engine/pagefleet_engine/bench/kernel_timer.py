@@ -1,4 +1,4 @@
-"""How long a kernel takes, without what its launch costs the host: on a GPU many calls are replayed as one graph."""
+"""How long a kernel takes, without what its launch costs the host: a GPU is kept busy until all calls are queued."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from collections.abc import Callable
 
 import torch
 
-from pagefleet_engine.bench.roofline import median_seconds
+from pagefleet_engine.bench.roofline import event_seconds, median_seconds
 
 _CALLS = 10
-_REPLAYS = 5
+_REPEATS = 5
+_PAUSE_CYCLES = 20_000_000  # some ten milliseconds, in which the host queues the calls
 
 
 def kernel_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call that needs nothing of the host."""
+    """Median seconds of a call; one that waits for the device is charged for that."""
     if device.type != "cuda":
         return median_seconds(run, device)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def calls() -> None:
         for _ in range(_CALLS):
             run()
-    times = [median_seconds(graph.replay, device, repeats=1) for _ in range(_REPLAYS)]
+
+    calls()
+    times = []
+    for _ in range(_REPEATS):
+        torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+        times.append(event_seconds(calls))
     return statistics.median(times) / _CALLS
+
+
+def device_errors(device: torch.device) -> tuple[type[Exception], ...]:
+    """What a kernel raises that this GPU cannot run; nothing on a CPU, where all of them run."""
+    if device.type != "cuda":
+        return ()
+    from triton.errors import TritonError  # noqa: PLC0415 absent where there is no GPU
+
+    return (RuntimeError, TritonError)

@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.plot:
         require_matplotlib()
     from pagefleet_engine.bench.kernel_cases import all_cases  # noqa: PLC0415 torch
+    from pagefleet_engine.bench.kernel_timer import device_errors  # noqa: PLC0415
     from pagefleet_engine.bench.roofline import measure_roofline  # noqa: PLC0415
     from pagefleet_engine.worker.device import resolve_device  # noqa: PLC0415
 
@@ -47,7 +48,11 @@ def run(arguments: argparse.Namespace) -> Report:
     roofline = measure_roofline(device)
     figures: dict[str, dict[str, Any]] = {}
     for case in cases:
-        figures.setdefault(case.family, {})[case.size] = _measure(case, device, roofline)
+        sizes = figures.setdefault(case.family, {})
+        try:
+            sizes[case.size] = _measure(case, device, roofline)
+        except device_errors(device) as error:  # what one size shows must not hide the others
+            sizes[case.size] = {"failed": f"{type(error).__name__}: {error}"[:300]}
     if arguments.plot:
         _plot(figures, Path(arguments.plot))
     what = "Triton kernels" if device.type == "cuda" else "torch twins, small sizes"
@@ -128,8 +133,12 @@ def _measure(case: KernelCase, device: torch.device, roofline: Roofline) -> dict
 
 def _plot(figures: dict[str, dict[str, Any]], path: Path) -> None:
     panels = {
-        family: {size: _shares(measured) for size, measured in sizes.items()} for family, sizes in figures.items()
+        family: {size: _shares(measured) for size, measured in sizes.items() if "failed" not in measured}
+        for family, sizes in figures.items()
     }
+    panels = {family: sizes for family, sizes in panels.items() if sizes}
+    if not panels:
+        raise ConfigError("nothing could be measured, so there is nothing to draw: leave --plot out to see why")
     plot_bars(panels, ("pagefleet bench kernels", "share of the roofline"), path)
 
 

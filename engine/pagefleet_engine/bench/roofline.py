@@ -97,7 +97,7 @@ def median_seconds(run: Callable[[], object], device: torch.device, repeats: int
     """Median time of a call after two to warm up; on a GPU by events, so that the launch does not count."""
     times = []
     for index in range(repeats + 2):
-        seconds = _event_seconds(run) if device.type == "cuda" else _wall_seconds(run)
+        seconds = event_seconds(run) if device.type == "cuda" else _wall_seconds(run)
         if index >= 2:
             times.append(seconds)
     return statistics.median(times)
@@ -109,7 +109,8 @@ def _wall_seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _event_seconds(run: Callable[[], object]) -> float:
+def event_seconds(run: Callable[[], object]) -> float:
+    """Seconds between two events around a call, on the current GPU; waits for the second."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()

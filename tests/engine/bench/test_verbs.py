@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine.bench import offline, roofline
 from pagefleet_engine.bench.cli import BENCHMARKS, main
 
 SMALL = ["--shape=llama-1m", "--device=cpu", "--num-threads=1", "--max-model-len=256"]
@@ -21,6 +22,13 @@ def _same_threads_after() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring the machine takes seconds; it has a test of its own."""
+    for module in (offline, roofline):
+        monkeypatch.setattr(module, "measure_roofline", lambda device: roofline.Roofline(2e10, 2e11))
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
