@@ -143,12 +143,13 @@ def long_launch(
     return Launch(rows=LONG, tile=tile, block_q=block_q, short_len=short_len, prefix_len=prefix_len)
 
 
-def short_launch(
-    queries: PagedQueries, tile: AttentionTile, max_query_len: int, splits: Splits, *, prefix_len: int = 0
-) -> Launch:
-    """SHORT rows: as many queries as fit beside each other into the rows that one query's heads need anyway."""
+def short_launch(queries: PagedQueries, tile: AttentionTile, splits: Splits, *, prefix_len: int = 0) -> Launch:
+    """SHORT rows: as many queries as fit beside each other into the rows that one query's heads need anyway.
+
+    However long the longest query is: a kernel of its own for every length would be compiled while serving.
+    """
     tile = tile.with_rows(queries.group)
-    block_q = min(max_query_len, tile.block_m // queries.group)
+    block_q = 1 if queries.query_start_loc_S1 is None else tile.block_m // queries.group
     return Launch(rows=SHORT, tile=tile, block_q=block_q, splits=splits, prefix_len=prefix_len)
 
 

@@ -75,7 +75,7 @@ def cascade_attention(
         )
     table = launch_table(architecture(q_TNH.device))
     prefix_len = num_common_blocks * kv_cache.shape[3]
-    own = short_queries(queries, rule, max_query_len, prefix_len=prefix_len)
+    own = short_queries(queries, rule, prefix_len=prefix_len)
     shared = _shared_launch(queries, table, prefix_len)
     num_parts = shared.splits.parts + own.splits.parts
     pays = Parts.num_bytes(queries, q_TNH.shape[0], num_parts) <= MAX_PART_BYTES

@@ -56,14 +56,13 @@ def decode_attention(
     if choose_backend(q_SNH.device, backend) == "torch":
         return reference_attention.decode_attention(q_SNH, kv_cache, block_tables_SB, seq_lens_S, rule)
     out_SNH = torch.empty(q_SNH.shape, dtype=q_SNH.dtype, device=q_SNH.device)
-    run_short(short_queries(queries, rule, 1, tile, num_splits), out_SNH, queries, rule)
+    run_short(short_queries(queries, rule, tile, num_splits), out_SNH, queries, rule)
     return out_SNH
 
 
 def short_queries(
     queries: PagedQueries,
     rule: ScoreRule,
-    max_query_len: int,
     tile: AttentionTile | None = None,
     num_splits: int | None = None,
     prefix_len: int = 0,
@@ -80,4 +79,4 @@ def short_queries(
     if num_splits is None:
         longest = rule.visible_span(queries.block_tables_SB.shape[1] * queries.kv_cache.shape[3] - prefix_len)
         splits = decode_splits(table, queries.num_seqs * queries.num_kv_heads, longest, tile.block_n)
-    return short_launch(queries, tile, max_query_len, splits, prefix_len=prefix_len)
+    return short_launch(queries, tile, splits, prefix_len=prefix_len)

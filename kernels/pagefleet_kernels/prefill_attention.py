@@ -68,7 +68,7 @@ def attend_long_and_short(
 ) -> torch.Tensor:
     """Sequences of few queries go to split contexts, the others to tall tiles; which is which the device finds out."""
     q_TNH = queries.q_TNH
-    short = short_queries(queries, rule, max_query_len)
+    short = short_queries(queries, rule)
     if max_query_len <= short.block_q:
         # no launch looks at what pads q
         out_TNH = torch.zeros(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
