@@ -13,6 +13,7 @@ from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResul
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
+from pagefleet_kernels.dispatch import Backend
 from torch import Tensor
 
 EOS = 2
@@ -107,7 +108,14 @@ class Requests:
         return ScheduledRow(name, computed, num_new, (blocks,), computed + num_new == known)
 
 
-def make_runner(model: MarkovModel, max_num_seqs: int = 8, max_model_len: int = 64, seed: int = 0) -> ModelRunner:
+def make_runner(
+    model: MarkovModel,
+    max_num_seqs: int = 8,
+    max_model_len: int = 64,
+    seed: int = 0,
+    kernels: Backend | None = None,
+    backend: NoAttention | None = None,
+) -> ModelRunner:
     """A runner for steps of up to 256 tokens on the CPU."""
     limits = RunnerLimits(
         max_num_seqs=max_num_seqs,
@@ -117,5 +125,5 @@ def make_runner(model: MarkovModel, max_num_seqs: int = 8, max_model_len: int = 
         vocab_size=len(model.table_VV),
     )
     pool = torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2)
-    state = RequestState(limits, seed, pool.device)
-    return ModelRunner(model, EagerForward(model, NoAttention()), pool, state, limits.vocab_size)
+    state = RequestState(limits, seed, pool.device, kernels)
+    return ModelRunner(model, EagerForward(model, backend or NoAttention()), pool, state, limits.vocab_size)
