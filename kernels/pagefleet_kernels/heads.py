@@ -38,8 +38,8 @@ def prepare_heads(
     """Normalise and rotate queries and keys, write keys and values to their pages; returns the queries [T, N, H].
 
     `qkv` holds the heads of queries, keys and values, in that order; it may be a strided view with a contiguous last
-    axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `apply_rope`'s, on the first R
-    elements. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds where those three would.
+    axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `reference.apply_rope`'s, on the
+    first R elements. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds where those three would.
     """
     _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T)
     norms = _norms(q_norm_H, k_norm_H, qkv_TMH.shape[2])

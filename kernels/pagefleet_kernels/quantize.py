@@ -15,9 +15,9 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, encode_e4m3, has_native_fp8
+from pagefleet_kernels.reference_quantize import LARGEST
 from pagefleet_kernels.tuning import launch_table, tile_warps
 
-LARGEST = {FP8: 448.0, torch.int8: 127.0}
 SMALLEST_SCALE = 1e-12
 """A scale of zero would divide by zero; smaller inputs become zero."""
 
@@ -72,15 +72,8 @@ def quantize_fp8(
     return quantize(x_TI, QuantizeSpec(FP8, scale, group), backend=backend)
 
 
-def quantize_int8(
-    x_TI: torch.Tensor, *, scale: torch.Tensor | None = None, backend: Backend | None = None
-) -> Quantized:
-    """To -127..127: by a static `scale` of one element, else by the largest magnitude of each token."""
-    return quantize(x_TI, QuantizeSpec(torch.int8, scale), backend=backend)
-
-
 def quantize(x_TI: torch.Tensor, spec: QuantizeSpec, *, backend: Backend | None = None) -> Quantized:
-    """Round `x` as `spec` says, to nearest even; what is beyond the largest number becomes that."""
+    """Round `x` as `spec` says, to nearest even; beyond the largest number (448 in fp8, 127 in int8) to that."""
     if x_TI.dim() != 2 or x_TI.stride(1) != 1:
         raise UnsupportedShapeError(
             f"activations must be [T, I] with a contiguous last axis, not {list(x_TI.shape)} "

@@ -1,7 +1,7 @@
-"""The torch twin of every kernel: vectorised, correct first. It is the oracle of the tests and the CPU path.
+"""The torch twins of a layer's kernels: vectorised, correct first. They are the oracle of the tests and the CPU path.
 
 Shapes: T tokens, N query heads, K key heads, H head dim, D hidden width, I intermediate width, P positions, R rotary
-dim. Those of attention are in `reference_attention`. Checks of shapes are made by the public functions that call these.
+dim. Those of other kernels are in modules `reference_*`. The public functions that call these check shapes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from pagefleet_kernels.fp8 import FP8, FP8_MAX
 from pagefleet_kernels.layout import split_kv
 
 
@@ -28,10 +29,14 @@ def gated_activation(gate_up_TI2: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def apply_rope(
-    q_TNH: torch.Tensor, k_TKH: torch.Tensor, cos_sin_cache_PR: torch.Tensor, positions_T: torch.Tensor
+    q_TNH: torch.Tensor, k_TKH: torch.Tensor, cos_sin_PR: torch.Tensor, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Twin of `rotary.apply_rope`."""
-    cos, sin = cos_sin_cache_PR[positions_T].float().unsqueeze(1).chunk(2, dim=-1)
+    """Queries and keys turned to `positions`, in float32 and rounded once (Su et al., arXiv 2104.09864).
+
+    The first half of a head's first R elements turns against their second half; elements beyond R are copied. A row of
+    the table holds R/2 cosines, then R/2 sines.
+    """
+    cos, sin = cos_sin_PR[positions_T].float().unsqueeze(1).chunk(2, dim=-1)
     return _rotate_heads(q_TNH, cos, sin), _rotate_heads(k_TKH, cos, sin)
 
 
@@ -61,7 +66,7 @@ def write_kv(
 
 
 def _stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    return (x.float() / scale).clamp_(-448.0, 448.0).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
+    return (x.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else x.to(dtype)
 
 
 def prepare_heads(

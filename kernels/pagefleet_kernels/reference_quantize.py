@@ -8,7 +8,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+from pagefleet_kernels.fp8 import FP8, FP8_MAX
+
+LARGEST = {FP8: FP8_MAX, torch.int8: 127.0}
+"""The largest number of each type of eight bits."""
 
 
 def quantize(
@@ -23,14 +26,14 @@ def quantize(
     size = group or width
     num_groups = -(-width // size)
     grouped = F.pad(x, (0, num_groups * size - width)).view(num_tokens, num_groups, size)
-    scale = (grouped.abs().amax(-1, keepdim=True) * (1.0 / _LARGEST[dtype])).clamp_(min=1e-12)
+    scale = (grouped.abs().amax(-1, keepdim=True) * (1.0 / LARGEST[dtype])).clamp_(min=1e-12)
     values = to_bytes(grouped / scale, dtype).flatten(1)[:, :width]
     return values.contiguous(), scale.squeeze(-1)
 
 
 def to_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Nearest numbers of `dtype`, ties to even; beyond its range the largest."""
-    largest = _LARGEST[dtype]
+    largest = LARGEST[dtype]
     x = x.clamp(-largest, largest)
     return (x.round_() if dtype == torch.int8 else x).to(dtype)
 

@@ -25,7 +25,7 @@ and the logarithm of min-p as float64. The kernels name them by number."""
 
 
 class DrawKind(IntEnum):
-    """How a row gets its token."""
+    """How a row gets its token; the kernels name the kinds by number."""
 
     GREEDY = 0
     PLAIN = 1
@@ -79,7 +79,7 @@ class SamplingRows:
         fields = np.empty((NUM_FIELDS, len(random)), dtype=np.int64)
         fields[0] = p.seed.view(np.int64)
         fields[1] = p.prompt_len
-        fields[2] = random.astype(np.int64) + truncated
+        fields[2] = np.where(truncated, DrawKind.TRUNCATED, np.where(random, DrawKind.PLAIN, DrawKind.GREEDY))
         fields[3] = p.top_k
         floats = fields.view(np.float64)
         floats[4] = np.divide(1.0, p.temperature, out=np.ones_like(p.temperature), where=random).astype(np.float32)

@@ -25,7 +25,6 @@ from pagefleet_kernels import (
     norm,
     prefill_attention,
     quantize,
-    rotary,
     sampling,
     sampling_edits,
     sampling_truncation,
@@ -50,7 +49,6 @@ MODULES = (
     norm,
     prefill_attention,
     quantize,
-    rotary,
     sampling,
     sampling_edits,
     sampling_truncation,
@@ -161,7 +159,6 @@ def compile_elementwise(dtype: torch.dtype) -> None:
     norm.residual_rms_norm(x, x, weight, 1e-6, unit_offset=True, backend="triton")
     activation.gated_activation(x, "silu", backend="triton")
     q, k, slots = x.view(4, 16, 128), x.view(4, 16, 128)[:, :4], torch.zeros(4, dtype=torch.int64)
-    rotary.apply_rope(q, k, torch.zeros(64, 96), slots, backend="triton")
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=4, block_size=16, head_dim=128)
     for cache_dtype in (dtype, fp8.FP8):
         cache = layout.layer_view(torch.zeros(layout.shape, dtype=cache_dtype), 0)

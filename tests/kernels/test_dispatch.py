@@ -62,14 +62,14 @@ import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "triton" else find_spec(name, package)
 import torch
-from pagefleet_kernels import activation, attention, kv_cache, norm, rotary
+from pagefleet_kernels import activation, attention, kv_cache, norm
 out = activation.gated_activation(torch.ones(2, 8)), norm.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
 assert torch.allclose(out[1], torch.ones(2, 8)) and out[0].shape == (2, 4)
 """
 
 CPU_BUILD = """
 import sys, torch
-from pagefleet_kernels import activation, attention, kv_cache, norm, rotary
+from pagefleet_kernels import activation, attention, kv_cache, norm
 activation.gated_activation(torch.ones(2, 8))
 sys.exit(torch.version.cuda is None and "triton" in sys.modules)
 """

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from pagefleet_kernels import norm, rotary
+from pagefleet_kernels import norm
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.reference import apply_rope
 
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
@@ -58,7 +59,7 @@ def test_one_pass_gives_what_three_give(
     if normed:
         q = norm.rms_norm(q, q_norm, 1e-6, unit_offset=unit_offset)
         k = norm.rms_norm(k, k_norm, 1e-6, unit_offset=unit_offset)
-    expected, k = rotary.apply_rope(q, k, table, positions)
+    expected, k = apply_rope(q, k, table, positions)
     write_kv(k, v, layout.layer_view(expected_pool, 1), slots)
 
     out = prepare_heads(
@@ -97,7 +98,7 @@ def test_pages_of_fp8_get_scaled_keys_and_values(backend: Backend, device: torch
     slots = torch.tensor([4, -1, 9], device=device)
     cache = layout.layer_view(pool, 0)
     prepare_heads(qkv, 4, 2, table, positions, cache, slots, k_scale=0.5, v_scale=2.0, backend=backend)
-    _, k = rotary.apply_rope(qkv[:, :4], qkv[:, 4:6], table, positions)
+    _, k = apply_rope(qkv[:, :4], qkv[:, 4:6], table, positions)
     for token, slot in ((0, 4), (2, 9)):
         stored = pool[slot // 8, 0, :, :, slot % 8].float()
         # neighbouring numbers of e4m3 are at most an eighth apart

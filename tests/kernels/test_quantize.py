@@ -8,7 +8,7 @@ from pagefleet_kernels import activation, norm, reference
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
-from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize, quantize_fp8, quantize_int8
+from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize, quantize_fp8
 
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
 STEP = {FP8: 0.0626, torch.int8: 0.0}  # half a place of e4m3, relative; int8 has half a number, absolute
@@ -79,7 +79,8 @@ def test_kernel_matches_the_twin_and_both_are_near(
 def test_ties_go_to_even_and_the_range_is_kept(backend: Backend, device: torch.device) -> None:
     one = torch.ones(1, device=device)
     x = torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.4, 1e6, -1e6, 0.0]], device=device)
-    assert quantize_int8(x, scale=one, backend=backend).values.tolist() == [[0, 2, 2, 0, -2, 126, 127, 127, -127, 0]]
+    values = quantize(x, QuantizeSpec(torch.int8, one), backend=backend).values
+    assert values.tolist() == [[0, 2, 2, 0, -2, 126, 127, 127, -127, 0]]
     x = torch.tensor([[17.0, 19.0, 448.0, 1e6, -1e6, 2**-10, 0.0]], device=device)
     values = quantize_fp8(x, scale=one, backend=backend).values.float()
     assert values.tolist() == [[16.0, 20.0, 448.0, 448.0, -448.0, 0.0, 0.0]]
@@ -94,7 +95,8 @@ def test_scales_of_each_kind(backend: Backend, device: torch.device) -> None:
     grouped = quantize_fp8(x, group=32, backend=backend)
     assert grouped.scale.tolist() == [[2.0, 1.0], [pytest.approx(0.1), pytest.approx(1e-12)]]
     assert grouped.values.float()[0, [3, 40]].tolist() == [-448.0, 448.0]
-    assert quantize_int8(x, backend=backend).scale.tolist() == [[pytest.approx(896 / 127)], [pytest.approx(44.8 / 127)]]
+    in_int8 = quantize(x, QuantizeSpec(torch.int8), backend=backend)
+    assert in_int8.scale.tolist() == [[pytest.approx(896 / 127)], [pytest.approx(44.8 / 127)]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
