@@ -66,11 +66,11 @@ def figure(*path: str) -> Callable[[Figures], float]:
 
 def test_parts() -> list[Part]:
     """The GPU tests. Those of the kernels mostly wait for compilers, so they run side by side where pytest can."""
-    side_by_side = ("-n", "8") if importlib.util.find_spec("xdist") else ()
+    side_by_side = ("-n", "12", "--dist", "worksteal") if importlib.util.find_spec("xdist") else ()
     kernels, *engine = GPU_TESTS
     return [
         Part("tests: kernels", [*PYTEST, *side_by_side, kernels], 120, reports=False, is_test=True),
-        Part("tests: engine", [*PYTEST, *engine], 70, reports=False, is_test=True),
+        Part("tests: engine", [*PYTEST, *engine], 80, reports=False, is_test=True),
     ]
 
 
@@ -84,7 +84,7 @@ def quick_parts() -> list[Part]:
         Part(
             "kernels",
             [*BENCH, "kernels"],
-            90,
+            80,
             [
                 Goal("decode attention 64 x 4096: share of copy", ">= 0.90", decode, at_least(0.9)),
                 Goal("prefill attention 16k / torch's flash", ">= 0.75", prefill, at_least(0.75)),
