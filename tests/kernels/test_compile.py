@@ -29,7 +29,6 @@ KERNELS = {
     "_prepare_step_kernel",
     "_quantize_kernel",
     "_rms_norm_kernel",
-    "_rope_kernel",
     "_scaled_matmul_kernel",
     "_scatter_writes_kernel",
     "_scrub_slots_kernel",
