@@ -19,7 +19,7 @@ from pagefleet_engine.worker.graphs.capture import CudaGraphs
 from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
-from pagefleet_engine.worker.graphs.sizes import resolve_sizes
+from pagefleet_engine.worker.graphs.sizes import coarser, resolve_sizes
 from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 
@@ -47,10 +47,9 @@ class RunnerFactory:
         self._kv_dtype = kv_dtype
         self._device = device
         self._graph_mode = resolve_graph_mode(config.execution.cuda_graphs, device.type)
-        scheduler = config.scheduler
-        self._graph_sizes = resolve_sizes(
-            config.execution.cuda_graph_sizes, scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-        )
+        scheduler, setting = config.scheduler, config.execution.cuda_graph_sizes
+        self._graph_sizes = resolve_sizes(setting, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        self._mixed_graph_sizes = self._graph_sizes if setting is not None else coarser(self._graph_sizes)
 
     @property
     def bytes_per_block(self) -> int:
@@ -79,7 +78,9 @@ class RunnerFactory:
         forward: Forward = EagerForward(self._model, backend)
         graphs = None
         if self._graph_mode is not GraphMode.NONE:
-            dispatcher = GraphDispatcher(self._graph_mode, self._graph_sizes, limits.max_num_seqs)
+            dispatcher = GraphDispatcher(
+                self._graph_mode, self._graph_sizes, limits.max_num_seqs, self._mixed_graph_sizes
+            )
             forward = graphs = GraphForward(self._model, backend, dispatcher, CudaGraphs(self._device))
         return BuiltRunner(ModelRunner(self._model, forward, pool, state, limits.vocab_size), state, graphs)
 

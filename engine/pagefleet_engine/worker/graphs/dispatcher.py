@@ -14,10 +14,14 @@ GraphKey = tuple[GraphMode, BatchDescriptor]
 class GraphDispatcher:
     """Knows every graph there is, and the smallest that serves a step."""
 
-    def __init__(self, mode: GraphMode, sizes: Sequence[int], max_num_seqs: int) -> None:
-        """`sizes`: token counts to capture; `max_num_seqs`: rows of the largest step."""
+    def __init__(
+        self, mode: GraphMode, sizes: Sequence[int], max_num_seqs: int, mixed_sizes: Sequence[int] | None = None
+    ) -> None:
+        """`sizes`: token counts to capture, for steps that compute prompts only `mixed_sizes` if given;
+        `max_num_seqs`: rows of the largest step."""
+        mixed_sizes = sizes if mixed_sizes is None else mixed_sizes
         self._decode = _by_num_tokens(_decode_keys(mode, sizes, max_num_seqs))
-        self._mixed = _by_num_tokens(_mixed_keys(mode.for_mixed, sizes, max_num_seqs))
+        self._mixed = _by_num_tokens(_mixed_keys(mode.for_mixed, mixed_sizes, max_num_seqs))
         self._cascade = self._mixed if mode.for_mixed is GraphMode.PIECEWISE else []
 
     @property

@@ -52,3 +52,16 @@ def resolve_sizes(setting: str | None, max_num_seqs: int, max_num_batched_tokens
     if setting is None:
         return default_sizes(max_num_seqs, max_num_batched_tokens)
     return parse_sizes(setting, max_num_batched_tokens)
+
+
+def coarser(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Ascending sizes of which each is at least a quarter larger than the one before, with the largest.
+
+    For piecewise graphs: one of them costs as much to capture as dozens of full ones, and a step that computes prompts
+    hardly takes longer for some padding.
+    """
+    kept: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not kept or 5 * size <= 4 * kept[-1]:
+            kept.append(size)
+    return tuple(reversed(kept))

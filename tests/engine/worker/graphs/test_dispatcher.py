@@ -11,7 +11,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.graphs.descriptor import BatchDescriptor
 from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
-from pagefleet_engine.worker.graphs.sizes import default_sizes, resolve_sizes
+from pagefleet_engine.worker.graphs.sizes import coarser, default_sizes, resolve_sizes
 
 NONE, PIECEWISE, FULL = GraphMode.NONE, GraphMode.PIECEWISE, GraphMode.FULL
 DECODE_ONLY, BOTH = GraphMode.FULL_DECODE_ONLY, GraphMode.FULL_AND_PIECEWISE
@@ -101,6 +101,32 @@ def test_graphs_are_captured_from_the_largest_down() -> None:
     assert counts == sorted(counts, reverse=True)
     assert set(keys) == {(PIECEWISE, pieces(size)) for size in SIZES} | {(FULL, decode(n)) for n in (1, 2, 4, 6)}
     assert GraphDispatcher(NONE, SIZES, MAX_NUM_SEQS).keys == ()
+
+
+def test_steps_that_compute_prompts_may_be_padded_further() -> None:
+    dispatcher = GraphDispatcher(BOTH, SIZES, MAX_NUM_SEQS, mixed_sizes=(4, 16))
+    assert dispatcher.dispatch(2, 1, 2) == (PIECEWISE, pieces(4))
+    assert dispatcher.dispatch(7, 2, 6) == (PIECEWISE, pieces(16))
+    assert dispatcher.dispatch(2, 2, 1) == (FULL, decode(2))
+    assert dispatcher.dispatch(2, 2, 1, cascade=True) == (PIECEWISE, pieces(4))
+    assert {key for mode, key in dispatcher.keys if mode is PIECEWISE} == {pieces(4), pieces(16)}
+
+
+@given(sizes=st.sets(st.integers(1, 600), min_size=1))
+def test_coarser_sizes_lie_apart_and_leave_no_gap(sizes: set[int]) -> None:
+    kept = coarser(sorted(sizes))
+    assert set(kept) <= sizes
+    assert kept[-1] == max(sizes)
+    assert all(5 * small <= 4 * large for small, large in pairwise(kept))
+    for size in sizes - set(kept):
+        assert any(size < larger < 1.25 * size for larger in kept)
+
+
+def test_coarser_sizes_of_the_default() -> None:
+    assert len(default_sizes(256, 2048)) == 51
+    assert coarser(default_sizes(256, 2048)) == (
+        1, 2, 4, 8, 16, 24, 32, 40, 56, 72, 96, 128, 160, 200, 256, 320, 400, 512,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
