@@ -67,7 +67,8 @@ def run_part(part: Part, folder: Path, limit: float) -> Outcome:
     command = [sys.executable, *part.arguments, *([f"--json={report}"] if part.reports else [])]
     print(f"=== {part.name} (at most {limit:.0f} s)", flush=True)
     began = time.monotonic()
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+    threads = {"OMP_NUM_THREADS": "2"} if part.is_test else {}  # twins compute beside each other
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **threads}, start_new_session=True) as process:
         try:
             status = "ok" if process.wait(limit) == 0 else "failed"
         except subprocess.TimeoutExpired:

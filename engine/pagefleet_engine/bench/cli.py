@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from pagefleet_engine.bench.report import Report
+from pagefleet_engine.cli import OneLineParser
 from pagefleet_engine.errors import ConfigError
 
 BENCHMARKS = {
@@ -39,13 +40,6 @@ class Benchmark(Protocol):
         ...
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a benchmark; returns the exit status, 2 for a mistake in the flags."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -64,7 +58,7 @@ def _run(given: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         raise ConfigError(f"{ascii(name)[:80]} is no benchmark: give one of {', '.join(BENCHMARKS)}")
     benchmark: Benchmark = importlib.import_module(f"pagefleet_engine.bench.{name}")
-    parser = _Parser(prog=f"pagefleet bench {name}", description=BENCHMARKS[name].capitalize() + ".")
+    parser = OneLineParser(prog=f"pagefleet bench {name}", description=BENCHMARKS[name].capitalize() + ".")
     parser.add_argument("--json", metavar="FILE", help="Write the report there.")
     benchmark.add_arguments(parser)
     parsed = parser.parse_args(rest)

@@ -6,11 +6,11 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
+from pagefleet_engine.cli import add_option
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.settings import ENGINE_GROUPS, settings
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pagefleet_engine.llm import LLM
 
 _OWN = frozenset({"model", "load_format"})
+_PREFIX = "engine_"
+"""Of parsed flags that are settings of the engine: a benchmark may have a flag of the same name as one."""
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,21 +29,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--shape", choices=named_shapes(), help="A model of this shape with random weights.")
     group = parser.add_argument_group("engine")
     for setting in settings().values():
-        if setting.group not in ENGINE_GROUPS or setting.name in _OWN:
-            continue
-        flag = "--" + setting.name.replace("_", "-")
-        options: dict[str, Any] = {"dest": f"engine_{setting.name}", "default": argparse.SUPPRESS}
-        if setting.kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-        else:
-            group.add_argument(flag, metavar=setting.kind.__name__.upper(), **options)
-    assert all(setting.default is not MISSING or setting.name == "model" for setting in settings().values())
+        if setting.group in ENGINE_GROUPS and setting.name not in _OWN:
+            add_option(group, setting, _PREFIX + setting.name)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by name."""
-    prefix = "engine_"
-    return {name.removeprefix(prefix): value for name, value in vars(arguments).items() if name.startswith(prefix)}
+    return {name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)}
 
 
 @contextmanager

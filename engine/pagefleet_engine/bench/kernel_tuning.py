@@ -178,7 +178,7 @@ def _search_tile(
 
 def _search_parts(sizes: TuningSizes, tuned: TunedDevice, table: LaunchTable) -> tuple[LaunchTable, dict[str, Any]]:
     """How many programs fill the device: the least sum of times, each relative to the best of its batch size."""
-    head_dim, context = sizes.head_dims[-1], sizes.decode_context
+    head_dim, context = sizes.head_dims[len(sizes.head_dims) // 2], sizes.decode_context
     tile = attention_tile(table.decode, head_dim, torch.bfloat16)
     candidates = [tuned.num_processors * each for each in _PROGRAMS_PER_PROCESSOR]
     scores = dict.fromkeys([table.decode_programs, *candidates], 0.0)
