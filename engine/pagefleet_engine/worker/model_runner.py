@@ -88,10 +88,13 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Give the device one plan's work. A request whose numbers are unusable is named in the result's `failed`."""
-        self._timer.begin(follows=len(plan.rows) > len(plan.new))
-        slots_S = self._apply(plan)
+        slots, slots_S = self._apply(plan)
         rows = StepRows.of_plan(plan.rows, slots_S)
         rows.check(self._table)
+        self._timer.begin(follows=len(plan.rows) > len(plan.new))
+        self._table.flush(self._upload)
+        for slot, new in zip(slots, plan.new, strict=True):
+            self._sampler.add(slot, new)
         shape = self._forward.shape(rows, plan.num_common_blocks)
         sampled = self._send(rows, shape.num_rows, shape.num_tokens)
         hidden_TD = self._forward.run(rows, plan.num_common_blocks, self._inputs)
@@ -109,20 +112,17 @@ class ModelRunner:
                 self._sampler.remove(self._table.remove(request_id))
                 self._prompts.remove(request_id)
 
-    def _apply(self, plan: StepPlan) -> Int64Array:
-        """Take the plan's difference in; returns the slots of its rows.
+    def _apply(self, plan: StepPlan) -> tuple[list[int], Int64Array]:
+        """Take the plan's difference into the table; returns the slots of its new requests and of its rows.
 
-        The table goes first: a sampler may find no memory, and what is staged by then must not wait until another
-        request writes to the same slot.
+        Samplers get requests only once the table is flushed: where one finds no memory, what is staged must not wait
+        until another request writes to the same slot.
         """
         self.release(plan.removed)
         slots = [self._table.add(new) for new in plan.new]
-        slots_S = self._table.extend(plan.rows)
-        self._table.flush(self._upload)
-        for slot, new in zip(slots, plan.new, strict=True):
-            self._sampler.add(slot, new)
+        for new in plan.new:
             self._prompts.add(new)
-        return slots_S
+        return slots, self._table.extend(plan.rows)
 
     def _send(self, rows: StepRows, num_rows: int, num_tokens: int) -> _Sampled | None:
         """Prepare the input buffers; returns what sampling needs on the device, or None when no row samples."""
