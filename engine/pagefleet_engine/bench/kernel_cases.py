@@ -23,12 +23,14 @@ from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
 from pagefleet_kernels.tuning import AttentionTile
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 
 BLOCK_SIZE = 16
+_FLASH_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Run = Callable[[], object]
 
 
@@ -134,7 +136,8 @@ def prefill_case(
         )
 
     def peer() -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
+        with sdpa_kernel(_FLASH_FIRST, set_priority=True):
+            return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
 
     return Prepared(ours, peer, num_bytes, flops)
 
