@@ -16,7 +16,9 @@ from typing import Any, Self
 import msgspec
 
 from pagefleet_engine.engine_core.admission import check_message
+from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, WireLogprobs
+from pagefleet_engine.engine_core.messages import RequestOutput as WireOutput
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
 from pagefleet_engine.errors import InvalidRequest
@@ -261,26 +263,35 @@ class LLM:
         core = self._core
         open_outputs = {output.request.request_id: output for output in outputs}
         advance, finish = _progress_bar(len(outputs), use_tqdm)
+        garbage = GarbageSchedule()
         try:
             for output in outputs:
                 refused = core.add(output.request)
                 if refused is not None:
                     output.text.push(refused)  # raises
-            while open_outputs:
-                for answer in core.step():
-                    current = open_outputs.get(answer.request_id)
-                    chunk = current.text.push(answer) if current is not None else None
-                    if current is None or chunk is None:
-                        continue
-                    current.chunks.append(chunk)
-                    if chunk.finish_reason is not None:
-                        del open_outputs[answer.request_id]
-                        if answer.finish_reason is None:
-                            core.abort([answer.request_id])
-                        advance()
+            with garbage.paused():
+                while open_outputs:
+                    for answer in core.step():
+                        if self._take(answer, open_outputs):
+                            advance()
+                    garbage.between_steps()
         finally:
             finish()
             core.abort(list(open_outputs))  # of an error or an interruption
+
+    def _take(self, answer: WireOutput, open_outputs: dict[str, _Output]) -> bool:
+        """Hand an answer to the output that it belongs to; says whether that one is done."""
+        current = open_outputs.get(answer.request_id)
+        chunk = current.text.push(answer) if current is not None else None
+        if current is None or chunk is None:
+            return False
+        current.chunks.append(chunk)
+        if chunk.finish_reason is None:
+            return False
+        del open_outputs[answer.request_id]
+        if answer.finish_reason is None:
+            self._core.abort([answer.request_id])
+        return True
 
     def _result(
         self, request_id: str, prompt: str | None, prompt_token_ids: list[int], outputs: Sequence[_Output]

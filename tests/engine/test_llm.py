@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pagefleet_engine import LLM, RequestOutput, SamplingParams
+from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.errors import ConfigError, ContextTooLong, InvalidRequest, ModelLoadError
 
 from tests.fakes.small_model import CONTEXT, VOCAB_SIZE, write_small_model
@@ -158,6 +160,22 @@ def test_a_wrong_prompt_runs_nothing(llm: LLM, prompt: dict[str, Any], error: ty
 def test_as_many_parameters_as_prompts(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="2 entries for 1 prompts"):
         llm.generate("x", [GREEDY, GREEDY])
+
+
+def test_garbage_is_collected_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    enabled_in_steps, collections = set(), []
+    step = llm._core.step
+
+    def watched_step() -> list[Any]:
+        enabled_in_steps.add(gc.isenabled())
+        return step()
+
+    monkeypatch.setattr(llm._core, "step", watched_step)
+    monkeypatch.setattr(GarbageSchedule, "between_steps", lambda _: collections.append(gc.isenabled()))
+    llm.generate("between two steps", SamplingParams(max_tokens=5, ignore_eos=True))
+    assert enabled_in_steps == {False}
+    assert len(collections) >= 5
+    assert gc.isenabled()
 
 
 def test_an_interrupted_run_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

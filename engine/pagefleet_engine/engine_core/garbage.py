@@ -8,6 +8,8 @@ steps: while steps overlap, the device is busy with the next one then.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -25,6 +27,17 @@ class GarbageSchedule:
         gc.collect()
         gc.freeze()
         gc.disable()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The automatic collector is off within, for a loop of steps in somebody else's process; then as it was."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
     def between_steps(self) -> None:
         """Collect if enough was made since the last time; otherwise this costs a fraction of a microsecond."""

@@ -115,3 +115,14 @@ def test_no_collection_starts_inside_a_step_and_garbage_stays_bounded(tmp_path: 
     assert watch.seen[-1] == (2, False)  # the idle moment
     assert Cycle.alive == 0
     wire.reader.close()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_loop_in_another_process_leaves_its_collector_as_it_was(collects: bool) -> None:
+    (gc.enable if collects else gc.disable)()
+    try:
+        with GarbageSchedule().paused():
+            assert not gc.isenabled()
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
