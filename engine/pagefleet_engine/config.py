@@ -19,6 +19,10 @@ Quantization = Literal["fp8"]
 KVCacheDType = Literal["auto", "fp8"]
 CudaGraphs = Literal["auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 
+# Far beyond what pays; buffers are made for this many.
+_MOST_SEQS = 2**16
+_MOST_BATCHED_TOKENS = 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -95,6 +99,9 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
             _at_least(name, getattr(self, name), 1)
+        for name, high in (("max_num_seqs", _MOST_SEQS), ("max_num_batched_tokens", _MOST_BATCHED_TOKENS)):
+            if getattr(self, name) > high:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give at most {high}")
         _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         _at_least("max_num_queued_tokens", self.max_num_queued_tokens, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -144,3 +144,9 @@ def test_public_names_are_found_lazily() -> None:
     )
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = pagefleet_engine.Nothing
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
+def test_a_step_beyond_any_device_is_refused_before_buffers_are_made(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 3000000000: give at most"):
+        engine_config({"model": "/m", name: 3 * 10**9})

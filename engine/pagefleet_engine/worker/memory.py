@@ -121,9 +121,10 @@ def check_free(size: KVCacheSize, free: int) -> None:
     num_bytes = size.num_blocks * size.bytes_per_block
     if num_bytes > free:
         fits = free // size.bytes_per_block
+        remedy = f"give --num-kv-blocks {fits} or --kv-cache-memory {free // 1024**2}M at most"
         raise ConfigError(
             f"a KV cache of {size.num_blocks} blocks takes {_size(num_bytes)}, {_size(free)} of memory are free: "
-            f"give --num-kv-blocks {fits} or --kv-cache-memory {free // 1024**2}M at most"
+            f"{remedy if fits else 'not one block fits, lower --block-size'}"
         )
 
 

@@ -27,7 +27,7 @@ _SAID: dict[Stage, tuple[str, str]] = {
     ),
     "kv_pool": (
         "while the KV cache was allocated",
-        "lower --gpu-memory-utilization, --kv-cache-memory or --num-kv-blocks",
+        "lower --gpu-memory-utilization, --kv-cache-memory, --num-kv-blocks or --max-num-seqs",
     ),
     "warm_up": (
         "in the first step",
@@ -45,6 +45,6 @@ def naming_the_remedy(stage: Stage) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         when, remedy = _SAID[stage]
         raise ConfigError(f"the device ran out of memory {when}: {remedy}") from error

@@ -106,6 +106,8 @@ def test_a_pool_larger_than_what_is_free_is_refused() -> None:
     check_free(pool, 2 * GIB)
     with pytest.raises(ConfigError, match=r"2.00 GiB, 3.5 MiB of memory are free: give --num-kv-blocks 3 or .* 3M at"):
         check_free(pool, 7 * MIB // 2)
+    with pytest.raises(ConfigError, match=r"not one block fits, lower --block-size$"):
+        check_free(pool, MIB // 2)
 
 
 def test_activations_grow_with_tokens_and_rows() -> None:

@@ -27,6 +27,11 @@ def test_each_stage_names_itself_and_its_flag(stage: Stage, when: str, flag: str
     assert "\n" not in said
 
 
+def test_a_full_host_names_the_flag_too() -> None:
+    with pytest.raises(ConfigError, match="--max-num-seqs"), naming_the_remedy("kv_pool"):
+        raise MemoryError("Unable to allocate 405. GiB")
+
+
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="of another kind"), naming_the_remedy("weights"):
         raise RuntimeError("of another kind")

@@ -70,14 +70,21 @@ class QuantizedSlots:
             weight_OI, scales = quantize_rows(weight_OI, scheme.number)
         else:
             scales = arrived[scheme.scale_name]
+            self._check(scheme.scale_name, scales.isfinite())
         if scheme.weight_scales == "tensor":
             # One scale per part becomes one per row: the parts keep their own without being rounded again.
             rows = torch.tensor(self._outputs, device=scales.device)
             scales = scales.repeat_interleave(rows)
         # Parts read the same inputs, which are quantized once: with the scale that covers the widest range.
         input_scale = arrived[_INPUT_SCALE].amax() if _INPUT_SCALE in arrived else None
+        if input_scale is not None:
+            self._check(_INPUT_SCALE, input_scale.isfinite() & (input_scale > 0.0))
         place = self._placement
         return QuantizedMatrix(scheme, self._form, weight_OI, scales, input_scale, place.dtype, place.traceable)
+
+    def _check(self, name: str, usable: Tensor) -> None:
+        if not usable.all():
+            raise ModelLoadError(f"{self._placement.path}: {name} holds no usable scale: download the checkpoint again")
 
 
 def _scale_shape(

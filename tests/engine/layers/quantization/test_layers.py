@@ -153,3 +153,15 @@ def test_blocks_must_end_where_parts_do() -> None:
     recipe = Recipe("float", "block", "group", BLOCK)
     with pytest.raises(ModelLoadError, match=r"qkv_proj: parts of 32, 8, 8 rows .* block of 16 rows"):
         Linear(INPUTS, (32, 8, 8), False, placed(recipe, torch.float32))
+
+
+@pytest.mark.parametrize(("name", "value"), [("weight_scale", float("nan")), ("input_scale", 0.0)])
+def test_a_scale_that_spoils_every_answer_is_refused(name: str, value: float) -> None:
+    recipe = Recipe("float", "channel", "tensor")
+    slots = dict(Linear(INPUTS, (32,), False, placed(recipe, torch.float32)).weights())
+    stored, scale, _ = quantize(numbers(32, INPUTS), recipe)
+    given = {"weight_scale": scale, "input_scale": torch.tensor(0.05)}
+    for slot, tensor in given.items():
+        slots[slot].fill(0, torch.full_like(tensor, value) if slot == name else tensor)
+    with pytest.raises(ModelLoadError, match=f"qkv_proj: {name} holds no usable scale"):
+        slots["weight"].fill(0, stored)
