@@ -35,7 +35,7 @@ _TITLES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """Tells a mistake in one line; argparse itself would print the usage of every option before it."""
 
     def error(self, message: str) -> NoReturn:
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; options that are not given are absent from its result."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="pagefleet serve",
         description="Serve a model with an OpenAI-compatible API.",
         epilog=f"Every option can also be set by the environment ({ENVIRONMENT_PREFIX}MAX_MODEL_LEN=4096) "
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     groups = {group: parser.add_argument_group(title) for group, title in _TITLES.items()}
     for setting in settings().values():
         if setting.name != "model":
-            _add_option(groups[setting.group], setting)
+            add_option(groups[setting.group], setting, setting.name)
     return parser
 
 
@@ -98,12 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _add_option(group: argparse._ArgumentGroup, setting: Setting) -> None:
+def add_option(group: argparse._ArgumentGroup, setting: Setting, dest: str) -> None:
+    """Add the flag of a setting; its value, as text, becomes the attribute `dest`, absent if it is not given."""
     flag = "--" + setting.name.replace("_", "-")
     text = setting.help.replace("%", "%%")
     if setting.default not in (None, MISSING) and "default" not in text:
         text += f" Default: {setting.default}."
-    options: dict[str, Any] = {"dest": setting.name, "help": text}
+    options: dict[str, Any] = {"dest": dest, "help": text, "default": argparse.SUPPRESS}
     if setting.kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
     else:

@@ -32,7 +32,7 @@ def run(overlap: bool) -> tuple[list[RequestOutput], int]:
     ) as llm:
         outputs = llm.generate(PROMPTS, SAMPLINGS, use_tqdm=False)
         assert llm._core.executor.max_in_flight == (2 if overlap else 1)
-        return outputs, llm._core.stats().preemptions
+        return outputs, llm.stats().preemptions
 
 
 def tokens(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, str | None]]:
