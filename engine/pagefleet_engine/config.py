@@ -45,8 +45,8 @@ class ModelConfig:
     device: Device = "auto"
     """auto: CUDA where there is a GPU, else the CPU."""
     quantization: Quantization | None = None
-    """fp8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it; a checkpoint that is
-    quantized says so itself."""
+    """fp8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it (on a CPU, which has no
+    fp8, they take no less memory); a checkpoint that is quantized says so itself."""
     num_threads: int | None = None
     """CPU threads of the model; default: one per core that this process may use."""
 
@@ -124,9 +124,9 @@ class ExecutionConfig:
     async_scheduling: bool | None = None
     """Plan and launch the next step while one runs; default: on a GPU."""
     cascade_attention: bool = False
-    """Attend once to the prefix that all running requests share."""
+    """Attend once to the prefix that all running requests share; has no effect on a CPU."""
     profile_cache: bool = True
-    """Remember how much memory a step of this model takes, so that the next start need not measure it."""
+    """Remember how much of a GPU's memory a step of this model takes, so that the next start need not measure it."""
     cache_dir: str | None = None
     """Folder of what is remembered between starts; default: ~/.cache/pagefleet."""
 
