@@ -1,38 +1,24 @@
-"""Makes checkpoints of real shapes with random weights, for benchmarks. Needs torch and safetensors only."""
+"""Makes checkpoints of Llama's shapes with random weights, the same for the same seed, for comparisons with peers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from pagefleet_engine.bench.shapes import named_shapes
 from safetensors.torch import save_file
 
-LLAMA_125M = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
+LLAMA_125M: dict[str, object] = {
+    **named_shapes()["llama-125m"],
+    "architectures": ["LlamaForCausalLM"],  # which peers want to know
     "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "bfloat16",
 }
 """12 layers, width 768, MLP 2048, 12 heads, 4 KV heads, 32k vocabulary: 124.7 M parameters, 249 MB in bfloat16."""
 
 
-def llama_checkpoint(folder: Path, config: dict[str, object], seed: int = 0) -> Path:
+def llama_checkpoint(folder: Path, config: Mapping[str, object], seed: int = 0) -> Path:
     """Write a Llama checkpoint with weights from N(0, 0.02) into `folder`, unless it is there already."""
     if (folder / "model.safetensors").exists():
         return folder
@@ -43,11 +29,11 @@ def llama_checkpoint(folder: Path, config: dict[str, object], seed: int = 0) -> 
         for name, shape in _llama_shapes(config).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=2))
     return folder
 
 
-def _llama_shapes(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
+def _llama_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     def size(name: str) -> int:
         value = config[name]
         assert isinstance(value, int)

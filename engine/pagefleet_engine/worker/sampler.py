@@ -64,7 +64,6 @@ class Sampler:
     ) -> None:
         """`tokens_SM`: int32, the slots' tokens, where sampled ones are added; `kernels` forces Triton or the twins."""
         self._table = SamplingTable(num_slots, vocab_size, engine_seed, device, kernels)
-        self._device = device
         self._tokens_SM = tokens_SM
         self._kernels = kernels
 
