@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
+from traceback import clear_frames
 
 from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult
 from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS
@@ -85,6 +86,7 @@ class StepQueue:
             return step.plan, _all_failed(step.plan, FailureKind.OUT_OF_MEMORY)
         except Exception as error:  # as above
             _log.exception("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows))
+            clear_frames(error.__traceback__)  # they hold the step's tensors, and the error, which holds them
             if self._in_doubt and step.in_doubt:
                 raise EngineDead(f"two steps in a row failed, the last with {type(error).__name__}") from error
             self._in_doubt = True

@@ -108,11 +108,11 @@ class Worker:
         try:
             return self._runner.launch(plan)
         except torch.OutOfMemoryError as error:
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise StepOutOfMemory(
-                f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {error}"
-            ) from error
+            reason = str(error)
+        # Not before the error is gone: it holds what the step had computed.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {reason}")
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launch a plan and wait for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.step import FailureKind, StepPlan
 from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
 from pagefleet_engine.errors import EngineDead, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
@@ -34,6 +36,10 @@ class Faults:
     def after(self, plan: StepPlan) -> None:
         if plan.step_id in self.at_end:
             raise self.at_end[plan.step_id]
+
+
+class Computed:
+    """What a tensor of a step would be."""
 
 
 @pytest.fixture
@@ -208,6 +214,24 @@ def test_out_of_memory_ends_a_steps_requests_and_never_the_core(
         ask(core, "a")
         outputs = run(core)
     assert tokens(outputs["a"]) == [11, 12, 13]
+
+
+@pytest.mark.parametrize("when", ["at_launch", "at_end"])
+def test_a_failed_step_keeps_nothing_of_what_it_computed(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    computed: list[weakref.ref[Computed]] = []
+
+    def fail(faults: Faults, plan: StepPlan) -> None:
+        if not computed:
+            tensor = Computed()
+            computed.append(weakref.ref(tensor))
+            raise RuntimeError("a device error")
+
+    monkeypatch.setattr(Faults, "before" if when == "at_launch" else "after", fail)
+    with GarbageSchedule().paused():
+        core = scripted_core(CONFIG, Faults().before, Faults().after, 2)
+        ask(core, "a")
+        assert run(core)["a"][-1].error_kind == "failed"
+        assert [reference() for reference in computed] == [None]
 
 
 def test_out_of_memory_is_logged_with_what_the_device_said(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,14 @@ from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.worker.model_runner import ModelRunner
 from pagefleet_engine.worker.worker import Worker, resolve_max_model_len
 from pagefleet_protocol.block_hash import PrefixScope
+from torch import Tensor
 
 from tests.fakes.architectures import llama_arch, llama_config
 
@@ -208,3 +211,18 @@ def test_a_model_that_computes_no_numbers_is_said_at_the_start(
     Worker(make_config(folder), folder, llama_arch())
     assert "not a number" in caplog.text
     assert "overflows in float32" in caplog.text
+
+
+def test_a_step_without_memory_keeps_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(make_config(folder), folder, llama_arch())
+    computed: list[weakref.ref[Tensor]] = []
+
+    def out_of_memory(runner: ModelRunner, plan: StepPlan) -> None:
+        hidden_TD = torch.zeros(plan.num_tokens, 8)
+        computed.append(weakref.ref(hidden_TD))
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(ModelRunner, "launch", out_of_memory)
+    with pytest.raises(StepOutOfMemory, match="a step of 5 tokens in 0 requests: tried to allocate 2 GiB"):
+        worker.launch(StepPlan(1, (), (), (), 5))
+    assert [reference() for reference in computed] == [None]
