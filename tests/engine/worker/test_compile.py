@@ -15,7 +15,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.layers.quantization.scheme import Quantization
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.model import Model
-from pagefleet_engine.worker.compile import CompiledModel, compile_model, fingerprint
+from pagefleet_engine.worker.compile import compile_model, fingerprint
 from torch import Tensor
 
 from tests.fakes.architectures import llama_arch
@@ -186,9 +186,8 @@ def test_before_and_beside_the_warm_up_nothing_is_compiled(tmp_path: Path) -> No
 
 
 def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
-    model: Any = CompiledModel.__new__(CompiledModel)
-    model._model = make("llama")
-    model._model.arch = replace(model._model.arch, quantization=Quantization(rules=()))
+    model: Any = make("llama")
+    model.arch = replace(model.arch, quantization=Quantization(rules=()))
     with pytest.raises(ConfigError, match=r"quantized.*leave --compile out"):
         compile_model(model, tmp_path, torch.float32, CPU)
 
