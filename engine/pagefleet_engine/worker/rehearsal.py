@@ -34,9 +34,15 @@ _TALLEST = 512
 
 
 def rehearse(
-    runner: ModelRunner, row_lens: Sequence[int], limits: RunnerLimits, sampling: SamplingParams = _SAMPLING
+    runner: ModelRunner,
+    row_lens: Sequence[int],
+    limits: RunnerLimits,
+    sampling: SamplingParams = _SAMPLING,
+    *,
+    and_decode: bool = True,
 ) -> bool:
-    """Compute prompts of these lengths in one step, then one token of each in another; leaves nothing but used pages.
+    """Compute prompts of these lengths in one step, then (`and_decode`) one token of each in another; leaves nothing
+    but used pages.
 
     The pool needs `blocks_needed`; blocks are taken from 0 on.
     Returns whether every prompt gave a token; False means that the model computes no numbers.
@@ -52,7 +58,7 @@ def rehearse(
             tables.append(range(next_block, next_block + num_blocks))
             next_block += num_blocks
         prompts.append(ScheduledRow(name, 0, length, tables, True))
-        if length + 2 <= limits.max_model_len:
+        if and_decode and length + 2 <= limits.max_model_len:
             outputs.append(ScheduledRow(name, length, 1, (), True))
     first = runner.execute(StepPlan(0, (), new, prompts, sum(row_lens)))
     alive = [row for row in outputs if row.request_id not in first.failed]
@@ -69,7 +75,8 @@ def rehearse_everything(runner: ModelRunner, limits: RunnerLimits, num_blocks: i
     """
     for row_lens in _every_batch(limits):
         if blocks_needed(row_lens, limits) <= num_blocks:
-            rehearse(runner, row_lens, limits)
+            # prompts of one token are what decodes look like: a second step would show nothing new
+            rehearse(runner, row_lens, limits, and_decode=False)
     for sampling in _EVERY_SAMPLING:
         if blocks_needed([4], limits) <= num_blocks and limits.max_model_len > 5:
             rehearse(runner, [4], limits, sampling)

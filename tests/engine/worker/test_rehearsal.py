@@ -105,3 +105,5 @@ def test_every_number_of_rows_is_rehearsed_alone_and_beside_a_prompt() -> None:
     seen = {(len(batch.query_lens), batch.max_query_len) for batch in backend.batches if batch.query_lens is not None}
     assert {(rows, 1) for rows in (1, 2, 4, 6)} | {(rows, 32) for rows in (1, 2, 3, 4, 6)} <= seen
     assert {(1, length) for length in (1, 2, 4, 8, 16, 32, 63)} <= seen
+    repeated = [batch for batch in backend.batches if batch.seq_lens == [33]]  # a token after a prompt of 32
+    assert repeated == []
