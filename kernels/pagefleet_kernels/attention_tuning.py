@@ -46,17 +46,6 @@ class AttentionWorkload:
         """Which tiles serve it."""
         return "decode" if self.query_len == 1 else "prefill"
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of keys and values that one pass reads at least once: the bound of a decode step."""
-        return 2 * self.num_seqs * self.seq_len * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    @property
-    def num_operations(self) -> int:
-        """Multiplications and additions of both products, for the pairs that are not hidden: the bound of a prefill."""
-        pairs = self.query_len * self.seq_len - self.query_len * (self.query_len - 1) // 2
-        return 4 * self.num_seqs * self.num_heads * self.head_dim * pairs
-
 
 @dataclass(frozen=True, slots=True)
 class TileTiming:
