@@ -18,6 +18,9 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.tuning import launch_table
 
+_WORD_TILE = 16
+"""Words up to this length run one kernel, which is compiled before anyone asks for it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListedTokens:
@@ -111,7 +114,7 @@ def ban_bad_words_(logits_RV: Tensor, bad: BadWords, history: History, *, backen
         history.tokens_SL.stride(0),
         longest,
         VOCAB=logits_RV.shape[1],
-        WIDTH=next_power_of_2(longest),
+        WIDTH=max(_WORD_TILE, next_power_of_2(longest)),
         num_warps=1,
         **COMPILE_OPTIONS,
     )
