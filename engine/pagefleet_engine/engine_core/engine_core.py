@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.admission import to_request
 from pagefleet_engine.engine_core.faults import INVALID, QUEUE_FULL
@@ -58,19 +59,14 @@ class EngineCore:
         except InvalidRequest as error:
             return refusal(message.request_id, error.message, INVALID, error.param, error.code)
         except QueueFull as error:
-            return RequestOutput(
-                message.request_id,
-                [],
-                "error",
-                error=str(error),
-                error_kind=QUEUE_FULL,
-                retry_after_s=error.retry_after_s,
-            )
+            return refusal(message.request_id, str(error), QUEUE_FULL, retry_after_s=error.retry_after_s)
         return None
 
     def abort(self, request_ids: Sequence[str]) -> list[RequestOutput]:
         """End requests and free their blocks; returns the last output of those that were open."""
-        return [RequestOutput(request_id, [], "abort") for request_id in self._scheduler.abort(request_ids)]
+        return [
+            RequestOutput(request_id, [], FinishReason.ABORT.value) for request_id in self._scheduler.abort(request_ids)
+        ]
 
     def step(self) -> list[RequestOutput]:
         """Launch what can be launched, then wait for the oldest step; returns what there is to tell of it.

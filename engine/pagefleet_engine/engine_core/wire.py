@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagefleet_engine.core.outputs import RequestUpdate
+from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind, TokenLogprobs
 from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
@@ -29,10 +30,24 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
 
 
 def refusal(
-    request_id: str, message: str, kind: str, param: str | None = None, code: str | None = None
+    request_id: str,
+    message: str,
+    kind: str,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after_s: float | None = None,
 ) -> RequestOutput:
     """Return the last output of a request that ends with an error."""
-    return RequestOutput(request_id, [], "error", error=message, error_kind=kind, error_param=param, error_code=code)
+    return RequestOutput(
+        request_id,
+        [],
+        FinishReason.ERROR.value,
+        error=message,
+        error_kind=kind,
+        error_param=param,
+        error_code=code,
+        retry_after_s=retry_after_s,
+    )
 
 
 def _failure(request_id: str, kind: FailureKind) -> RequestOutput:
