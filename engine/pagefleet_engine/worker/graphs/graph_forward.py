@@ -160,6 +160,7 @@ def _explained(graphs: DeviceGraphs) -> Iterator[None]:
             yield
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"CUDA graphs cannot be captured here ({reason}): start with --cuda-graphs none") from error
+        remedy = "install gcc and Python's headers" if "compiler" in reason else "start with --cuda-graphs none"
+        raise ConfigError(f"CUDA graphs cannot be captured here ({reason}): {remedy}") from error
     finally:
         graphs.abandon()
