@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pagefleet_engine.bench.report import Report
 from pagefleet_engine.cli import OneLineParser
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, InvalidRequest
 
 BENCHMARKS = {
     "latency": "a batch alone: time to the first token, time per token",
@@ -22,6 +22,8 @@ BENCHMARKS = {
     "serve": "a server under load: latencies by percentile, goodput at a target",
     "kernels": "the GPU kernels one by one, against torch; --tune fills the launch table",
 }
+
+_COUNTS = ("batch_size", "num_requests", "repeats")
 
 
 class Benchmark(Protocol):
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(given)
-    except ConfigError as error:
+    except (ConfigError, InvalidRequest) as error:
         print(f"pagefleet bench: error: {error}", file=sys.stderr)
         return 2
 
@@ -62,6 +64,12 @@ def _run(given: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="Write the report there.")
     benchmark.add_arguments(parser)
     parsed = parser.parse_args(rest)
+    for count in _COUNTS:
+        if getattr(parsed, count, 1) < 1:
+            raise ConfigError(f"--{count.replace('_', '-')} is {getattr(parsed, count)}: give at least 1")
+    folder = os.path.dirname(os.path.abspath(parsed.json or "."))
+    if not os.path.isdir(folder):
+        raise ConfigError(f"--json: there is no folder {folder}: make it, or give another FILE")
     report = replace(benchmark.run(parsed), command=("pagefleet", "bench", *given))
     print(report.table())
     if parsed.json:
