@@ -82,6 +82,7 @@ def run(arguments: argparse.Namespace) -> Report:
         plot_distributions(_latencies_ms(timings), "pagefleet bench serve", Path(arguments.plot))
     names = ("num_requests", "request_rate", "burstiness", "max_concurrency", "input_len", "output_len")
     settings = {key: _plain(getattr(arguments, key)) for key in (*names, "shared_prefix", "workload_seed")}
+    settings["model"] = arguments.shape or name
     return Report(
         name="serve", settings=settings | {"slo_ms": arguments.slo}, figures=_figures(timings, failures, slo, seconds)
     )

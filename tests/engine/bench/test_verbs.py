@@ -79,6 +79,7 @@ def test_serve_starts_a_server_and_draws_what_it_saw(tmp_path: Path) -> None:
         "--max-concurrency=4", "--slo", "ttft:60000", "tpot:60000", f"--plot={plot}",
     )  # fmt: skip
     figures = report["figures"]
+    assert report["settings"]["model"] == "llama-1m"
     assert (figures["completed"], figures["failed"]) == (6, 0)
     assert figures["goodput_share"] == 1.0
     assert figures["ttft_ms"]["p50"] <= figures["ttft_ms"]["p99"] <= figures["e2e_ms"]["p99"]
