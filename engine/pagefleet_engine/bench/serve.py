@@ -20,7 +20,7 @@ from typing import Any
 
 from pagefleet_engine.bench.arrivals import arrival_times
 from pagefleet_engine.bench.engine_options import add_engine_arguments, model_folder
-from pagefleet_engine.bench.goodput import Timing, goodput, parse_slo
+from pagefleet_engine.bench.goodput import Timing, goodput, meets, parse_slo
 from pagefleet_engine.bench.load_client import Failure, Outcome, Target, drive, served_model
 from pagefleet_engine.bench.percentiles import summary
 from pagefleet_engine.bench.plot import plot_distributions, require_matplotlib
@@ -102,7 +102,8 @@ def _figures(
     figures |= {f"{name}_ms": summary(values) for name, values in _latencies_ms(timings).items()}
     if slo:
         figures["goodput_requests_per_s"] = goodput(timings, slo, seconds)
-        figures["goodput_share"] = figures["goodput_requests_per_s"] * seconds / (len(timings) + figures["failed"])
+        kept = sum(meets(timing, slo) for timing in timings)
+        figures["goodput_share"] = kept / (len(timings) + figures["failed"])
     if failures:
         figures["failures"] = dict(failures.most_common(5))
     return figures
