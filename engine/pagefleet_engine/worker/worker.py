@@ -19,7 +19,6 @@ from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
-from pagefleet_engine.worker.compile import compile_model
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -130,6 +129,8 @@ class Worker:
         Raises:
             ConfigError: it cannot be compiled here.
         """
+        from pagefleet_engine.worker.compile import compile_model  # noqa: PLC0415 imports dynamo: a second or two
+
         folder = default_cache_dir(self._config.execution.cache_dir) / "compile"
         with self._times.phase("compile"), torch.inference_mode():
             compiled = compile_model(model, folder, self._dtype, self._device)
