@@ -14,9 +14,9 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagefleet_engine.bench.arrivals import arrival_times
 from pagefleet_engine.bench.engine_options import add_engine_arguments, model_folder
@@ -27,6 +27,9 @@ from pagefleet_engine.bench.plot import plot_distributions, require_matplotlib
 from pagefleet_engine.bench.report import Report
 from pagefleet_engine.bench.workloads import make_workload, parse_lengths
 from pagefleet_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pagefleet_engine.bench.offline import Subject
 
 _START_TIMEOUT_S = 600.0
 
@@ -63,7 +66,14 @@ def run(arguments: argparse.Namespace) -> Report:
     )
     arrivals = list(arrival_times(count, arguments.request_rate, arguments.burstiness, seed))
     api_key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-    with _server(arguments) as base_url:
+    with ExitStack() as stack:
+        subject = None
+        if arguments.base_url:
+            base_url = arguments.base_url.rstrip("/")
+        else:
+            model, options = stack.enter_context(model_folder(arguments))
+            subject = _subject(model, options)
+            base_url = stack.enter_context(_server(model, options))
         name = arguments.served_name or asyncio.run(served_model(base_url, api_key))
         outcomes: list[Outcome] = []
         with _progress(count) as advance:
@@ -83,9 +93,25 @@ def run(arguments: argparse.Namespace) -> Report:
     names = ("num_requests", "request_rate", "burstiness", "max_concurrency", "input_len", "output_len")
     settings = {key: _plain(getattr(arguments, key)) for key in (*names, "shared_prefix", "workload_seed")}
     settings["model"] = arguments.shape or name
+    figures = _figures(timings, failures, slo, seconds)
+    if subject is not None:
+        output_lens = [len(timing.token_times) for timing in timings]
+        input_lens = [timing.num_input_tokens for timing in timings]
+        floor = subject.cost.batch_seconds(subject.roofline, input_lens, output_lens)
+        figures["share_of_roofline"] = floor / seconds
     return Report(
-        name="serve", settings=settings | {"slo_ms": arguments.slo}, figures=_figures(timings, failures, slo, seconds)
+        name="serve",
+        settings=settings | {"slo_ms": arguments.slo},
+        figures=figures,
+        roofline=None if subject is None else subject.roofline,
     )
+
+
+def _subject(model: str, options: dict[str, Any]) -> Subject:
+    """The model and this machine, measured before the server takes its memory."""
+    from pagefleet_engine.bench.offline import Subject  # noqa: PLC0415 torch
+
+    return Subject.of(model, options)
 
 
 def _figures(
@@ -133,24 +159,27 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _server(arguments: argparse.Namespace) -> Iterator[str]:
-    """The base URL of the server to measure: the one that is given, or one that lives as long as this."""
-    if arguments.base_url:
-        yield arguments.base_url.rstrip("/")
-        return
-    with model_folder(arguments) as (model, options), socket.socket() as probe:
+def _server(model: str, options: dict[str, Any]) -> Iterator[str]:
+    """The base URL of a server that lives as long as this."""
+    with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        probe.close()
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "pagefleet_engine.cli", model, "--port", str(port), *flags]
-        process = subprocess.Popen(command)
-        try:
-            _wait_until_ready(process, port)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            process.terminate()
-            process.wait()
+    flags = [_flag(name, value) for name, value in options.items()]
+    process = subprocess.Popen([sys.executable, "-m", "pagefleet_engine.cli", model, "--port", str(port), *flags])
+    try:
+        _wait_until_ready(process, port)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _flag(name: str, value: object) -> str:
+    """A setting as `pagefleet serve` takes it."""
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{word}" if value else f"--no-{word}"
+    return f"--{word}={value}"
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:

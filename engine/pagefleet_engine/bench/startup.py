@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from pagefleet_engine.bench.engine_options import add_engine_arguments, model_folder
+from pagefleet_engine.bench.engine_options import add_engine_arguments, engine_settings, model_folder
 from pagefleet_engine.bench.percentiles import percentile
 from pagefleet_engine.bench.report import Report
 from pagefleet_engine.errors import ConfigError
@@ -26,8 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """See Benchmark. The first process is reported apart: it may find caches cold."""
+    from pagefleet_engine.bench.roofline import measure_roofline  # noqa: PLC0415 torch
+    from pagefleet_engine.worker.device import resolve_device  # noqa: PLC0415
+
     with model_folder(arguments) as (model, options):
-        starts = [_start(model, options, arguments.timeout) for _ in range(max(1, arguments.repeats))]
+        starts = [_start(model, options, arguments.timeout) for _ in range(arguments.repeats)]
     warm = starts[1:] or starts
     phases = {name for start in warm for name in start["phases"] if name != "total"}
     figures = {
@@ -42,7 +45,8 @@ def run(arguments: argparse.Namespace) -> Report:
         "first_token_ms": percentile([start["first_token_s"] for start in warm], 50) * 1e3,
     }
     settings = {"repeats": arguments.repeats, **options, "model": arguments.shape or "a folder"}
-    return Report(name="startup", settings=settings, figures=figures)
+    roofline = measure_roofline(resolve_device(engine_settings(arguments).get("device", "auto")))
+    return Report(name="startup", settings=settings, figures=figures, roofline=roofline)
 
 
 def _start(model: str, options: dict[str, Any], timeout: float) -> dict[str, Any]:

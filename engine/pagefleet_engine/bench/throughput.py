@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> Report:
         workload = make_workload(arguments.num_requests, inputs, outputs, vocab_size, seed=arguments.prompt_seed)
         run_once(llm, workload, [min(8, n) for n in workload.output_lens])
         idle_before = llm.stats().gpu_idle_seconds
-        times = [run_once(llm, workload) for _ in range(max(1, arguments.repeats))]
+        times = [run_once(llm, workload) for _ in range(arguments.repeats)]
         idle = (llm.stats().gpu_idle_seconds - idle_before) / len(times)
         llm.shutdown()
     seconds = percentile(times, 50)

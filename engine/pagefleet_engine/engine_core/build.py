@@ -12,10 +12,8 @@ from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
 from pagefleet_engine.executor.in_process import InProcessExecutor
-from pagefleet_engine.loader.dtype import resolve_dtype
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.startup import StartupTimes
-from pagefleet_engine.worker.device import resolve_device
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +41,12 @@ def build_core(config: EngineConfig, times: StartupTimes | None = None) -> tuple
     )
     scheduler = Scheduler(config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention)
     name = served_name(config.model.model, config.model.served_model_name)
-    dtype = resolve_dtype(config.model.dtype, arch.dtype, resolve_device(config.model.device))
     ready = Ready(
         limits.max_model_len,
         limits.vocab_size,
         cache.num_blocks,
         cache.block_size,
-        str(dtype).removeprefix("torch."),
+        executor.dtype,
         times.seconds(),
     )
     _log.info("%s", times.describe())

@@ -26,6 +26,8 @@ class InProcessExecutor:
         size, groups = self._worker.cache, self._worker.kv_groups
         self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, groups)
         self._max_in_flight = self._worker.max_in_flight
+        self.dtype = self._worker.dtype
+        """Name of the type that the model computes in."""
         self.max_model_len = size.max_model_len
         """Longest prompt plus output that fits the model and the KV pool."""
 

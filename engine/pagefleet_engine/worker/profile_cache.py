@@ -104,9 +104,10 @@ class ProfileCache:
         content = {"format": _FORMAT, "facts": self._facts, "step_memory": dataclasses.asdict(memory)}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".tmp", delete=False) as file:
-                json.dump(content, file, indent=1, sort_keys=True)
-            os.replace(file.name, self.path)
+            with tempfile.TemporaryDirectory(dir=self.path.parent) as scratch:  # gone, whatever happens
+                file = Path(scratch) / self.path.name
+                file.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+                os.replace(file, self.path)
         except OSError as error:
             _log.warning("what a step takes of memory was not kept (%s): the next start measures again", error)
 

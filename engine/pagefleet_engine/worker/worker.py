@@ -10,7 +10,7 @@ import torch
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.step import StepPlan, StepResult
+from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.dtype import resolve_dtype
@@ -94,6 +94,11 @@ class Worker:
             self._warm_up(limits)
 
     @property
+    def dtype(self) -> str:
+        """Name of the type that the model computes in, e.g. bfloat16."""
+        return _name(self._dtype)
+
+    @property
     def idle_seconds(self) -> float:
         """How long the device waited between steps that followed each other."""
         return self._runner.idle_seconds
@@ -112,10 +117,6 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {reason}")
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Launch a plan and wait for it."""
-        return self.launch(plan).result()
 
     def _placement(self) -> Placement:
         """Where and how the model's tensors live."""

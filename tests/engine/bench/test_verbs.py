@@ -76,10 +76,13 @@ def test_serve_starts_a_server_and_draws_what_it_saw(tmp_path: Path) -> None:
     plot = tmp_path / "latencies.png"
     report = run(
         tmp_path, "serve", *SMALL, "--num-requests=6", "--request-rate=50", "--input-len=5:9", "--output-len=4",
-        "--max-concurrency=4", "--slo", "ttft:60000", "tpot:60000", f"--plot={plot}",
+        "--max-concurrency=4", "--async-scheduling", "--no-profile-cache",
+        "--slo", "ttft:60000", "tpot:60000", f"--plot={plot}",
     )  # fmt: skip
     figures = report["figures"]
     assert report["settings"]["model"] == "llama-1m"
+    assert report["roofline"]["copy_bytes_per_s"] > 0
+    assert 0 < figures["share_of_roofline"] < 1
     assert (figures["completed"], figures["failed"]) == (6, 0)
     assert figures["goodput_share"] == 1.0
     assert figures["ttft_ms"]["p50"] <= figures["ttft_ms"]["p99"] <= figures["e2e_ms"]["p99"]

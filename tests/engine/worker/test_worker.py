@@ -73,7 +73,7 @@ def run(
         scheduler.add(Request(name, prompt, sampling, (2,), PrefixScope("test")))
     while scheduler.has_work:
         plan = scheduler.schedule()
-        for update in scheduler.update(plan, worker.execute(plan)):
+        for update in scheduler.update(plan, worker.launch(plan).result()):
             assert update.failure is None
             output[update.request_id] += update.new_token_ids
     return list(output.values()), scheduler
@@ -184,7 +184,7 @@ def test_warming_up_fits_the_smallest_engines(folder: Path, cache: CacheConfig, 
     plan = StepPlan(
         1, (), [NewRow("a", [4], 1, SamplingParams(temperature=0.0), ())], [ScheduledRow("a", 0, 1, ([0],), True)], 1
     )
-    assert len(worker.execute(plan).sampled[0]) == 1
+    assert len(worker.launch(plan).result().sampled[0]) == 1
 
 
 def test_max_model_len_is_checked_against_the_model() -> None:
