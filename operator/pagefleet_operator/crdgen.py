@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pagefleet_protocol.inference_service import MAX_NAME_LENGTH, InferenceService
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import CATEGORY, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from pagefleet_protocol.resource_base import MAX_NAME_LENGTH
 
 Schema = dict[str, Any]
 

@@ -1,182 +1,274 @@
 """The InferenceService, v1alpha1: what a person writes to have a model served, and what they read back.
 
 The one source of the resource's schema: `crds/` is generated from these types and `pagefleet up` reads files with them.
-A field is here only when something acts on it.
+A field is here only when something acts on it. Fields that a profile may give have no default here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, ValidationError
 
 from pagefleet_protocol.field_errors import InvalidDocument, field_errors
+from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.model_uri import ModelUriText
+from pagefleet_protocol.quantities import Quantity
+from pagefleet_protocol.resource_base import NameRef, Object, ObjectMeta, ObjectName, wrong
 
-MAX_NAME_LENGTH = 40
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
-_MODEL_URI = r"^(builtin://tiny|file:///[^\x00]+)$"
-_QUANTITY = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-_SUFFIX: Mapping[str, float] = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
-    f"{letter}i": 1024**power for power, letter in enumerate("KMGTP", start=1)
-}
-_OWN_FLAGS = {
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+_HOST_NAME = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+_ENDPOINT = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
+_HOST_PATH = r"^/[^\x00:]+$"
+_IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$"
+OWN_FLAGS = {
     "--host": "the fleet chooses it",
     "--port": "the fleet chooses it",
     "--served-model-name": "set spec.model.name",
     "--dtype": "set spec.engine.dtype",
+    "--quantization": "set spec.engine.quantization",
     "--max-model-len": "set spec.engine.maxModelLen",
-    "--drain-timeout": "the fleet chooses it",
+    "--drain-timeout": "set spec.rollout.drainSeconds",
 }
+"""Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
 
 
-def _wrong(message: str) -> PydanticCustomError:
-    # Braces would be read as a template's fields; the message is finished already.
-    return PydanticCustomError("not_allowed", "{message}", {"message": message})
+def _pattern(pattern: str, message: str) -> tuple[AfterValidator, Any]:
+    """Return what makes a string match, for us with a message that helps, for the API server as a pattern."""
 
+    def check(text: str) -> str:
+        if not re.match(pattern, text) or text.endswith("\n"):
+            raise wrong(message)
+        return text
 
-def _check_name(name: str) -> str:
-    if len(name) > MAX_NAME_LENGTH or not _NAME.match(name):
-        raise _wrong(
-            f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and not "
-            "ending with '-' (names of pods are made from it)"
-        )
-    return name
-
-
-def _check_namespace(namespace: str) -> str:
-    if not _NAMESPACE.match(namespace):
-        raise _wrong("must be at most 63 lower-case letters, digits and '-', with neither end a '-'")
-    return namespace
-
-
-def _check_served_name(name: str) -> str:
-    if not re.match(_SERVED_NAME, name) or name.endswith("\n"):
-        raise _wrong("must be at most 128 letters, digits and . _ / : -, starting with a letter or digit")
-    return name
-
-
-def _check_uri(uri: str) -> str:
-    if re.match(_MODEL_URI, uri) and not uri.endswith("\n"):
-        return uri
-    now = "give builtin://tiny, or file:///absolute/path of a folder in Hugging Face layout"
-    scheme, separator, _ = uri.partition("://")
-    if separator and scheme in ("hf", "s3", "gs", "pvc", "oci", "http", "https"):
-        raise _wrong(f"{scheme}:// is not supported yet: download the model, then {now}")
-    raise _wrong(f"{now}, not {uri[:60]!a}")
+    return AfterValidator(check), Field(json_schema_extra={"pattern": pattern})
 
 
 def _check_args(args: tuple[str, ...]) -> tuple[str, ...]:
     for arg in args:
         flag = arg.partition("=")[0]
         # Command lines may shorten a flag, so its beginnings count as well.
-        for own, remedy in _OWN_FLAGS.items():
+        for own, remedy in OWN_FLAGS.items():
             if len(flag) > 2 and own.startswith(flag):
-                raise _wrong(f"{own} cannot be given here: {remedy}")
+                raise wrong(f"{own} cannot be given here: {remedy}")
         if "\x00" in arg:
-            raise _wrong("an argument holds a NUL character")
+            raise wrong("an argument holds a NUL character")
     return args
 
 
-def _check_quantity(value: object) -> object:
-    if isinstance(value, str | int) and not isinstance(value, bool) and re.match(_QUANTITY, str(value)):
-        if quantity(str(value)) > 0:
-            return str(value)
-        raise _wrong("must be over 0")
-    shown = value if isinstance(value, float) else 0.5
-    raise _wrong(f'must be a Kubernetes quantity such as 2, "500m", "{shown}" or 8Gi (fractions in quotes)')
-
-
-def quantity(text: str) -> float:
-    """Return the number that a Kubernetes quantity (`2`, `500m`, `8Gi`) stands for."""
-    number = text.rstrip("mkKMGTPi")
-    return float(number) * _SUFFIX[text[len(number) :]]
-
-
-Quantity = Annotated[
+ServedName = Annotated[
     str,
-    BeforeValidator(_check_quantity),
-    Field(
-        json_schema_extra={
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": _QUANTITY,
-            "x-kubernetes-int-or-string": True,
-        }
-    ),
+    *_pattern(_SERVED_NAME, "must be at most 128 letters, digits and . _ / : -, starting with a letter or digit"),
+]
+Image = Annotated[
+    str, *_pattern(_IMAGE, "must be an image reference such as registry/name:tag or registry/name@sha256:…")
 ]
 
 
-class _Object(BaseModel):
-    """Strict: no unknown field, no conversion between types. YAML's camelCase, Python's snake_case."""
+class Model(Object):
+    """Which model, and under which names clients ask for it."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        serialize_by_alias=True,
-        use_attribute_docstrings=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
-
-
-class Model(_Object):
-    """Which model, and under which name clients ask for it."""
-
-    uri: Annotated[str, AfterValidator(_check_uri), Field(json_schema_extra={"pattern": _MODEL_URI, "maxLength": 1024})]
-    """builtin://tiny, or file:///absolute/path of a folder in Hugging Face layout."""
-    name: (
-        Annotated[str, AfterValidator(_check_served_name), Field(json_schema_extra={"pattern": _SERVED_NAME})] | None
-    ) = None
+    uri: ModelUriText
+    """hf://organization/name, s3://bucket/path, gs://bucket/path, pvc://claim/path, oci://registry/repository:tag,
+    file:///absolute/path or builtin://tiny."""
+    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Branch, tag or commit, of hf:// alone; default: main. All engines load the one commit that it meant at first."""
+    name: ServedName | None = None
     """What clients write as `model`; default: metadata.name."""
+    aliases: Annotated[
+        tuple[ServedName, ...],
+        Field(strict=False, max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """More names for the same model."""
+    secret_ref: NameRef | None = None
+    """Secret with the credentials of the store: HF_TOKEN; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or a Google
+    service account's key as `key.json`."""
+    endpoint: Annotated[str, *_pattern(_ENDPOINT, "must be a URL such as https://mirror.example.org")] | None = None
+    """Mirror of the store: another Hugging Face endpoint for hf://, an S3-compatible service for s3://."""
 
 
-class Engine(_Object):
+class Cache(Object):
+    """Where engines find the model's files."""
+
+    type: Literal["auto", "none", "pvc", "hostPath", "image"] = "auto"
+    """none: each pod downloads; pvc: downloaded once into a claim; hostPath: once on each node; image: an OCI image is
+    mounted; auto: image for oci://, else none."""
+    size: Quantity | None = None
+    """Of the claim that is made for type pvc; default 100Gi."""
+    claim: ObjectName | None = None
+    """An existing claim to download into, for type pvc."""
+    storage_class: ObjectName | None = None
+    """Of the claim that is made; default: the cluster's."""
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """Of the claim that is made; ReadWriteOnce keeps all engines on one node."""
+    path: Annotated[str, *_pattern(_HOST_PATH, "must be an absolute path")] | None = None
+    """Folder on the nodes, for type hostPath."""
+
+
+class SecretKey(Object):
+    """One entry of a Secret of the same namespace."""
+
+    name: ObjectName
+    """The Secret."""
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+    """The entry."""
+
+
+class EnvValue(Object):
+    """Where a variable's value comes from."""
+
+    secret_key_ref: SecretKey
+    """An entry of a Secret."""
+
+
+class EnvVar(Object):
+    """An environment variable."""
+
+    name: Annotated[str, *_pattern(_ENV_NAME, "must be letters, digits and '_', not starting with a digit")]
+    """Its name."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value."""
+    value_from: EnvValue | None = None
+    """Where its value comes from, instead of `value`."""
+
+
+class Engine(Object):
     """Settings of each engine. A change replaces the engines one by one."""
 
+    image: Image | None = None
+    """Image of the engine; default: the one that the operator was installed with."""
     args: Annotated[
         tuple[Annotated[str, Field(max_length=1024)], ...],
         Field(strict=False, max_length=64, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
         AfterValidator(_check_args),
     ] = ()
     """More flags of `pagefleet serve`, one word each."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; auto: the checkpoint's, where the device computes in it."""
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Field(
+            strict=False,
+            max_length=64,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+    """Environment variables of the engines."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    """Type of weights and activations; default auto: the checkpoint's, where the device computes in it."""
+    quantization: Literal["fp8"] | None = None
+    """fp8: weights are quantized while they are loaded; default: as the checkpoint is."""
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Longest prompt plus answer in tokens; default: what the model was made for."""
 
 
-class Resources(_Object):
+class Resources(Object):
     """What each engine gets."""
 
-    gpus: Annotated[int, Field(ge=0, le=1)] = 0
-    """GPUs per engine, 0 or 1; 0 computes on the CPU."""
+    gpus: Annotated[int, Field(ge=0, le=1)] | None = None
+    """GPUs per engine, 0 or 1; default 0: computes on the CPU."""
+    gpu_type: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Class of GPU: the InferenceProfile with this spec.gpuType gives the defaults."""
     cpu: Quantity | None = None
     """CPU cores per engine; default on this machine: an equal share."""
     memory: Quantity | None = None
-    """Memory per engine; `pagefleet up` does not limit it."""
+    """Memory per engine, request and limit; `pagefleet up` does not limit it."""
+    shm: Quantity | None = None
+    """Size of /dev/shm, counted in memory; default 1Gi."""
 
 
-class Router(_Object):
+class RouterResources(Object):
+    """What each router gets."""
+
+    cpu: Quantity | None = None
+    """CPU cores, request; default 500m."""
+    memory: Quantity | None = None
+    """Memory, request and limit; default 512Mi."""
+
+
+class RouterAuth(Object):
+    """Who may ask."""
+
+    secret_ref: SecretKey
+    """Entry with API keys, one a line. Clients send one of them as bearer token; changes take effect without restart."""
+
+
+class Router(Object):
     """The front door of the engines."""
 
     replicas: Annotated[int, Field(ge=1, le=16)] = 1
     """Routers, each with an address of its own when run locally."""
     policy: Literal["prefix", "least-load"] = "prefix"
     """prefix: prefer the engine that has the prompt's beginning cached; least-load: the one with the least work."""
+    auth: RouterAuth | None = None
+    """Who may ask; default: everybody who reaches the router."""
+    resources: RouterResources = RouterResources()
+    """What each router gets."""
 
 
-class InferenceServiceSpec(_Object):
+class Rollout(Object):
+    """How a change reaches the engines."""
+
+    max_surge: Annotated[int, Field(ge=0, le=256)] | None = None
+    """Engines more than replicas while a revision replaces another; default 1, and 0 with GPUs unless the profile says
+    that there are spare ones."""
+    max_unavailable: Annotated[int, Field(ge=0, le=256)] | None = None
+    """Engines fewer than replicas meanwhile; default 0, and 1 where maxSurge is 0."""
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
+    """What running requests get before an engine or router that has to go ends them."""
+    progress_seconds: Annotated[int, Field(ge=30, le=86_400)] = 1800
+    """A new revision that makes no progress for so long has failed; the old one keeps serving."""
+
+
+class GatewayRef(Object):
+    """A Gateway, of this namespace unless another is named."""
+
+    name: ObjectName
+    """Its name."""
+    namespace: ObjectName | None = None
+    """Its namespace."""
+    section_name: ObjectName | None = None
+    """One of its listeners; default: all."""
+
+
+class ExposeTls(Object):
+    """Encryption at the Ingress."""
+
+    secret_name: ObjectName
+    """Secret with tls.crt and tls.key."""
+
+
+class Expose(Object):
+    """How clients outside the cluster get in."""
+
+    type: Literal["ClusterIP", "Ingress", "Gateway"] = "ClusterIP"
+    """ClusterIP: not at all; Ingress: networking.k8s.io; Gateway: an HTTPRoute of gateway.networking.k8s.io."""
+    host: Annotated[str, *_pattern(_HOST_NAME, "must be a host name such as llm.example.org")] | None = None
+    """Name that clients use; needed for Ingress and Gateway."""
+    class_name: ObjectName | None = None
+    """IngressClass; default: the cluster's."""
+    gateway_ref: GatewayRef | None = None
+    """The Gateway; needed for Gateway."""
+    tls: ExposeTls | None = None
+    """Encryption, for Ingress; a Gateway has its own."""
+
+
+class Monitoring(Object):
+    """Who reads the metrics."""
+
+    service_monitor: bool = False
+    """True: make a ServiceMonitor for the Prometheus operator."""
+    labels: Annotated[dict[str, str], Field(max_length=16)] = {}
+    """More labels of the ServiceMonitor, by which Prometheus selects it."""
+
+
+class InferenceServiceSpec(Object):
     """What is wanted."""
 
     model: Model
     """Which model to serve."""
+    cache: Cache = Cache()
+    """Where engines find the model's files."""
     engine: Engine = Engine()
     """Settings of each engine. A change replaces the engines one by one."""
     replicas: Annotated[int, Field(ge=0, le=256)] = 1
@@ -185,83 +277,23 @@ class InferenceServiceSpec(_Object):
     """What each engine gets."""
     router: Router = Router()
     """The front door of the engines."""
+    rollout: Rollout = Rollout()
+    """How a change reaches the engines."""
+    expose: Expose = Expose()
+    """How clients outside the cluster get in."""
+    monitoring: Monitoring = Monitoring()
+    """Who reads the metrics."""
+    pod_template: Annotated[
+        dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    ] = {}
+    """Strategic merge patch of the engines' pod template ({metadata, spec}); it has the last word."""
+    profile_ref: NameRef | None = None
+    """InferenceProfile with defaults; default: the one of resources.gpuType, if there is one."""
+    paused: bool = False
+    """True: the operator leaves everything as it is."""
 
 
-class Condition(_Object):
-    """One statement about the service, as Kubernetes has them."""
-
-    type: Literal["Ready", "EngineReady", "RouterReady", "Progressing"]
-    """Which statement."""
-    status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
-    reason: str
-    """One word, for machines."""
-    message: str
-    """What is so, and what to do about it."""
-    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-    """When `status` last changed, RFC 3339."""
-    observed_generation: int
-    """metadata.generation that this is about."""
-
-
-class RoleStatus(_Object):
-    """How many of one role's processes there are."""
-
-    name: Literal["engine", "router"]
-    """The role."""
-    replicas: int
-    """Wanted."""
-    ready: int
-    """Answering requests now."""
-    updated: int
-    """Running the wanted revision."""
-    revision: str
-    """Hash of the wanted settings."""
-
-
-class InferenceServiceStatus(_Object):
-    """What is so."""
-
-    observed_generation: int
-    """metadata.generation that this status is about."""
-    model_name: str
-    """What clients write as `model`."""
-    url: str | None = None
-    """Where clients send requests."""
-    ready: str = ""
-    """Engines ready of engines wanted, e.g. 1/2."""
-    conditions: Annotated[
-        tuple[Condition, ...],
-        Field(
-            strict=False,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = ()
-    """Ready, EngineReady, RouterReady, Progressing."""
-    roles: Annotated[
-        tuple[RoleStatus, ...],
-        Field(
-            strict=False,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        ),
-    ] = ()
-    """Counts of engines and routers."""
-
-
-class ObjectMeta(_Object):
-    """Name and labels, as every Kubernetes object has."""
-
-    name: Annotated[str, AfterValidator(_check_name)]
-    """The service's name."""
-    namespace: Annotated[str, AfterValidator(_check_namespace)] = "default"
-    """Where it lives in a cluster."""
-    labels: dict[str, str] = {}
-    """For selecting."""
-    annotations: dict[str, str] = {}
-    """Notes of other tools."""
-
-
-class InferenceService(_Object):
+class InferenceService(Object):
     """A model to be served."""
 
     api_version: Literal["pagefleet.dev/v1alpha1"]

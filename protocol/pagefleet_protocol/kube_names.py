@@ -1,4 +1,6 @@
-"""Names under which Kubernetes and the local fleet know our resources and probes."""
+"""Names under which Kubernetes and the local fleet know our resources, objects and probes."""
+
+from __future__ import annotations
 
 GROUP = "pagefleet.dev"
 VERSION = "v1alpha1"
@@ -10,7 +12,32 @@ SINGULAR = "inferenceservice"
 SHORT_NAME = "pfis"
 CATEGORY = "pagefleet"
 
+PROFILE_KIND = "InferenceProfile"
+PROFILE_PLURAL = "inferenceprofiles"
+PROFILE_SINGULAR = "inferenceprofile"
+PROFILE_SHORT_NAME = "pfip"
+
 LIVE_PATH = "/livez"
 """Answers 200 while the process should be kept."""
 READY_PATH = "/readyz"
 """Answers 200 while the process should get traffic."""
+
+FIELD_MANAGER = "pagefleet-operator"
+"""Owner of the fields that the operator applies."""
+
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_SERVICE = f"{GROUP}/service"
+"""On everything that belongs to an InferenceService: its name."""
+LABEL_REVISION = f"{GROUP}/revision"
+"""On pods: hash of all that needs a new pod when it changes."""
+ANNOTATION_APPLIED = f"{GROUP}/applied"
+"""On children: hash of the object as the operator last wanted it."""
+
+RESERVED_SUFFIXES = ("-engine", "-router", "-model", "-openai")
+"""Ends that no InferenceService's name may have: children of another one are called so."""
+
+SERVING_PORT = 8000
+"""Where engines and routers listen in pods, and where a download tells its progress."""

@@ -9,7 +9,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pagefleet_protocol.inference_service import InferenceService, quantity
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.errors import PortError
 
@@ -83,7 +84,9 @@ class Gpus:
 
 def check_gpus(services: Iterable[InferenceService], total: int) -> list[str]:
     """Return what is wrong with the GPUs that services ask for, one line each; nothing when they fit."""
-    wanted = {one.name: one.spec.resources.gpus * one.spec.replicas for one in services if one.spec.resources.gpus}
+    wanted = {
+        one.name: (one.spec.resources.gpus or 0) * one.spec.replicas for one in services if one.spec.resources.gpus
+    }
     asked = sum(wanted.values())
     if asked <= total:
         return []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from pagefleet_protocol.inference_service import InferenceServiceStatus
+from pagefleet_protocol.inference_status import InferenceServiceStatus
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table

@@ -6,7 +6,8 @@ import asyncio
 from datetime import UTC, datetime
 
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_protocol.inference_service import InferenceService, InferenceServiceStatus
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import InferenceServiceStatus
 
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.supervisor import Supervisor, World
@@ -83,7 +84,7 @@ class ServiceRunner:
     def _plan(self) -> Plan:
         gpus = self._world.launcher.gpus
         resources = self.service.spec.resources
-        spare = gpus.total > resources.gpus * self.service.spec.replicas
+        spare = gpus.total > (resources.gpus or 0) * self.service.spec.replicas
         return plan_workloads(self.service, self._world.timing.drain, spare_gpu=spare)
 
     def _take_steps(self, workload: Workload) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pagefleet_protocol.inference_service import Condition, InferenceService, InferenceServiceStatus, RoleStatus
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import Condition, InferenceServiceStatus, RoleStatus
 
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.workloads import Plan, Workload

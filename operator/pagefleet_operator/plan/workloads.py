@@ -82,7 +82,7 @@ def plan_workloads(service: InferenceService, drain_timeout_s: float, spare_gpu:
         spare_gpu: whether one engine more than `replicas` finds a GPU. Without one, an old engine has to go before the
             new one starts.
     """
-    surge = spare_gpu or service.spec.resources.gpus == 0
+    surge = spare_gpu or not service.spec.resources.gpus
     return Plan(
         engine=Workload(
             name=f"{service.name}-engine",
@@ -118,7 +118,7 @@ def _engine_args(service: InferenceService, drain_timeout_s: float) -> tuple[str
     return (
         _model_location(service.spec.model.uri),
         *("--served-model-name", service.model_name),
-        *("--dtype", engine.dtype),
+        *("--dtype", engine.dtype or "auto"),
         *context,
         *("--drain-timeout", f"{drain_timeout_s:g}"),
         *engine.args,

@@ -1,0 +1,129 @@
+"""What was seen of one InferenceService in a cluster: its children, its pods, and what they say.
+
+Made by `handlers/` from watches and probes; read by the plan. Nothing here is remembered: a restarted operator sees it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.model_facts import ModelFacts, Progress
+
+Component = Literal["engine", "router", "model"]
+ChildKey = tuple[str, str]
+"""Kind and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object that the operator made, or one that has the name of an object which it wants to make."""
+
+    body: Mapping[str, Any]
+    """As the API server has it, without managedFields."""
+    ours: bool
+    """Whether its controller is this InferenceService (by uid)."""
+    scaled_by: str = ""
+    """Field manager that owns spec.replicas through the scale subresource, e.g. an autoscaler's; empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSeen:
+    """One container of a pod."""
+
+    name: str
+    init: bool = False
+    state: Literal["waiting", "running", "terminated"] = "waiting"
+    reason: str = ""
+    """Of waiting (ContainerCreating, ImagePullBackOff, CrashLoopBackOff ...) or terminated (OOMKilled, Error ...)."""
+    message: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    last_reason: str = ""
+    """Why it ended the time before."""
+    last_message: str = ""
+    last_exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """One pod of an engine, a router, or a model job."""
+
+    name: str
+    component: Component
+    revision: str
+    uid: str = ""
+    phase: str = "Pending"
+    ready: bool = False
+    deleting: bool = False
+    node: str = ""
+    ip: str = ""
+    created: datetime | None = None
+    reason: str = ""
+    """Of the pod itself: Evicted, UnexpectedAdmissionError (a broken GPU), NodeLost ..."""
+    message: str = ""
+    unschedulable: str = ""
+    """The scheduler's message while it finds no node; empty once it has."""
+    containers: tuple[ContainerSeen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventSeen:
+    """A Kubernetes event about one of the pods, claims, jobs or replica sets."""
+
+    kind: str
+    name: str
+    reason: str
+    message: str
+    last_seen: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailure:
+    """The API server refused one object when it was last applied."""
+
+    kind: str
+    name: str
+    status: int
+    """HTTP status; 0 when there was no answer."""
+    reason: str
+    """Kubernetes' word: Forbidden, Invalid, Conflict, NotFound ..."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSample:
+    """Sums over the engines, read from the routers at one moment."""
+
+    at: datetime
+    requests_running: int
+    requests_waiting: int
+    kv_usage: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that the plan of one InferenceService depends on, apart from its spec."""
+
+    now: datetime
+    generation: int = 1
+    """Of the spec that is planned."""
+    children: Mapping[ChildKey, Child] = field(default_factory=dict)
+    pods: tuple[PodSeen, ...] = ()
+    events: tuple[EventSeen, ...] = ()
+    profiles: Mapping[str, InferenceProfile] = field(default_factory=dict)
+    """All of the cluster, by name."""
+    invalid_profiles: Mapping[str, str] = field(default_factory=dict)
+    """Profiles that cannot be used: what is wrong with each."""
+    optional_kinds: frozenset[str] = frozenset()
+    """Of ServiceMonitor, HTTPRoute, Ingress: those that the cluster knows."""
+    progress: Progress | None = None
+    """Of the model job, while it runs."""
+    facts: ModelFacts | None = None
+    """Of the model, from the job's result; none while they are not known."""
+    live: LiveSample | None = None
+    failures: tuple[ApplyFailure, ...] = ()

@@ -1,0 +1,83 @@
+"""Where a model is: `hf:// s3:// gs:// pvc:// oci:// file:// builtin://tiny`, taken apart."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from urllib.parse import unquote
+
+from pydantic import AfterValidator, Field
+
+from pagefleet_protocol.resource_base import wrong
+
+Scheme = Literal["hf", "s3", "gs", "pvc", "oci", "file", "builtin"]
+
+_FORMS: dict[Scheme, tuple[str, str]] = {
+    "hf": (r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", "hf://organization/name"),
+    "s3": (r"[a-z0-9][a-z0-9.-]+(/[^/\s]+)+/?", "s3://bucket/path/of/the/model"),
+    "gs": (r"[a-z0-9][a-z0-9._-]+(/[^/\s]+)+/?", "gs://bucket/path/of/the/model"),
+    "pvc": (r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[^/\s]+)*/?", "pvc://claim/path/in/the/claim"),
+    "oci": (r"[a-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
+            "oci://registry/repository:tag"),
+    "file": (r"/[^\x00]+", "file:///absolute/path of a folder in Hugging Face layout"),
+    "builtin": (r"tiny", "builtin://tiny"),
+}  # fmt: skip
+PATTERN = "^(" + "|".join(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items()) + ")$"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUri:
+    """A checked URI; `path` is what follows `://`."""
+
+    scheme: Scheme
+    path: str
+
+    @property
+    def remote(self) -> bool:
+        """Whether the model has to be downloaded from a store over the network."""
+        return self.scheme in ("hf", "s3", "gs")
+
+    @property
+    def local_path(self) -> str:
+        """Path on this machine, of file:// alone."""
+        assert self.scheme == "file"
+        return unquote(self.path)
+
+    @property
+    def claim(self) -> str:
+        """Name of the claim, of pvc:// alone."""
+        assert self.scheme == "pvc"
+        return self.path.partition("/")[0]
+
+    @property
+    def sub_path(self) -> str:
+        """Path within the claim, of pvc:// alone; empty for the whole claim."""
+        assert self.scheme == "pvc"
+        return self.path.partition("/")[2].rstrip("/")
+
+
+def parse_model_uri(uri: str) -> ModelUri:
+    """Take a URI apart.
+
+    Raises:
+        PydanticCustomError: it is none of the forms above; the message names the right one.
+    """
+    scheme, separator, path = uri.partition("://")
+    for name, (form, example) in _FORMS.items():
+        if not separator or scheme != name:
+            continue
+        parts = path.split("/")
+        if re.fullmatch(form, path) and not (name != "file" and {".", ".."} & set(parts)):
+            return ModelUri(name, path)
+        raise wrong(f"write {example}, not {uri[:80]!a}")
+    examples = ", ".join(example for _, example in _FORMS.values())
+    raise wrong(f"give one of {examples}; not {uri[:60]!a}")
+
+
+def _check(uri: str) -> str:
+    parse_model_uri(uri)
+    return uri
+
+
+ModelUriText = Annotated[str, AfterValidator(_check), Field(json_schema_extra={"pattern": PATTERN, "maxLength": 1024})]
