@@ -6,23 +6,19 @@ The decision looks at `scope["path"]` alone, which the server decoded from the r
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
+from pagefleet_protocol.key_file import KeyFile, KeyFileError, read_bearer_key
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.server.errors import HttpRefusal
 
 logger = logging.getLogger(__name__)
-
-_RECHECK_S = 1.0
 
 
 class Access(Enum):
@@ -58,50 +54,21 @@ def route_of(path: str) -> str | None:
 
 
 class ApiKeys:
-    """The keys of a file, one a line, `#` comments; re-read when the file changes.
-
-    Only hashes stay in memory. A file that vanishes leaves the last keys in force; an emptied one lets nobody in.
+    """The keys of a file, which is re-read when it changes.
 
     Raises:
         ConfigError: at the start the file cannot be read or has no key.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = file
-        self._clock = clock
         try:
-            self._stamp = _stamp(file)
-            self._hashes = _read_hashes(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file {file} cannot be read ({_reason(error)}): give a readable file") from error
-        if not self._hashes:
-            raise ConfigError(f"api_key_file {file} has no key: write one a line")
-        self._checked_at = clock()
+            self._file = KeyFile(file, logger, clock)
+        except KeyFileError as error:
+            raise ConfigError(f"api_key_file {file} {error}") from error
 
     def accepts(self, key: bytes) -> bool:
         """Compare with every key, in a time that does not tell which one came close."""
-        self._reload_if_changed()
-        digest = hashlib.sha256(key).digest()
-        found = False
-        for known in self._hashes:
-            found |= hmac.compare_digest(known, digest)
-        return found
-
-    def _reload_if_changed(self) -> None:
-        now = self._clock()
-        if now - self._checked_at < _RECHECK_S:
-            return
-        self._checked_at = now
-        try:
-            stamp = _stamp(self._file)
-            if stamp == self._stamp:
-                return
-            self._hashes = _read_hashes(self._file)
-        except (OSError, UnicodeDecodeError) as error:
-            logger.warning("api_key_file cannot be read (%s); the last keys stay in force", _reason(error))
-            return
-        self._stamp = stamp
-        logger.info("api_key_file changed: %d keys", len(self._hashes))
+        return self._file.digest_of(key) is not None
 
 
 class AccessGate:
@@ -131,22 +98,8 @@ class AccessGate:
 def _check_key(scope: Scope, keys: ApiKeys) -> None:
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) == 1:
-        scheme, _, key = given[0].partition(b" ")
-        if scheme.lower() == b"bearer" and keys.accepts(key.strip(b" ")):
+        key = read_bearer_key(given[0])
+        if key is not None and keys.accepts(key):
             return
     message = "Give a valid API key as one header: 'Authorization: Bearer KEY'."
     raise HttpRefusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-
-
-def _read_hashes(file: Path) -> tuple[bytes, ...]:
-    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
-    return tuple(hashlib.sha256(line.encode()).digest() for line in lines if line and not line.startswith("#"))
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    status = os.stat(file)  # follows the links of a mounted Secret, which swap as a whole
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

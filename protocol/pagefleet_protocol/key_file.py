@@ -1,0 +1,109 @@
+"""API keys from a file: one a line, `#` comments. Only their hashes stay in memory.
+
+The file is looked at again while requests come, so that keys are rotated without a restart: write the new key beside
+the old one, change the clients, take the old one out. A Secret mounted by Kubernetes is such a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RECHECK_S = 1.0
+"""Between two looks at the file."""
+
+
+class KeyFileError(ValueError):
+    """The file cannot be read or has no key; the message is the end of a sentence about it."""
+
+
+class KeyFile:
+    """The keys of one file.
+
+    A file that vanishes, cannot be read or has no key any more leaves the last keys in force, and the log says so once:
+    a mistake in a Secret must not shut everybody out.
+
+    Args:
+        path: the file.
+        logger: where news of it go.
+        clock: monotonic seconds.
+
+    Raises:
+        KeyFileError: at the start there is no key to be had.
+    """
+
+    def __init__(self, path: Path, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._logger = logger
+        self._clock = clock
+        self._complaint = ""
+        self._stamp = _stamp(path)
+        self._hashes = _read_hashes(path)
+        self._checked_at = clock()
+
+    def digest_of(self, key: bytes) -> bytes | None:
+        """Return the SHA-256 of a key that the file has; None for any other.
+
+        Every known key is compared, in a time that does not tell which one came close.
+        """
+        self._reload_if_changed()
+        digest = hashlib.sha256(key).digest()
+        found = False
+        for known in self._hashes:
+            found |= hmac.compare_digest(known, digest)
+        return digest if found else None
+
+    def _reload_if_changed(self) -> None:
+        now = self._clock()
+        if now - self._checked_at < RECHECK_S:
+            return
+        self._checked_at = now
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp and not self._complaint:
+                return
+            hashes = _read_hashes(self._path)
+        except KeyFileError as error:
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                self._logger.warning("api_key_file %s; the last keys stay in force", error)
+            return
+        self._complaint, self._stamp = "", stamp
+        if hashes != self._hashes:
+            self._hashes = hashes
+            self._logger.info("api_key_file changed: %d keys", len(hashes))
+
+
+def read_bearer_key(authorization: bytes) -> bytes | None:
+    """Return the key in the value of an `Authorization` header; None when it is not of the form `Bearer KEY`."""
+    scheme, _, key = authorization.partition(b" ")
+    return key.strip(b" ") if scheme.lower() == b"bearer" else None
+
+
+def _read_hashes(path: Path) -> tuple[bytes, ...]:
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(_unreadable(error)) from error
+    hashes = tuple(hashlib.sha256(line.encode()).digest() for line in lines if line and not line.startswith("#"))
+    if not hashes:
+        raise KeyFileError("has no key: write one a line")
+    return hashes
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)  # follows the links of a mounted Secret, which swap as a whole
+    except OSError as error:
+        raise KeyFileError(_unreadable(error)) from error
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _unreadable(error: Exception) -> str:
+    reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    return f"cannot be read ({reason}): give a readable file"
