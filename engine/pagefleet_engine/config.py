@@ -33,7 +33,7 @@ class ModelConfig:
     tokenizer: str | None = None
     """Folder of the tokenizer; default: the model's."""
     served_model_name: str | None = None
-    """Name that clients use; default: the folder's name."""
+    """Name that clients use, and after commas other names for it: NAME,ALIAS; default: the folder's name."""
     dtype: DType = "auto"
     """auto: the checkpoint's type, in bfloat16 where the device computes in it natively, else float32."""
     max_model_len: int | None = None

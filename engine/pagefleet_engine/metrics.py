@@ -58,8 +58,8 @@ class EngineMetrics:
             "request_duration_seconds", "From a request's arrival to its last token.", _WHOLE_S
         )
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length.", _TOKENS)
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.prompt_tokens = self._counter(_PREFIX + "prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generation_tokens = self._counter(names.ENGINE_GENERATION_TOKENS, "Tokens generated.")
         self._finished = self._labelled_counter("requests_finished", "Requests ended, by reason.", "finish_reason")
         self._ignored = self._labelled_counter("ignored_fields", "Body fields that were ignored.", "field")
         self._http = Counter(
@@ -97,7 +97,7 @@ class EngineMetrics:
             phases.labels(self._model, phase).set(value)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(_PREFIX + name, text, ("model_name",), registry=self._registry).labels(self._model)
+        return Counter(name, text, ("model_name",), registry=self._registry).labels(self._model)
 
     def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
         return Counter(_PREFIX + name, text, ("model_name", label), registry=self._registry)

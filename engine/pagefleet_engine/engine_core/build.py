@@ -10,7 +10,7 @@ from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
-from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.startup import StartupTimes
@@ -40,7 +40,7 @@ def build_core(config: EngineConfig, times: StartupTimes | None = None) -> tuple
         config.scheduler.max_num_batched_tokens,
     )
     scheduler = Scheduler(config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention)
-    name = served_name(config.model.model, config.model.served_model_name)
+    name = served_names(config.model.model, config.model.served_model_name)[0]
     ready = Ready(
         limits.max_model_len,
         limits.vocab_size,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from pagefleet_engine.builtin import builtin_model_path
-from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 
 _BUILTIN = "builtin://"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -47,6 +47,15 @@ def _with_config(folder: Path, model: str) -> Path:
     return folder
 
 
-def served_name(model: str, given: str | None) -> str:
-    """Return the name that clients use: as given, else the last part of the path."""
-    return given or Path(model.removeprefix(_BUILTIN).removeprefix("file://")).expanduser().resolve().name
+def served_names(model: str, given: str | None) -> tuple[str, ...]:
+    """Return the names that clients may use, the model's own first: as given, else the last part of the path.
+
+    Raises:
+        ConfigError: a name is empty.
+    """
+    if not given:
+        return (Path(model.removeprefix(_BUILTIN).removeprefix("file://")).expanduser().resolve().name,)
+    names = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    if "" in names:
+        raise ConfigError(f"served_model_name is {given[:80]!r}: give names with single commas between them")
+    return names

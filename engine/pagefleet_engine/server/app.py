@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ServerConfig
-from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import AccessGate, ApiKeys
@@ -133,6 +133,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     inputs = _Inputs(
         tokenizer=tokenizer,
         chat=TemplatedPrompt(tokenizer, template),
+        names=served_names(config.model.model, config.model.served_model_name),
         keys=ApiKeys(Path(server.api_key_file)) if server.api_key_file is not None else None,
         listener=bind(server.host, server.port),
     )
@@ -154,6 +155,7 @@ class _Inputs:
 
     tokenizer: ModelTokenizer
     chat: TemplatedPrompt
+    names: tuple[str, ...]
     keys: ApiKeys | None
     listener: Listener
 
@@ -175,13 +177,13 @@ async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) ->
 
 
 def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, pool: Executor) -> Parts:
-    name = served_name(config.model.model, config.model.served_model_name)
+    name, *aliases = inputs.names
     ready = engine.ready
     return Parts(
         engine=engine,
         tokenizer=inputs.tokenizer,
         chat=inputs.chat,
-        model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size),
+        model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size, tuple(aliases)),
         metrics=EngineMetrics(name, lambda: engine.stats, ready.startup_seconds),
         pool=pool,
         drain=Drain(config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs),

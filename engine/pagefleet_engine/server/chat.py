@@ -45,7 +45,7 @@ class ChatRoute:
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         prompt = await self._prepare(chat)
-        head = AnswerHead(new_id("chatcmpl"), int(time.time()), service.model.name)
+        head = AnswerHead(new_id("chatcmpl"), int(time.time()), chat.model)
         chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, chat.cache_salt), arrived)
         if not chat.stream:
             return WholeResponse(self._whole(chat, head, prompt, chunks), service.open_requests)

@@ -47,7 +47,7 @@ class CompletionRoute:
         service.count_ignored(asked.ignored)
         prompts = await self._prepare(asked)
         echoes = await self._echoes(asked, prompts)
-        head = AnswerHead(new_id("cmpl"), int(time.time()), service.model.name)
+        head = AnswerHead(new_id("cmpl"), int(time.time()), asked.model)
         chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, asked.cache_salt), arrived)
         if not asked.stream:
             return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)

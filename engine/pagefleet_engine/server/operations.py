@@ -47,20 +47,23 @@ class InformationRoutes:
         self._service = service
         self._metrics = metrics
         model = service.model
-        self._card = ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+        self._cards = {
+            name: ModelCard(id=name, created=model.created, max_model_len=model.max_model_len) for name in model.names
+        }
 
     async def version(self, request: Request) -> Response:
         """Return the version."""
         return json_response(msgspec.json.encode({"version": VERSION}))
 
     async def models(self, request: Request) -> Response:
-        """Return the list of the one model."""
-        return json_response(msgspec.json.encode(ModelList(data=(self._card,))))
+        """Return the one model under each of its names."""
+        return json_response(msgspec.json.encode(ModelList(data=tuple(self._cards.values()))))
 
     async def model(self, request: Request) -> Response:
         """Return the model by its id."""
-        self._service.check_model(request.path_params["model"])
-        return json_response(msgspec.json.encode(self._card))
+        name = request.path_params["model"]
+        self._service.check_model(name)
+        return json_response(msgspec.json.encode(self._cards[name]))
 
     async def metrics(self, request: Request) -> Response:
         """Return Prometheus text."""

@@ -128,3 +128,10 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     """Rows of the model's embedding: token ids at or over it are refused."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use; an answer carries the name that was asked for."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, the model's own first."""
+        return (self.name, *self.aliases)

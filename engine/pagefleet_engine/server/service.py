@@ -37,12 +37,12 @@ class Service:
         return await self.bodies.read(request, check)
 
     def check_model(self, name: str) -> None:
-        """Refuse any model but the served one.
+        """Refuse any name but the served model's.
 
         Raises:
             HttpRefusal: 404, with the name cut and escaped.
         """
-        if name != self.model.name:
+        if name not in self.model.names:
             message = f"The model {shown(name)} does not exist; this server has '{self.model.name}'."
             raise HttpRefusal(404, message, param="model", code="model_not_found")
 

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_name
-from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 
 
 def test_a_folder_with_a_config_is_taken(tmp_path: Path) -> None:
@@ -37,8 +37,20 @@ def test_empty_folders_and_files_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "name"),
-    [("/models/qwen/", None, "qwen"), ("builtin://tiny", None, "tiny"), ("/models/qwen", "mine", "mine")],
+    ("model", "given", "names"),
+    [
+        ("/models/qwen/", None, ("qwen",)),
+        ("/models/a,b", None, ("a,b",)),
+        ("builtin://tiny", None, ("tiny",)),
+        ("/models/qwen", "mine", ("mine",)),
+        ("/models/qwen", "org/mine:8b, gpt-4o,gpt-4o", ("org/mine:8b", "gpt-4o")),
+    ],
 )
-def test_the_name_for_clients(model: str, given: str | None, name: str) -> None:
-    assert served_name(model, given) == name
+def test_the_names_for_clients(model: str, given: str | None, names: tuple[str, ...]) -> None:
+    assert served_names(model, given) == names
+
+
+@pytest.mark.parametrize("given", [",", "a,", ",a", "a,,b", "a, ,b"])
+def test_an_empty_name_is_a_mistake(given: str) -> None:
+    with pytest.raises(ConfigError, match="served_model_name"):
+        served_names("/m", given)
