@@ -41,7 +41,7 @@ class InferenceProfileSpec(Object):
     """True: one engine more than replicas finds a GPU, so rollouts start the new one before they end the old one."""
     runtime_class_name: Annotated[str, Field(max_length=253)] | None = None
     """RuntimeClass of engine pods."""
-    node_selector: Annotated[dict[str, str], Field(max_length=16)] = {}
+    node_selector: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     """Labels of the nodes that engines run on."""
     tolerations: Annotated[
         tuple[Toleration, ...],

@@ -190,7 +190,7 @@ class RouterAuth(Object):
     """Who may ask."""
 
     secret_ref: SecretKey
-    """Entry with API keys, one a line. Clients send one of them as bearer token; changes take effect without restart."""
+    """Entry with API keys, one a line. Clients send one as bearer token; changes take effect without a restart."""
 
 
 class Router(Object):
@@ -258,7 +258,7 @@ class Monitoring(Object):
 
     service_monitor: bool = False
     """True: make a ServiceMonitor for the Prometheus operator."""
-    labels: Annotated[dict[str, str], Field(max_length=16)] = {}
+    labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     """More labels of the ServiceMonitor, by which Prometheus selects it."""
 
 
@@ -284,8 +284,9 @@ class InferenceServiceSpec(Object):
     monitoring: Monitoring = Monitoring()
     """Who reads the metrics."""
     pod_template: Annotated[
-        dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
-    ] = {}
+        dict[str, Any],
+        Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
+    ] = Field(default_factory=dict)
     """Strategic merge patch of the engines' pod template ({metadata, spec}); it has the last word."""
     profile_ref: NameRef | None = None
     """InferenceProfile with defaults; default: the one of resources.gpuType, if there is one."""

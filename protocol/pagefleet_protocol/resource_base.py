@@ -70,9 +70,9 @@ class ObjectMeta(Object):
     """The object's name."""
     namespace: Annotated[str, AfterValidator(_check_namespace)] = "default"
     """Where it lives in a cluster."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """For selecting."""
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str] = Field(default_factory=dict)
     """Notes of other tools."""
     uid: str = ""
     """The API server's own name of it; empty outside a cluster."""

@@ -18,8 +18,9 @@ from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_operator.plan.status import ConditionType, find_condition
-from pagefleet_protocol.inference_service import Condition, InferenceService, parse_inference_service
+from pagefleet_operator.plan.status import find_condition
+from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_status import Condition, ConditionType
 
 from tests.fakes.fleet_processes import recorded_pids
 

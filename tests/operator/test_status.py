@@ -8,7 +8,8 @@ import pytest
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.status import Observation, find_condition, service_status
 from pagefleet_operator.plan.workloads import plan_workloads
-from pagefleet_protocol.inference_service import InferenceService, InferenceServiceStatus
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import InferenceServiceStatus
 
 EARLIER, NOW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 URL = "http://127.0.0.1:8000"

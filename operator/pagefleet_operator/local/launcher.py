@@ -43,7 +43,7 @@ class Launcher:
             address = ("--endpoints-file", file, "--host", host, "--port", str(port))
             return Launch((*command, *address, *workload.args), {}, base_url(host, port))
         name = f"{workload.name}-{number}"
-        devices = self.gpus.claim(name, workload.resources.gpus)
+        devices = self.gpus.claim(name, workload.resources.gpus or 0)
         if devices is None:
             raise OperatorError("waits for a free GPU")
         port = free_port(_LOOPBACK)

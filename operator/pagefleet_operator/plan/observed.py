@@ -1,6 +1,7 @@
 """What was seen of one InferenceService in a cluster: its children, its pods, and what they say.
 
-Made by `handlers/` from watches and probes; read by the plan. Nothing here is remembered: a restarted operator sees it again.
+Made by `handlers/` from watches and probes; read by the plan. Nothing here is remembered:
+a restarted operator sees it again.
 """
 
 from __future__ import annotations

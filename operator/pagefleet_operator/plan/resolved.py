@@ -12,7 +12,8 @@ from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.model_uri import ModelUri
 
 CacheKind = Literal["none", "pvc", "hostPath", "image", "file", "builtin"]
-"""none: each pod downloads; pvc: a claim, ours or the user's; image: OCI volume; file, builtin: in the engine's image."""
+"""none: each pod downloads; pvc: a claim, ours or the user's; image: OCI volume; file, builtin: in the
+engine's image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

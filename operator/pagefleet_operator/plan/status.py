@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.inference_status import Condition, InferenceServiceStatus, RoleStatus
+from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus, RoleStatus
 
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.workloads import Plan, Workload
-
-ConditionType = Literal["Ready", "EngineReady", "RouterReady", "Progressing"]
 
 
 @dataclass(frozen=True, slots=True)
