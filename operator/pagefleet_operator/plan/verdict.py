@@ -1,0 +1,72 @@
+"""A condition before it has a time, and the rule that gives it one. Shared by the cluster and `pagefleet up`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
+
+MAX_MESSAGE_LENGTH = 500
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\s]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a statement holds, and why."""
+
+    holds: bool | None
+    """None: nobody knows."""
+    reason: str
+    message: str
+
+    @property
+    def status(self) -> str:
+        """The word that Kubernetes has for it."""
+        return "Unknown" if self.holds is None else str(self.holds)
+
+
+def one_line(text: str, most: int = MAX_MESSAGE_LENGTH) -> str:
+    """Return `text` without line breaks and control characters, cut where it gets longer than `most` characters.
+
+    What containers and stores say is foreign: it goes to terminals and logs.
+    """
+    clean = _UNPRINTABLE.sub(" ", text).strip()
+    return clean if len(clean) <= most else clean[: most - 3].rstrip() + "..."
+
+
+def make_conditions(
+    verdicts: Mapping[ConditionType, Verdict],
+    previous: InferenceServiceStatus | None,
+    generation: int,
+    now: str,
+) -> tuple[Condition, ...]:
+    """Return one condition for each verdict, in their order.
+
+    Args:
+        verdicts: what is so.
+        previous: the last status; where a condition's `status` is as it was, it keeps its transition time.
+        generation: of the spec that the verdicts are about.
+        now: RFC 3339, for those that change.
+    """
+    return tuple(_condition(kind, verdict, previous, generation, now) for kind, verdict in verdicts.items())
+
+
+def find_condition(status: InferenceServiceStatus | None, kind: ConditionType) -> Condition | None:
+    """Return the condition of that type, if there is one."""
+    return next((one for one in status.conditions if one.type == kind), None) if status else None
+
+
+def _condition(
+    kind: ConditionType, verdict: Verdict, previous: InferenceServiceStatus | None, generation: int, now: str
+) -> Condition:
+    before = find_condition(previous, kind)
+    return Condition(
+        type=kind,
+        status="Unknown" if verdict.holds is None else "True" if verdict.holds else "False",
+        reason=str(verdict.reason),
+        message=one_line(verdict.message),
+        last_transition_time=before.last_transition_time if before and before.status == verdict.status else now,
+        observed_generation=generation,
+    )
