@@ -1,4 +1,4 @@
-"""The reasons that conditions give: one word each, for machines; `docs/troubleshooting.md` has a chapter on every one."""
+"""The reasons that conditions give: one word each. `docs/troubleshooting.md` has a chapter on every one."""
 
 from __future__ import annotations
 
