@@ -45,19 +45,27 @@ class Router:
         config: the settings.
         timing: limits for client connections.
         monitor_timing: how engines are watched.
+        source: where engines are listed; None: what the settings name.
+
+    Raises:
+        ConfigError: what the settings name cannot be used here.
     """
 
     def __init__(
-        self, config: RouterConfig, timing: ConnectionTiming | None = None, monitor_timing: MonitorTiming | None = None
-    ) -> None:
+        self, config: RouterConfig, timing: ConnectionTiming | None = None, monitor_timing: MonitorTiming | None = None,
+        source: EndpointSource | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
-        self.table = EndpointTable()
+        self._source = source or make_source(config)
+        self.table = EndpointTable({alias: config.model_name for alias in config.model_alias if config.model_name})
         self.connections: set[ClientConnection] = set()
         self.budget = RetryBudget()
-        self.metrics = RouterMetrics(lambda: self.table.snapshot, lambda: self.budget.live_requests)
+        self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
+        self.metrics = RouterMetrics(
+            lambda: self.table.snapshot, lambda: self.budget.live_requests, lambda: self._monitor.generated.total
+        )
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
         self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing or ConnectionTiming())
-        self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
         self._dispatcher = Dispatcher(
             self.table, make_policy(config), self.budget, OutlierDetector(), self.metrics, time.monotonic,
             self._monitor.mark_refused,
@@ -81,7 +89,9 @@ class Router:
             server = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another --port") from error
-        tasks = [loop.create_task(self._source().run(self.table.replace)), loop.create_task(self._tick())]
+        tasks = [loop.create_task(self._source.run(self.table)), loop.create_task(self._tick())]
+        for task in tasks:
+            task.add_done_callback(_tell_of_a_crash)
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
@@ -112,17 +122,11 @@ class Router:
     def _connection(self) -> ClientConnection:
         return ClientConnection(self.front, self.connections, self._rules, time.monotonic)
 
-    def _source(self) -> EndpointSource:
-        config = self.config
-        if config.endpoints_file is not None:
-            return FileSource(config.endpoints_file)
-        assert config.model_name is not None
-        return StaticSource(config.engine, config.model_name)
-
     def _follow(self, left: set[str], came: set[str]) -> None:
         for engine_id in left:
             self._dispatcher.forget(engine_id)
-        self.pools.keep_only({engine.endpoint.url for engine in self.table.snapshot.engines})
+        # An address may have passed from one engine to another: connections to the old one lead nowhere.
+        self.pools.keep_only({one.endpoint.url for one in self.table.snapshot.engines if one.id not in came})
         logger.info("engines: %d (%d new, %d gone)", len(self.table.snapshot.engines), len(came), len(left))
 
     def _on_healthy(self, engine_id: str) -> None:
@@ -139,6 +143,28 @@ class Router:
             self.pools.drop_stale(now)
             if self._log is not None:
                 self._log.flush()
+
+
+def make_source(config: RouterConfig) -> EndpointSource:
+    """Return the source of engines that the settings name.
+
+    Raises:
+        ConfigError: Kubernetes is asked for outside a pod.
+    """
+    if config.endpoints_file is not None:
+        return FileSource(config.endpoints_file)
+    assert config.model_name is not None
+    if config.kubernetes_service is None:
+        return StaticSource(config.engine, config.model_name)
+    # Its HTTP client takes 0.1 s and 10 MB, which other sources need not pay.
+    from pagefleet_router.discovery.in_cluster import make_kubernetes_source  # noqa: PLC0415
+
+    return make_kubernetes_source(config.kubernetes_service, config.kubernetes_namespace, config.model_name)
+
+
+def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("a task of the router ended", exc_info=error)
 
 
 def make_policy(config: RouterConfig) -> Policy:

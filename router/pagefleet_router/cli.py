@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         if isinstance(default, bool):
             options["action"] = argparse.BooleanOptionalAction
         elif isinstance(default, tuple):
-            options |= {"action": "append", "metavar": "URL"}
+            options |= {"action": "append", "metavar": field.metadata["metavar"]}
         else:
             choices = "{" + ",".join(POLICIES) + "}"
             options["metavar"] = choices if field.name == "policy" else _kind(field).__name__.upper()

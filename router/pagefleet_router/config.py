@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 from pagefleet_router.errors import ConfigError
 
 PolicyName = Literal["prefix", "least-load"]
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 POLICIES: tuple[PolicyName, ...] = ("prefix", "least-load")
 
 
@@ -23,8 +25,19 @@ class RouterConfig:
     """
 
     endpoints_file: Path | None = field(default=None, metadata={"help": "File of engines, re-read when it changes."})
-    engine: tuple[str, ...] = field(default=(), metadata={"help": "URL of an engine, http://HOST:PORT; repeatable."})
-    model_name: str | None = field(default=None, metadata={"help": "The model that the engines of --engine serve."})
+    engine: tuple[str, ...] = field(
+        default=(), metadata={"help": "URL of an engine, http://HOST:PORT; repeatable.", "metavar": "URL"}
+    )
+    kubernetes_service: str | None = field(
+        default=None, metadata={"help": "Service whose pods are the engines, followed through its EndpointSlices."}
+    )
+    kubernetes_namespace: str | None = field(default=None, metadata={"help": "Of that Service; default: this pod's."})
+    model_name: str | None = field(
+        default=None, metadata={"help": "The model that the engines of --engine or --kubernetes-service serve."}
+    )
+    model_alias: tuple[str, ...] = field(
+        default=(), metadata={"help": "Another name of the model of --model-name; repeatable.", "metavar": "NAME"}
+    )
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=8000, metadata={"help": "Port to listen on; 0 takes a free one."})
     policy: PolicyName = field(default="prefix", metadata={"help": "How an engine is chosen."})
@@ -41,12 +54,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         """Check every field, and what belongs together."""
-        if (self.endpoints_file is None) == (not self.engine):
-            raise ConfigError("give either --endpoints-file FILE or --engine URL (which may be repeated)")
-        if self.engine and not self.model_name:
-            raise ConfigError("--engine needs --model-name NAME: the name that clients put into `model`")
-        for url in self.engine:
-            check_engine_url(url)
+        self._check_source()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: give 0 to 65535")
         if self.policy not in POLICIES:
@@ -59,6 +67,26 @@ class RouterConfig:
             may_be_zero = name in {"drain_timeout", "first_byte_timeout"}
             if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
                 raise ConfigError(f"{name} is {value:g}: give seconds {'from' if may_be_zero else 'above'} 0")
+
+    def _check_source(self) -> None:
+        if sum((self.endpoints_file is not None, bool(self.engine), self.kubernetes_service is not None)) != 1:
+            raise ConfigError(
+                "give one of --endpoints-file FILE, --engine URL (which may be repeated) and --kubernetes-service NAME"
+            )
+        for flag in ("engine", "kubernetes_service", "model_alias"):
+            if getattr(self, flag) and not self.model_name:
+                name = flag.replace("_", "-")
+                raise ConfigError(f"--{name} needs --model-name NAME: the name that clients put into `model`")
+        for url in self.engine:
+            check_engine_url(url)
+        if self.kubernetes_namespace is not None and self.kubernetes_service is None:
+            raise ConfigError("--kubernetes-namespace says where --kubernetes-service NAME is: give that too")
+        for flag in ("kubernetes_service", "kubernetes_namespace"):
+            name = getattr(self, flag)
+            if name is not None and not _DNS_LABEL.fullmatch(name):
+                raise ConfigError(f"{flag} is {name[:80]!r}: give a Kubernetes name (lower-case letters, digits, '-')")
+        if not all(self.model_alias):
+            raise ConfigError("model_alias holds an empty name: give a name")
 
 
 def check_engine_url(url: str) -> tuple[str, int]:

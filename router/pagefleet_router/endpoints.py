@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from pagefleet_protocol.endpoints import Endpoint
 
@@ -59,7 +60,8 @@ class EngineView:
     endpoint: Endpoint
     ready: bool = False
     ejected: bool = False
-    load: PolledLoad = PolledLoad()
+    load: PolledLoad | None = None
+    """None: it was not asked yet, or does not answer."""
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -70,7 +72,7 @@ class EngineView:
     @property
     def num_requests(self) -> float:
         """Requests that the engine has now, as far as we know."""
-        return self.tally.num_requests + self.load.num_foreign
+        return self.tally.num_requests + (self.load.num_foreign if self.load is not None else 0.0)
 
     @property
     def state(self) -> str:
@@ -86,16 +88,33 @@ class EngineView:
 class Snapshot:
     """All engines at one moment.
 
-    `usable` holds, for every model that an endpoint names, the engines that may get new requests.
+    `usable` holds, for every model that an endpoint names, the engines that may get new requests. `aliases` maps other
+    names to models; a model of that very name comes first.
     """
 
     engines: tuple[EngineView, ...] = ()
     usable: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
         """The served models, in the order of the endpoints."""
         return tuple(self.usable)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a request may use: the models, then their aliases."""
+        return (*self.usable, *(alias for alias, model in self.aliases.items() if self._is_served(alias, model)))
+
+    def model_of(self, name: str) -> str | None:
+        """Return the model that a name stands for; None when it is not served."""
+        if name in self.usable:
+            return name
+        model = self.aliases.get(name)
+        return model if model in self.usable else None
+
+    def _is_served(self, alias: str, model: str) -> bool:
+        return alias not in self.usable and model in self.usable
 
 
 def is_usable(engine: EngineView) -> bool:
@@ -103,23 +122,29 @@ def is_usable(engine: EngineView) -> bool:
     return engine.ready and not engine.ejected and not engine.endpoint.draining
 
 
-def build_snapshot(engines: Sequence[EngineView]) -> Snapshot:
+def build_snapshot(engines: Sequence[EngineView], aliases: Mapping[str, str] = MappingProxyType({})) -> Snapshot:
     """Group the usable engines by model."""
     usable: dict[str, list[EngineView]] = {engine.endpoint.model: [] for engine in engines}
     for engine in engines:
         if is_usable(engine):
             usable[engine.endpoint.model].append(engine)
-    return Snapshot(tuple(engines), {model: tuple(found) for model, found in usable.items()})
+    return Snapshot(tuple(engines), {model: tuple(found) for model, found in usable.items()}, aliases)
 
 
 class EndpointTable:
     """Holds the current snapshot; every change makes a new one.
 
-    `on_change` is called with the ids that left and the ids that came whenever the list itself changes.
+    `on_change` is called with the ids that left and the ids that came whenever the list itself changes. An id in
+    both is another engine under an old name.
+
+    Args:
+        aliases: other names of models, for every snapshot.
     """
 
-    def __init__(self) -> None:
-        self.snapshot = Snapshot()
+    def __init__(self, aliases: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.snapshot = build_snapshot((), aliases)
+        self.unlisted: str | None = "the engines are being looked up"
+        """Why there is no list; None once there has been one."""
         self._listeners: list[Callable[[set[str], set[str]], None]] = []
 
     def subscribe(self, on_change: Callable[[set[str], set[str]], None]) -> None:
@@ -138,10 +163,16 @@ class EndpointTable:
             else:
                 engines.append(EngineView(endpoint))
                 came.add(endpoint.id)
-        self.snapshot = build_snapshot(engines)
+        self.snapshot = build_snapshot(engines, self.snapshot.aliases)
+        self.unlisted = None
         if came or known:
             for listener in self._listeners:
                 listener(set(known), came)
+
+    def explain(self, reason: str) -> None:
+        """Note why there is no list, unless there has been one, which stays in force."""
+        if self.unlisted is not None:
+            self.unlisted = reason
 
     def engine(self, engine_id: str) -> EngineView | None:
         """Return one engine as it is now, None when it left."""
@@ -171,5 +202,12 @@ class EndpointTable:
         if load != engine.load:
             self._put(replace(engine, load=load))
 
+    def forget_load(self, engine_id: str) -> None:
+        """Drop the last poll's figures: the engine does not answer any more."""
+        engine = self.engine(engine_id)
+        if engine is not None and engine.load is not None:
+            self._put(replace(engine, load=None))
+
     def _put(self, new: EngineView) -> None:
-        self.snapshot = build_snapshot([new if old.id == new.id else old for old in self.snapshot.engines])
+        engines = [new if old.id == new.id else old for old in self.snapshot.engines]
+        self.snapshot = build_snapshot(engines, self.snapshot.aliases)

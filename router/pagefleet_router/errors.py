@@ -95,6 +95,12 @@ def no_engine() -> Refusal:
     return Refusal(503, message, code="no_engine_ready", headers={headers.RETRY_AFTER: "2"})
 
 
+def no_list(reason: str) -> Refusal:
+    """Return the answer to a probe while the router does not know its engines yet."""
+    message = f"The engines are not known yet: {reason}."
+    return Refusal(503, message, code="no_engine_known", headers={headers.RETRY_AFTER: "2"})
+
+
 def overloaded() -> Refusal:
     """Return the answer when the router itself has too much to do."""
     message = "The server has too many requests at once. Try again shortly."

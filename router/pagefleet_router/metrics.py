@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
+from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.version import VERSION
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -18,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from pagefleet_router.endpoints import EngineView, Snapshot
+from pagefleet_router.endpoints import PolledLoad, Snapshot
 
 PREFIX = "pagefleet_router_"
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -49,11 +50,15 @@ class RouterMetrics(Collector):
     Args:
         snapshot: returns the engines as they are now.
         in_flight: returns the number of requests in flight.
+        generated: returns the number of tokens that the engines have generated so far.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot], in_flight: Callable[[], int]) -> None:
+    def __init__(
+        self, snapshot: Callable[[], Snapshot], in_flight: Callable[[], int], generated: Callable[[], float]
+    ) -> None:
         self._snapshot = snapshot
         self._in_flight = in_flight
+        self._generated = generated
         self.requests: Counter[tuple[str, int]] = Counter()
         """Finished requests by route and status; 499: the client left before an answer."""
         self.durations: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
@@ -115,21 +120,38 @@ class RouterMetrics(Collector):
         for state in STATES:
             states.add_metric((state,), sum(engine.state == state for engine in engines))
         yield states
-        yield from self._per_engine()
+        in_flight = "Requests that this router has there."
+        yield _per_engine("requests_in_flight", in_flight, ((one.id, one.tally.num_requests) for one in engines))
+        yield from self._loads([(one.id, one.load) for one in engines if one.load is not None])
 
-    def _per_engine(self) -> Iterator[Metric]:
-        engines = self._snapshot().engines
-        values: dict[tuple[str, str], Callable[[EngineView], float]] = {
-            ("requests_in_flight", "Requests that this router has there."): lambda one: one.tally.num_requests,
-            ("requests_running", "Running there, as of the last poll."): lambda one: one.load.num_running,
-            ("requests_waiting", "Waiting there, as of the last poll."): lambda one: one.load.num_waiting,
-            ("kv_usage_ratio", "KV blocks in use there, as of the last poll."): lambda one: one.load.kv_usage,
-        }
-        for (name, text), value in values.items():
-            family = GaugeMetricFamily(f"{PREFIX}engine_{name}", text, labels=("engine",))
-            for engine in engines:
-                family.add_metric((engine.id,), value(engine))
-            yield family
+    def _loads(self, loads: Sequence[tuple[str, PolledLoad]]) -> Iterator[Metric]:
+        """Yield what the engines said at the last poll, of each and of all that answer."""
+        running = [(name, load.num_running) for name, load in loads]
+        waiting = [(name, load.num_waiting) for name, load in loads]
+        usage = [(name, load.kv_usage) for name, load in loads]
+        yield _per_engine("requests_running", "Running there, as of the last poll.", running)
+        yield _per_engine("requests_waiting", "Waiting there, as of the last poll.", waiting)
+        yield _per_engine("kv_usage_ratio", "KV blocks in use there, as of the last poll.", usage)
+        for name, text, value in (
+            (names.ROUTER_FLEET_ENGINES, "Engines that the figures of the fleet stand for.", len(loads)),
+            (names.ROUTER_FLEET_REQUESTS_RUNNING, "Running in the fleet.", sum(value for _, value in running)),
+            (names.ROUTER_FLEET_REQUESTS_WAITING, "Waiting in the fleet.", sum(value for _, value in waiting)),
+            (
+                names.ROUTER_FLEET_KV_USAGE_RATIO,
+                "KV blocks in use, mean over the engines.",
+                sum(value for _, value in usage) / max(1, len(usage)),
+            ),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
+        tokens = names.ROUTER_FLEET_GENERATED_TOKENS.removesuffix("_total")
+        yield CounterMetricFamily(tokens, "Tokens generated since this router looks.", value=self._generated())
+
+
+def _per_engine(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{PREFIX}engine_{name}", text, labels=("engine",))
+    for engine_id, value in values:
+        family.add_metric((engine_id,), value)
+    return family
 
 
 def _by_reason(name: str, text: str, counts: Counter[str]) -> CounterMetricFamily:

@@ -328,13 +328,13 @@ def test_what_engines_say_of_their_load_counts(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fleet(tmp_path, whole(), whole()) as f:
             f.engines[0].metrics = GAUGES.replace('waiting{model_name="m"} 0', 'waiting{model_name="m"} 5')
-            await f.until(lambda: f.router.table.snapshot.engines[0].load.num_waiting == 5)
+            await f.until(lambda: f.router.table.snapshot.engines[0].num_requests == 5)
             assert {(await f.ask(post(chat()))).headers["x-pagefleet-engine"] for _ in range(12)} == {"e1"}
             text = (await f.get("/metrics")).body.decode()
             assert 'pagefleet_router_engine_requests_waiting{engine="e0"} 5.0' in text
             f.engines[0].metrics = "nothing here"
             await asyncio.sleep(0.15)
-            assert f.router.table.snapshot.engines[0].load.num_foreign == 5, "the last figures stay"
+            assert f.router.table.snapshot.engines[0].num_requests == 5, "the last figures stay"
 
     uvloop.run(scenario())
 

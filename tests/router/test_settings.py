@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,13 @@ from pagefleet_router.cli import build_parser, main, read_configuration
 from pagefleet_router.config import RouterConfig, check_engine_url
 from pagefleet_router.discovery.file import FileSource
 from pagefleet_router.discovery.static import StaticSource
+from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, Failure, refusal_of
 from pagefleet_router.log import LineFormatter
 from pagefleet_router.metrics import RouterMetrics, SecondsHistogram
 from pagefleet_router.proxy.access import ROUTES, Kind, route_of
 from pagefleet_router.proxy.sse import EventHold
-from pagefleet_router.signals.metrics_text import Gauges, parse_gauges
+from pagefleet_router.signals.metrics_text import EngineFigures, parse_figures
 
 
 def test_flags_environment_and_defaults() -> None:
@@ -45,8 +45,8 @@ def test_flags_environment_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "--endpoints-file FILE or --engine URL"),
-        (["--endpoints-file", "f", "--engine", "http://a:1"], "either"),
+        ([], "give one of --endpoints-file FILE, --engine URL"),
+        (["--endpoints-file", "f", "--engine", "http://a:1"], "give one of"),
         (["--engine", "http://a:1"], "--model-name"),
         (["--engine", "a:1", "--model-name", "m"], "write http://HOST:PORT"),
         (["--endpoints-file", "f", "--port", "x"], "port is 'x': give a number"),
@@ -102,9 +102,11 @@ def test_the_file_is_read_when_it_changes(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_a_static_list_is_reported_once() -> None:
-    reported: list[Sequence[Endpoint]] = []
-    asyncio.run(StaticSource(["http://a:1", "http://a:1", "http://b:2"], "m").run(reported.append))
-    assert [[one.id for one in report] for report in reported] == [["a:1", "b:2"]]
+    table = EndpointTable()
+    assert table.unlisted
+    asyncio.run(StaticSource(["http://a:1", "http://a:1", "http://b:2"], "m").run(table))
+    assert [one.id for one in table.snapshot.engines] == ["a:1", "b:2"]
+    assert table.unlisted is None
 
 
 TEXT = b"""# TYPE pagefleet_engine_requests_running gauge
@@ -118,14 +120,14 @@ pagefleet_engine_kv_usage_ratio{model_name="b"} 0.75
 
 
 def test_the_gauges_are_found() -> None:
-    assert parse_gauges(TEXT) == Gauges(5.0, 10.0, 0.75)
+    assert parse_figures(TEXT) == EngineFigures(5.0, 10.0, 0.75, None)
 
 
 @pytest.mark.parametrize(
     "bad", [b"", TEXT.replace(b"1e1", b"x"), TEXT.replace(b"1e1", b"NaN"), TEXT.replace(b"1e1", b"-1"), b"\xff\x00"]
 )
 def test_text_without_good_gauges_is_nothing(bad: bytes) -> None:
-    assert parse_gauges(bad) is None
+    assert parse_figures(bad) is None
 
 
 def test_keys_are_read_again(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_histogram_buckets_are_cumulative() -> None:
 def test_metric_names_follow_the_house() -> None:
     from pagefleet_router.endpoints import Snapshot
 
-    metrics = RouterMetrics(Snapshot, lambda: 3)
+    metrics = RouterMetrics(Snapshot, lambda: 3, lambda: 0.0)
     metrics.finished("/x", 200, 0.1)
     text = metrics.text().decode()
     names = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")}

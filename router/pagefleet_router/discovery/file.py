@@ -13,7 +13,7 @@ from pathlib import Path
 from pagefleet_protocol.endpoints import Endpoint, EndpointsFileError, decode_endpoints
 
 from pagefleet_router.config import check_engine_url
-from pagefleet_router.discovery.source import OnEndpoints
+from pagefleet_router.discovery.source import EndpointSink
 from pagefleet_router.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -29,12 +29,14 @@ class FileSource:
         self._poll_s = poll_s
         self._seen: tuple[int, int, int] | str | None = None
 
-    async def run(self, report: OnEndpoints) -> None:
+    async def run(self, sink: EndpointSink) -> None:
         """Report the file's list, and again after every change."""
         while True:
             endpoints = self.read_if_changed()
             if endpoints is not None:
-                report(endpoints)
+                sink.replace(endpoints)
+            elif isinstance(self._seen, str):
+                sink.explain(self._seen)
             await asyncio.sleep(self._poll_s)
 
     def read_if_changed(self) -> tuple[Endpoint, ...] | None:

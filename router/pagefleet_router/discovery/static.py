@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagefleet_protocol.endpoints import Endpoint
 
-from pagefleet_router.discovery.source import OnEndpoints
+from pagefleet_router.discovery.source import EndpointSink
 
 
 class StaticSource:
@@ -15,6 +15,6 @@ class StaticSource:
     def __init__(self, urls: Sequence[str], model: str) -> None:
         self._endpoints = tuple(Endpoint(url.removeprefix("http://"), url, model) for url in dict.fromkeys(urls))
 
-    async def run(self, report: OnEndpoints) -> None:
+    async def run(self, sink: EndpointSink) -> None:
         """Report once."""
-        report(self._endpoints)
+        sink.replace(self._endpoints)

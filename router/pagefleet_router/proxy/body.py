@@ -64,8 +64,9 @@ def _peek(body: bytes) -> _Peek:
 
 def _served_model(model: object, snapshot: Snapshot) -> str:
     if isinstance(model, str):
-        if model in snapshot.usable:
-            return model
+        served = snapshot.model_of(model)
+        if served is not None:
+            return served
         if not snapshot.usable:
             raise no_engine()
         raise model_not_found(model)

@@ -14,7 +14,7 @@ from pagefleet_protocol.headers import REQUEST_ID
 from pagefleet_router.access_log import AccessLog, AccessRecord
 from pagefleet_router.api_keys import ApiKeys
 from pagefleet_router.endpoints import EndpointTable
-from pagefleet_router.errors import Refusal, no_engine, overloaded, shutting_down
+from pagefleet_router.errors import Refusal, no_engine, no_list, overloaded, shutting_down
 from pagefleet_router.metrics import RouterMetrics
 from pagefleet_router.proxy.access import MODEL_PREFIX, Kind, Route, route_of
 from pagefleet_router.proxy.body import model_not_found, view_request
@@ -133,12 +133,12 @@ class FrontDoor:
         if kind is Kind.READYZ:
             return _JSON, self._readiness()
         if kind is Kind.MODELS:
-            models = [_model_card(name) for name in self._table.snapshot.models]
+            models = [_model_card(name) for name in self._table.snapshot.names]
             return _JSON, msgspec.json.encode({"object": "list", "data": models})
         if kind is Kind.MODEL:
             path = request.target.partition(b"?")[0]
             name = unquote_to_bytes(path[len(MODEL_PREFIX) :]).decode("utf-8", "replace")
-            if name not in self._table.snapshot.usable:
+            if self._table.snapshot.model_of(name) is None:
                 raise model_not_found(name)
             return _JSON, msgspec.json.encode(_model_card(name))
         return _JSON, b'{"status":"alive"}'
@@ -148,7 +148,7 @@ class FrontDoor:
             raise shutting_down()
         num_ready = sum(map(len, self._table.snapshot.usable.values()))
         if not num_ready:
-            raise no_engine()
+            raise no_engine() if self._table.unlisted is None else no_list(self._table.unlisted)
         return msgspec.json.encode({"status": "ready", "engines": num_ready})
 
     def _note(self, request: ClientRequest, status: int, exchange: Exchange | None) -> None:

@@ -1,4 +1,4 @@
-"""The three gauges that matter, cut out of a Prometheus text without parsing the rest."""
+"""The few figures that matter, cut out of a Prometheus text without parsing the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _NAMES = (
     metric_names.ENGINE_REQUESTS_RUNNING,
     metric_names.ENGINE_REQUESTS_WAITING,
     metric_names.ENGINE_KV_USAGE_RATIO,
+    metric_names.ENGINE_GENERATION_TOKENS,
 )
 _SAMPLE = re.compile(
     rb"^(" + b"|".join(name.encode() for name in _NAMES) + rb")(?:\{[^\n]*\})? +(\S+)(?: +-?\d+)?[ \r]*$", re.MULTILINE
@@ -19,16 +20,18 @@ _SAMPLE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Gauges:
-    """Running, waiting and KV usage, summed over an engine's series (KV usage: the largest)."""
+class EngineFigures:
+    """What one engine says of itself, summed over its series (KV usage: the largest)."""
 
     num_running: float
     num_waiting: float
     kv_usage: float
+    num_generated: float | None
+    """Tokens since it started; None where it does not count them."""
 
 
-def parse_gauges(text: bytes) -> Gauges | None:
-    """Return the gauges; None when one is missing or no finite number from 0 up."""
+def parse_figures(text: bytes) -> EngineFigures | None:
+    """Return the figures; None when a gauge is missing or a value is no finite number from 0 up."""
     found: dict[bytes, list[float]] = {name.encode(): [] for name in _NAMES}
     for name, value in _SAMPLE.findall(text):
         try:
@@ -38,7 +41,7 @@ def parse_gauges(text: bytes) -> Gauges | None:
         if not math.isfinite(number) or number < 0:
             return None
         found[name].append(number)
-    running, waiting, usage = found.values()
+    running, waiting, usage, generated = found.values()
     if not running or not waiting or not usage:
         return None
-    return Gauges(sum(running), sum(waiting), max(usage))
+    return EngineFigures(sum(running), sum(waiting), max(usage), sum(generated) if generated else None)

@@ -1,4 +1,4 @@
-"""Watches every engine: one task each, which asks /readyz and, while it is ready, /metrics."""
+"""Watches every engine: one task each, which asks /readyz and, if it answers, /metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.signals.generated_tokens import GeneratedTokens
 from pagefleet_router.signals.http_get import ProbeError, get
-from pagefleet_router.signals.metrics_text import parse_gauges
+from pagefleet_router.signals.metrics_text import parse_figures
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +32,16 @@ class MonitorTiming:
 class Monitor:
     """Keeps readiness and load in the table current.
 
-    `on_healthy` is called with the id of an engine that answered a probe well, so that ejections can end.
+    Args:
+        table: what is kept current.
+        on_healthy: called with the id of an engine that answered a probe well, so that ejections can end.
+        timing: how often.
     """
 
     def __init__(
         self, table: EndpointTable, on_healthy: Callable[[str], None], timing: MonitorTiming | None = None
     ) -> None:
+        self.generated = GeneratedTokens()
         self._table = table
         self._on_healthy = on_healthy
         self._timing = timing or MonitorTiming()
@@ -60,6 +65,7 @@ class Monitor:
         self._tasks.clear()
 
     def _follow(self, left: set[str], came: set[str]) -> None:
+        self.generated.forget(left)
         for engine_id in left:
             self._tasks.pop(engine_id).cancel()
             del self._hurry[engine_id]
@@ -85,7 +91,10 @@ class Monitor:
                 said = state
             if status == 200:
                 self._on_healthy(engine_id)
-                await self._poll_load(engine_id, url)
+            if status:
+                await self._poll_load(engine_id, url)  # one that drains still works, and is not ready
+            elif not ready:
+                self._table.forget_load(engine_id)
             await self._pause(engine_id, ready)
 
     async def _poll_load(self, engine_id: str, url: str) -> None:
@@ -93,9 +102,12 @@ class Monitor:
             status, text = await get(url, "/metrics", self._timing.timeout)
         except ProbeError:
             return  # the last figures stay; our own counts are current anyway
-        gauges = parse_gauges(text) if status == 200 else None
-        if gauges is not None:
-            self._table.set_load(engine_id, gauges.num_running, gauges.num_waiting, gauges.kv_usage)
+        figures = parse_figures(text) if status == 200 else None
+        if figures is None:
+            return
+        self._table.set_load(engine_id, figures.num_running, figures.num_waiting, figures.kv_usage)
+        if figures.num_generated is not None:
+            self.generated.observe(engine_id, figures.num_generated)
 
     async def _pause(self, engine_id: str, ready: bool) -> None:
         period = self._timing.period if ready else self._timing.unready_period

@@ -1,0 +1,142 @@
+"""From the EndpointSlices of one Service to a list of engines. Pure: no clock, no network.
+
+Source: Kubernetes API, discovery.k8s.io/v1. Where it is missing, `ready` and `serving` count as true, `terminating` as
+false.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from pagefleet_protocol.endpoints import Endpoint
+
+PORT_NAME = "http"
+_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]{0,252}")
+_FAMILIES = ("IPv4", "IPv6")
+"""Of a pod that has an address of both the first is used."""
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """What the node says of a pod."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class ObjectReference(msgspec.Struct, frozen=True):
+    """What an address belongs to."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """One pod behind the Service."""
+
+    addresses: tuple[str, ...] = ()
+    conditions: Conditions = Conditions()
+    target_ref: ObjectReference | None = None
+
+
+class SlicePort(msgspec.Struct, frozen=True):
+    """One port of the Service."""
+
+    name: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+
+
+class SliceMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """A slice's name and version."""
+
+    name: str
+    resource_version: str = ""
+
+
+class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields that are read of a slice."""
+
+    metadata: SliceMetadata
+    address_type: str
+    endpoints: tuple[SliceEndpoint, ...] | None = None
+    ports: tuple[SlicePort, ...] | None = None
+
+
+def engines_of(slices: Iterable[EndpointSlice], model: str) -> tuple[Endpoint, ...]:
+    """Return the engines that the slices of one Service name together, ordered by id.
+
+    A pod that is ready gets requests; one that terminates and still serves finishes what it has; any other is left out.
+    While a pod moves from slice to slice it may be in two: the better news counts.
+
+    Args:
+        slices: all of the Service.
+        model: what they serve.
+    """
+    found: dict[str, tuple[tuple[bool, int], Endpoint]] = {}
+    for one in slices:
+        port = _port(one.ports or ())
+        if port is None or one.address_type not in _FAMILIES:
+            continue
+        for entry in one.endpoints or ():
+            endpoint = _engine(entry, port, model)
+            if endpoint is None:
+                continue
+            rank = (endpoint.draining, _FAMILIES.index(one.address_type))
+            if endpoint.id not in found or rank < found[endpoint.id][0]:
+                found[endpoint.id] = rank, endpoint
+    return tuple(endpoint for _, (_, endpoint) in sorted(found.items()))
+
+
+def faults_of(slices: Mapping[str, EndpointSlice]) -> tuple[str, ...]:
+    """Return what of the slices cannot be used, and why, for the log."""
+    faults = []
+    for name, one in slices.items():
+        if one.address_type not in _FAMILIES:
+            faults.append(f"{name}: addresses of type {one.address_type[:20]!r} are not followed")
+        elif one.endpoints and _port(one.ports or ()) is None:
+            faults.append(f"{name}: it has no TCP port named {PORT_NAME!r}")
+        else:
+            bad = [entry for entry in one.endpoints or () if _base_url(entry, 1) is None or not _id(entry, "id")]
+            faults += [f"{name}: an endpoint has no usable address or name" for _ in bad[:1]]
+    return tuple(faults)
+
+
+def _engine(entry: SliceEndpoint, port: int, model: str) -> Endpoint | None:
+    terminating = entry.conditions.terminating is True
+    wanted = entry.conditions.serving is not False if terminating else entry.conditions.ready is not False
+    url = _base_url(entry, port)
+    if not wanted or url is None:
+        return None
+    engine_id = _id(entry, url.removeprefix("http://"))
+    return Endpoint(engine_id, url, model, draining=terminating) if engine_id else None
+
+
+def _id(entry: SliceEndpoint, otherwise: str) -> str | None:
+    """Return the pod's name, `otherwise` for an address that belongs to no pod, None for a name that is none."""
+    if entry.target_ref is None:
+        return otherwise
+    return entry.target_ref.name if _ID.fullmatch(entry.target_ref.name) else None
+
+
+def _base_url(entry: SliceEndpoint, port: int) -> str | None:
+    # The addresses of one entry are interchangeable, and there is one since Kubernetes 1.32.
+    try:
+        address = ipaddress.ip_address(entry.addresses[0])
+    except (IndexError, ValueError):
+        return None
+    if address.version == 6 and address.scope_id:
+        return None
+    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+
+
+def _port(ports: Iterable[SlicePort]) -> int | None:
+    """Return the port named `http`, or the only one."""
+    usable = [one for one in ports if one.protocol in (None, "TCP") and one.port is not None and 0 < one.port < 65536]
+    named = [one.port for one in usable if one.name == PORT_NAME]
+    if named:
+        return named[0]
+    return usable[0].port if len(usable) == 1 else None
