@@ -54,7 +54,7 @@ format: $(VENV)/installed-dev  ## Put the code into shape
 	@$(BIN)/ruff check --fix .
 
 crds: $(VENV)/installed  ## Write crds/ from the types in protocol
-	@$(BIN)/python -m pagefleet_operator.crdgen crds
+	@$(BIN)/python -m pagefleet_operator.api.crdgen crds
 
 tiny: $(VENV)/installed-dev  ## Train the embedded model again (under half an hour on two cores)
 	@$(BIN)/python -m tiny.train

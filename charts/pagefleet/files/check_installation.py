@@ -13,8 +13,9 @@ KINDS = {"InferenceService", "InferenceProfile"}
 
 def get(url: str, token: str = "", authority: ssl.SSLContext | None = None) -> bytes:
     """Return the body of a successful answer."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    with urllib.request.urlopen(request, timeout=10, context=authority) as answer:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 (the chart writes every URL)
+    with urllib.request.urlopen(request, timeout=10, context=authority) as answer:  # noqa: S310
         return bytes(answer.read())
 
 
