@@ -1,0 +1,209 @@
+"""Whether a model fits its device: its weights and the KV cache of one sequence, against what an engine may use.
+
+A lower bound on purpose: what is refused here cannot work, and what is let through is measured by the engine itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pagefleet_protocol.inference_status import ResolvedMemory
+from pagefleet_protocol.model_facts import ModelFacts
+from pagefleet_protocol.quantities import quantity
+
+from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.refusal import Refusal
+from pagefleet_operator.plan.resolved import Resolved
+
+GIB = 1024**3
+DEFAULT_SHARE = 0.9
+"""Of a device's memory; `gpu_memory_utilization` of the engine's CacheConfig."""
+GPU_OVERHEAD = int(1.8 * GIB)
+"""Beside weights and KV cache: CUDA's context and graphs, and the activations of a step of 2048 tokens."""
+CPU_OVERHEAD = int(0.4 * GIB)
+"""Beside weights and KV cache: the libraries and two processes; activations are small at the CPU's pace."""
+MIN_LENGTH = 2048
+"""Tokens for which there has to be room where nobody said how many there should be."""
+_ITEMSIZE = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_GPU_DTYPES = {"float16": "float16"}
+"""What an engine computes in on a GPU unless told: the checkpoint's, else bfloat16 (the engine's `resolve_dtype`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What came of the check."""
+
+    refusal: Refusal | None = None
+    memory: ResolvedMemory | None = None
+    """None where the model's facts are not known."""
+    max_model_len: int | None = None
+    """Longest sequence that engines will take, as far as can be told."""
+    why: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    total: int
+    usable: int
+    name: str
+    """As messages have it, e.g. `of 80 GiB (profile h100)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    facts: ModelFacts
+    weights: int
+    token: int
+    """KV bytes of one token in one layer."""
+
+    def kv(self, num_tokens: int) -> int:
+        """Return the bytes of a sequence's KV cache."""
+        facts = self.facts
+        windowed = facts.num_window_layers if facts.window else 0
+        in_window = min(num_tokens, facts.window)
+        return self.token * ((facts.num_layers - windowed) * num_tokens + windowed * in_window)
+
+    def longest(self, room: int) -> int:
+        """Return the most tokens whose KV cache takes no more than `room` bytes, up to what the model was made for."""
+        low, high = 0, self.facts.max_position_embeddings
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.kv(middle) <= room else (low, middle - 1)
+        return low
+
+
+def check_fit(resolved: Resolved) -> Fit:
+    """Return what one engine needs of its device, and a refusal where that is more than there is."""
+    facts = resolved.facts
+    if facts is None:
+        return Fit(max_model_len=resolved.max_model_len)
+    made_for = facts.max_position_embeddings
+    if resolved.max_model_len is not None and resolved.max_model_len > made_for:
+        message = f"is {resolved.max_model_len}, the model was made for {made_for} tokens: give that at most"
+        return Fit(Refusal("spec.engine.maxModelLen", Reason.INVALID_SPEC, message), None, made_for)
+    need = _Need(facts, _weight_bytes(resolved, facts), _kv_bytes_per_token(resolved, facts))
+    wanted = resolved.max_model_len or facts.default_length or made_for
+    device = _device(resolved)
+    if device is None:
+        place = "its profile has no gpuMemory" if resolved.profile else "no InferenceProfile tells the GPU's memory"
+        reason = place if resolved.gpus else "resources.memory is not set"
+        memory = _memory(need, wanted, None)
+        return Fit(None, memory, wanted, (f"whether the model fits was not checked: {reason}",))
+    longest = need.longest(device.usable - need.weights)
+    if resolved.max_model_len is not None or longest < min(wanted, MIN_LENGTH):
+        asked = resolved.max_model_len or min(wanted, MIN_LENGTH)
+        refusal = None if asked <= longest else _refuse(resolved, need, device, asked, longest)
+        return Fit(refusal, _memory(need, asked, device), asked)
+    served = min(wanted, longest)
+    shorter = () if served == wanted else (_shortened(served, wanted, device),)
+    return Fit(None, _memory(need, served, device), served, shorter)
+
+
+def _device(resolved: Resolved) -> _Device | None:
+    """Return what an engine has; None where nobody said."""
+    share = _flag(resolved.args, "--gpu-memory-utilization")
+    try:
+        usable_share = float(share) if share else DEFAULT_SHARE
+    except ValueError:
+        usable_share = DEFAULT_SHARE  # the engine itself refuses the flag, in better words
+    profile = resolved.profile
+    if resolved.gpus and profile and profile.spec.gpu_memory:
+        total = int(quantity(profile.spec.gpu_memory))
+        return _Device(total, int(total * usable_share) - GPU_OVERHEAD, f"{_gib(total, 0)} (profile {profile.name})")
+    if not resolved.gpus and resolved.memory:
+        total = int(quantity(resolved.memory))
+        return _Device(total, int(total * usable_share) - CPU_OVERHEAD, f"{_gib(total)} (resources.memory)")
+    return None
+
+
+def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longest: int) -> Refusal:
+    kv = need.kv(asked)
+    total = need.weights + kv
+    sentence = (
+        f"weights {_gib(need.weights)} + KV cache of one sequence of {asked} tokens {_gib(kv)} = {_gib(total)}, more "
+        f"than the {_gib(max(0, device.usable))} that an engine may use of {device.name}"
+    )
+    return Refusal(
+        "spec.engine.maxModelLen" if resolved.max_model_len else "spec.resources",
+        Reason.DOES_NOT_FIT,
+        f"{sentence}. {_sentence_of(list(_remedies(resolved, need, device, longest)))}",
+    )
+
+
+def _remedies(resolved: Resolved, need: _Need, device: _Device, longest: int) -> Iterator[str]:
+    if longest >= 2:
+        yield f"set engine.maxModelLen to {_round(longest)} or less"
+    if resolved.gpus and not resolved.quantization and not need.facts.quantization:
+        yield "engine.quantization: fp8"
+    if not resolved.gpus:
+        yield "raise resources.memory"
+        return
+    wanted = resolved.max_model_len or MIN_LENGTH
+    parts = next((n for n in (2, 4, 8, 16) if (need.weights + need.kv(wanted)) // n <= device.usable), None)
+    split = (
+        f"; with tensor parallelism it would take {parts} such GPUs, which this version does not do" if parts else ""
+    )
+    yield f"use a GPU with more memory{split}"
+
+
+def _sentence_of(remedies: list[str]) -> str:
+    split = f"; {remedies.pop()}" if remedies[-1].startswith("with tensor") else ""
+    text = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
+    return text[0].upper() + text[1:] + split
+
+
+def _shortened(served: int, wanted: int, device: _Device) -> str:
+    return (
+        f"engine.maxModelLen: about {served}, as more does not fit {device.name} beside the weights; "
+        f"the model was made for {wanted}"
+    )
+
+
+def _memory(need: _Need, num_tokens: int, device: _Device | None) -> ResolvedMemory:
+    return ResolvedMemory(
+        weights=round(need.weights / GIB, 2),
+        kv=round(need.kv(num_tokens) / GIB, 2),
+        device=round(device.total / GIB, 2) if device else None,
+    )
+
+
+def _dtype(resolved: Resolved, facts: ModelFacts) -> str:
+    if resolved.dtype != "auto":
+        return resolved.dtype
+    # Not knowing the CPU, the smaller of what engines take there.
+    return _GPU_DTYPES.get(facts.dtype, "bfloat16")
+
+
+def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> int:
+    if facts.quantization:
+        return facts.weights_bytes
+    stored = _ITEMSIZE.get(facts.dtype, 2)
+    # A CPU has no fp8, so nothing is saved there.
+    halved = resolved.quantization == "fp8" and resolved.gpus > 0
+    kept = 1 if halved else _ITEMSIZE[_dtype(resolved, facts)]
+    return facts.weights_bytes * kept // stored
+
+
+def _kv_bytes_per_token(resolved: Resolved, facts: ModelFacts) -> int:
+    itemsize = 1 if _flag(resolved.args, "--kv-cache-dtype") == "fp8" else _ITEMSIZE[_dtype(resolved, facts)]
+    return 2 * facts.num_kv_heads * facts.head_dim * itemsize
+
+
+def _flag(args: tuple[str, ...], name: str) -> str:
+    """Return the value of a flag as the engine's command line would read it: the last one counts."""
+    value = ""
+    for index, word in enumerate(args):
+        flag, equals, given = word.partition("=")
+        if flag == name:
+            value = given if equals else args[index + 1] if index + 1 < len(args) else ""
+    return value
+
+
+def _round(num_tokens: int) -> int:
+    """Return the number people would write: whole thousands, of 1024, where there are some."""
+    return num_tokens // 1024 * 1024 or num_tokens
+
+
+def _gib(num_bytes: int, digits: int = 1) -> str:
+    return f"{num_bytes / GIB:.{digits}f} GiB"
