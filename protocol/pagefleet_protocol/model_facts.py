@@ -28,8 +28,11 @@ FINAL_REASONS: frozenset[Reason] = frozenset({"ModelNotFound", "AccessDenied", "
 """A retry will not mend these: somebody has to change something first."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What planning needs to know of a model. Counts are of layers, heads, tokens and bytes."""
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What planning needs to know of a model. Counts are of layers, heads, tokens and bytes.
+
+    They stay on disks beside models: what a newer program adds is ignored.
+    """
 
     revision: str
     """Commit of a repository, digest of a store's tags; empty where there is neither."""
@@ -54,8 +57,7 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_position_embeddings: int
     """Longest sequence the model was made for, rope scaling included."""
     default_length: int = 0
-    """Longest sequence that is served unless asked otherwise, where that is less because more would cost quality; 0: the
-    same."""
+    """Longest sequence that is served unless asked otherwise, where more would cost quality; 0: the one above."""
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,177 @@
+"""`s3://bucket/path` and `gs://bucket/path`: object stores, and services that speak as they do (MinIO, Ceph).
+
+Through obstore: one library without dependencies that finds credentials as each cloud's own tools do (environment, web
+identity, instance). It does not retry here: `attempts` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from pagefleet_protocol.version import VERSION
+
+from pagefleet_operator.download.errors import (
+    AccessDenied,
+    BadSettings,
+    ChecksumMismatch,
+    DownloadError,
+    Interrupted,
+    ModelNotFound,
+)
+from pagefleet_operator.download.settings import DownloadSettings
+from pagefleet_operator.download.source import Digest, Listing, RemoteFile
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, GCSStore, RetryConfig, S3Store
+
+_CHUNK = 1 << 20
+_SAMPLE_BYTES = 1 << 20
+_MD5_LENGTH = 32
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_SKIP_SIGNATURE=true for a public bucket)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS (or GOOGLE_SKIP_SIGNATURE=true for a public bucket)",
+}
+
+
+class ObjectStoreSource:
+    """The objects directly under one prefix of one bucket."""
+
+    def __init__(self, scheme: Literal["s3", "gs"], path: str, store: S3Store | GCSStore) -> None:
+        """`path` is the bucket and the prefix in it."""
+        self._scheme = scheme
+        self._uri = f"{scheme}://{path}"
+        self._prefix = path.partition("/")[2].strip("/")
+        self._store = store
+
+    async def list_files(self) -> Listing:
+        """The revision is a digest of all names, sizes and tags: stores have none of their own."""
+        import obstore  # noqa: PLC0415 - slow, and not needed for other sources
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        try:
+            found = await obstore.list_with_delimiter_async(self._store, self._prefix)
+        except (BaseError, ValueError) as error:
+            raise self._meaning(error) from error
+        files = []
+        for entry in found["objects"]:
+            name = entry["path"].removeprefix(self._prefix).lstrip("/")
+            files.append(_remote_file(name, entry["size"], entry["e_tag"] or ""))
+        if not files:
+            raise ModelNotFound(f"{self._uri} holds no object: check bucket and path, and that the model is there")
+        if not await self._tags_are_md5(files):
+            files = [replace(file, digest=None) for file in files]
+        listed = sorted(f"{file.name}\0{file.size}\0{file.tag}\n" for file in files)
+        revision = hashlib.sha256("".join(listed).encode()).hexdigest()[:40]
+        return Listing(revision, tuple(files))
+
+    async def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
+        """Only of the object that was listed: If-Match."""
+        import obstore  # noqa: PLC0415
+        from obstore.exceptions import BaseError, PreconditionError  # noqa: PLC0415
+
+        try:
+            found = await obstore.get_async(
+                self._store,
+                f"{self._prefix}/{file.name}".lstrip("/"),
+                options={"range": (start, stop), **({"if_match": file.tag} if file.tag else {})},
+            )
+            async for chunk in found.stream(min_chunk_size=_CHUNK):
+                yield bytes(chunk)
+        except PreconditionError as error:
+            raise ChecksumMismatch(
+                f"{self._uri}/{file.name} was replaced while it was read: start again once nobody writes there"
+            ) from error
+        except (BaseError, ValueError) as error:
+            raise self._meaning(error) from error
+
+    async def _tags_are_md5(self, files: list[RemoteFile]) -> bool:
+        """Whether tags that look like MD5 are: objects encrypted with a customer's key have other tags of that length.
+
+        One small object is read and compared.
+        """
+        with_digest = [file for file in files if file.digest and 0 < file.size <= _SAMPLE_BYTES]
+        if not with_digest:
+            return True
+        sample = min(with_digest, key=lambda file: file.size)
+        assert sample.digest is not None
+        hasher = sample.digest.hasher(sample.size)
+        async for chunk in self.read(sample, 0, sample.size):
+            hasher.update(chunk)
+        return hasher.hexdigest() == sample.digest.hexdigest
+
+    def _meaning(self, error: Exception) -> DownloadError | Interrupted:
+        from obstore.exceptions import (  # noqa: PLC0415
+            InvalidPathError,
+            NotFoundError,
+            PermissionDeniedError,
+            UnauthenticatedError,
+        )
+
+        said = str(error).strip().partition("\n")[0][:300]
+        match error:
+            case NotFoundError():
+                return ModelNotFound(f"{self._uri} does not exist: check bucket and path ({said})")
+            case PermissionDeniedError() | UnauthenticatedError():
+                names = _CREDENTIALS[self._scheme]
+                return AccessDenied(
+                    f"the store refuses to give {self._uri}: put credentials that may list and read it into {names}; "
+                    f"in a cluster: keys of these names in the Secret that spec.model.secretRef names ({said})"
+                )
+            case InvalidPathError() | ValueError():
+                return BadSettings(f"{self._uri} is no path of objects ({said}): correct it")
+            case _ if "configured region" in said:
+                return BadSettings(f"{self._uri} is in another region: set AWS_REGION ({said})")
+            case _:
+                return Interrupted(f"{self._uri}: {said}")
+
+
+@asynccontextmanager
+async def open_object_store(
+    scheme: Literal["s3", "gs"], path: str, settings: DownloadSettings
+) -> AsyncIterator[ObjectStoreSource]:
+    """Find the credentials in the environment, and the bucket."""
+    from obstore.exceptions import BaseError  # noqa: PLC0415
+    from obstore.store import GCSStore, S3Store  # noqa: PLC0415
+
+    bucket = path.partition("/")[0]
+    endpoint = (settings.endpoint or "").rstrip("/")
+    client: ClientConfig = {
+        "user_agent": f"pagefleet/{VERSION}",
+        "timeout": timedelta(days=30),  # of a whole transfer; a stalled one is noticed elsewhere
+        "connect_timeout": timedelta(seconds=20),
+    }
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True
+    no_retries: RetryConfig = {"max_retries": 0}
+    try:
+        store: S3Store | GCSStore
+        if scheme == "s3":
+            store = S3Store(
+                bucket,
+                config={"endpoint": endpoint} if endpoint else {},
+                client_options=client,
+                retry_config=no_retries,
+            )
+        else:
+            store = GCSStore(
+                bucket,
+                config={"base_url": endpoint} if endpoint else {},
+                client_options=client,
+                retry_config=no_retries,
+            )
+    except (BaseError, ValueError) as error:
+        said = str(error).strip().partition("\n")[0][:300]
+        raise BadSettings(f"{scheme}://{path} cannot be opened ({said}): check credentials and endpoint") from error
+    yield ObjectStoreSource(scheme, path, store)
+
+
+def _remote_file(name: str, size: int, tag: str) -> RemoteFile:
+    bare = tag.strip('"')
+    # Objects that were uploaded in parts have "<digest of digests>-<parts>": nothing to compare the bytes with.
+    is_md5 = len(bare) == _MD5_LENGTH and all(letter in "0123456789abcdef" for letter in bare)
+    return RemoteFile(name, size, tag, Digest("md5", bare) if is_md5 else None)

@@ -1,0 +1,80 @@
+"""Reading from a source with everything that can go wrong on the way: stalls, small files, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from pagefleet_operator.download.attempts import persist
+from pagefleet_operator.download.errors import BadModel, Interrupted
+from pagefleet_operator.download.settings import DownloadSettings
+from pagefleet_operator.download.source import ModelSource, RemoteFile
+
+T = TypeVar("T")
+
+
+async def steady(chunks: AsyncGenerator[bytes], name: str, stall: float) -> AsyncGenerator[bytes]:
+    """Yield the chunks; Interrupted when none comes for `stall` seconds."""
+    async with aclosing(chunks):
+        while True:
+            try:
+                async with asyncio.timeout(stall):
+                    chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise Interrupted(f"{name}: no byte came for {stall:g} s") from error
+            yield chunk
+
+
+async def read_range(source: ModelSource, file: RemoteFile, start: int, stop: int, settings: DownloadSettings) -> bytes:
+    """The bytes from `start` up to `stop`, all of them."""
+
+    async def attempt() -> bytes:
+        data = bytearray()
+        async with aclosing(steady(source.read(file, start, stop), file.name, settings.patience.stall)) as chunks:
+            async for chunk in chunks:
+                data += chunk
+                if len(data) >= stop - start:
+                    break
+        if len(data) < stop - start:
+            raise Interrupted(f"{file.name}: the transfer ended early")
+        return bytes(data[: stop - start])
+
+    return await persist(attempt, settings)
+
+
+async def read_json(source: ModelSource, file: RemoteFile, most: int, settings: DownloadSettings) -> dict[str, Any]:
+    """The JSON object in a file of at most `most` bytes.
+
+    Raises:
+        BadModel: it is larger, or holds something else.
+    """
+    if not 0 < file.size <= most:
+        raise BadModel(f"{file.name} has {file.size} bytes; it must have some, and at most {most}: repair the model")
+    try:
+        value = json.loads(await read_range(source, file, 0, file.size, settings))
+    except (ValueError, RecursionError) as error:
+        raise BadModel(f"{file.name} cannot be read as JSON ({error}): repair the model") from error
+    if not isinstance(value, dict):
+        raise BadModel(f"{file.name} does not hold a JSON object: repair the model")
+    return value
+
+
+async def side_by_side(work: Callable[[T], Awaitable[None]], items: Iterable[T], most: int) -> None:
+    """Work on all of the items, at most `most` at a time. The first error ends the others, and is raised."""
+    places = asyncio.Semaphore(most)
+
+    async def one(item: T) -> None:
+        async with places:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for item in items:
+                group.create_task(one(item))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
