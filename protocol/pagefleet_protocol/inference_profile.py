@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 from pagefleet_protocol.field_errors import InvalidDocument, field_errors
 from pagefleet_protocol.inference_service import Engine, Resources
 from pagefleet_protocol.quantities import Quantity
-from pagefleet_protocol.resource_base import Object, ObjectMeta
+from pagefleet_protocol.resource_base import Labels, Object, ObjectMeta
+from pagefleet_protocol.resource_rules import PROFILE_RULES, broken_rules
 
 
 class Toleration(Object):
@@ -41,7 +42,7 @@ class InferenceProfileSpec(Object):
     """True: one engine more than replicas finds a GPU, so rollouts start the new one before they end the old one."""
     runtime_class_name: Annotated[str, Field(max_length=253)] | None = None
     """RuntimeClass of engine pods."""
-    node_selector: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    node_selector: Labels = Field(default_factory=dict)
     """Labels of the nodes that engines run on."""
     tolerations: Annotated[
         tuple[Toleration, ...],
@@ -79,6 +80,9 @@ def parse_inference_profile(document: object) -> InferenceProfile:
         InvalidDocument: with every mistake in it, each with its path.
     """
     try:
-        return InferenceProfile.model_validate(document, by_alias=True, by_name=False)
+        profile = InferenceProfile.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as failure:
         raise InvalidDocument(field_errors(InferenceProfile, failure)) from failure
+    if mistakes := broken_rules(profile, PROFILE_RULES):
+        raise InvalidDocument(mistakes)
+    return profile

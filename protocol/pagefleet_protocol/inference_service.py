@@ -6,64 +6,41 @@ A field is here only when something acts on it. Fields that a profile may give h
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pagefleet_protocol.field_errors import InvalidDocument, field_errors
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.model_uri import ModelUriText
 from pagefleet_protocol.quantities import Quantity
-from pagefleet_protocol.resource_base import NameRef, Object, ObjectMeta, ObjectName, wrong
+from pagefleet_protocol.resource_base import (
+    Labels,
+    NameRef,
+    Object,
+    ObjectMeta,
+    ObjectName,
+    all_different,
+    matching,
+)
+from pagefleet_protocol.resource_rules import SERVICE_RULES, broken_rules
 
 _SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _HOST_NAME = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-_ENDPOINT = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
+_ENDPOINT = r"^https?://[^\x00-\x20/?#@]+(/[^\x00-\x20?#]*)?$"
 _HOST_PATH = r"^/[^\x00:]+$"
 _IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$"
-OWN_FLAGS = {
-    "--host": "the fleet chooses it",
-    "--port": "the fleet chooses it",
-    "--served-model-name": "set spec.model.name",
-    "--dtype": "set spec.engine.dtype",
-    "--quantization": "set spec.engine.quantization",
-    "--max-model-len": "set spec.engine.maxModelLen",
-    "--drain-timeout": "set spec.rollout.drainSeconds",
-}
-"""Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
-
-
-def _pattern(pattern: str, message: str) -> tuple[AfterValidator, Any]:
-    """Return what makes a string match, for us with a message that helps, for the API server as a pattern."""
-
-    def check(text: str) -> str:
-        if not re.match(pattern, text) or text.endswith("\n"):
-            raise wrong(message)
-        return text
-
-    return AfterValidator(check), Field(json_schema_extra={"pattern": pattern})
-
-
-def _check_args(args: tuple[str, ...]) -> tuple[str, ...]:
-    for arg in args:
-        flag = arg.partition("=")[0]
-        # Command lines may shorten a flag, so its beginnings count as well.
-        for own, remedy in OWN_FLAGS.items():
-            if len(flag) > 2 and own.startswith(flag):
-                raise wrong(f"{own} cannot be given here: {remedy}")
-        if "\x00" in arg:
-            raise wrong("an argument holds a NUL character")
-    return args
-
+_ENTRY = r"^[-._A-Za-z0-9]{1,253}$"
+_REVISION = r"^[^\x00-\x20]{1,128}$"
+_ARGUMENT = r"^[^\x00]*$"
 
 ServedName = Annotated[
     str,
-    *_pattern(_SERVED_NAME, "must be at most 128 letters, digits and . _ / : -, starting with a letter or digit"),
+    *matching(_SERVED_NAME, "must be at most 128 letters, digits and . _ / : -, starting with a letter or digit", 128),
 ]
 Image = Annotated[
-    str, *_pattern(_IMAGE, "must be an image reference such as registry/name:tag or registry/name@sha256:…")
+    str, *matching(_IMAGE, "must be an image reference such as registry/name:tag or registry/name@sha256:…", 512)
 ]
 
 
@@ -72,20 +49,23 @@ class Model(Object):
 
     uri: ModelUriText
     """hf://organization/name, s3://bucket/path, gs://bucket/path, pvc://claim/path, oci://registry/repository:tag,
-    file:///absolute/path or builtin://tiny."""
-    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    file:///absolute/path or builtin://tiny"""
+    revision: Annotated[str, *matching(_REVISION, "must be at most 128 characters without spaces", 128)] | None = None
     """Branch, tag or commit, of hf:// alone; default: main. All engines load the one commit that it meant at first."""
     name: ServedName | None = None
     """What clients write as `model`; default: metadata.name."""
     aliases: Annotated[
         tuple[ServedName, ...],
         Field(strict=False, max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        all_different(),
     ] = ()
     """More names for the same model."""
     secret_ref: NameRef | None = None
     """Secret with the credentials of the store: HF_TOKEN; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or a Google
     service account's key as `key.json`."""
-    endpoint: Annotated[str, *_pattern(_ENDPOINT, "must be a URL such as https://mirror.example.org")] | None = None
+    endpoint: Annotated[str, *matching(_ENDPOINT, "must be a URL such as https://mirror.example.org", 1024)] | None = (
+        None
+    )
     """Mirror of the store: another Hugging Face endpoint for hf://, an S3-compatible service for s3://."""
 
 
@@ -103,7 +83,7 @@ class Cache(Object):
     """Of the claim that is made; default: the cluster's."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """Of the claim that is made; ReadWriteOnce keeps all engines on one node."""
-    path: Annotated[str, *_pattern(_HOST_PATH, "must be an absolute path")] | None = None
+    path: Annotated[str, *matching(_HOST_PATH, "must be an absolute path", 1024)] | None = None
     """Folder on the nodes, for type hostPath."""
 
 
@@ -112,7 +92,7 @@ class SecretKey(Object):
 
     name: ObjectName
     """The Secret."""
-    key: Annotated[str, Field(min_length=1, max_length=253)]
+    key: Annotated[str, *matching(_ENTRY, "must be at most 253 letters, digits and . _ -", 253)]
     """The entry."""
 
 
@@ -126,7 +106,7 @@ class EnvValue(Object):
 class EnvVar(Object):
     """An environment variable."""
 
-    name: Annotated[str, *_pattern(_ENV_NAME, "must be letters, digits and '_', not starting with a digit")]
+    name: Annotated[str, *matching(_ENV_NAME, "must be letters, digits and '_', not starting with a digit", 128)]
     """Its name."""
     value: Annotated[str, Field(max_length=4096)] | None = None
     """Its value."""
@@ -140,9 +120,8 @@ class Engine(Object):
     image: Image | None = None
     """Image of the engine; default: the one that the operator was installed with."""
     args: Annotated[
-        tuple[Annotated[str, Field(max_length=1024)], ...],
+        tuple[Annotated[str, *matching(_ARGUMENT, "must be at most 1024 characters, none of them NUL", 1024)], ...],
         Field(strict=False, max_length=64, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
-        AfterValidator(_check_args),
     ] = ()
     """More flags of `pagefleet serve`, one word each."""
     env: Annotated[
@@ -152,6 +131,7 @@ class Engine(Object):
             max_length=64,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
+        all_different("name"),
     ] = ()
     """Environment variables of the engines."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
@@ -243,7 +223,7 @@ class Expose(Object):
 
     type: Literal["ClusterIP", "Ingress", "Gateway"] = "ClusterIP"
     """ClusterIP: not at all; Ingress: networking.k8s.io; Gateway: an HTTPRoute of gateway.networking.k8s.io."""
-    host: Annotated[str, *_pattern(_HOST_NAME, "must be a host name such as llm.example.org")] | None = None
+    host: Annotated[str, *matching(_HOST_NAME, "must be a host name such as llm.example.org", 253)] | None = None
     """Name that clients use; needed for Ingress and Gateway."""
     class_name: ObjectName | None = None
     """IngressClass; default: the cluster's."""
@@ -258,7 +238,7 @@ class Monitoring(Object):
 
     service_monitor: bool = False
     """True: make a ServiceMonitor for the Prometheus operator."""
-    labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     """More labels of the ServiceMonitor, by which Prometheus selects it."""
 
 
@@ -326,6 +306,9 @@ def parse_inference_service(document: object) -> InferenceService:
         InvalidDocument: with every mistake in it, each with its path.
     """
     try:
-        return InferenceService.model_validate(document, by_alias=True, by_name=False)
+        service = InferenceService.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as failure:
         raise InvalidDocument(field_errors(InferenceService, failure)) from failure
+    if mistakes := broken_rules(service, SERVICE_RULES):
+        raise InvalidDocument(mistakes)
+    return service

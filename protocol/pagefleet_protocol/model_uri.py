@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import unquote
@@ -13,17 +14,22 @@ from pagefleet_protocol.resource_base import wrong
 
 Scheme = Literal["hf", "s3", "gs", "pvc", "oci", "file", "builtin"]
 
-_FORMS: dict[Scheme, tuple[str, str]] = {
+_MAX_LENGTH = 1024
+# Part of a path that is neither `.` nor `..`: those could leave the bucket's folder or the claim.
+_PART = r"(\.{0,2}[^/.\x00-\x20][^/\x00-\x20]*|\.{3}[^/\x00-\x20]*)"
+_FORMS: Mapping[Scheme, tuple[str, str]] = {
     "hf": (r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", "hf://organization/name"),
-    "s3": (r"[a-z0-9][a-z0-9.-]+(/[^/\s]+)+/?", "s3://bucket/path/of/the/model"),
-    "gs": (r"[a-z0-9][a-z0-9._-]+(/[^/\s]+)+/?", "gs://bucket/path/of/the/model"),
-    "pvc": (r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[^/\s]+)*/?", "pvc://claim/path/in/the/claim"),
-    "oci": (r"[a-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
-            "oci://registry/repository:tag"),
+    "s3": (rf"[a-z0-9][a-z0-9.-]+(/{_PART})+/?", "s3://bucket/path/of/the/model"),
+    "gs": (rf"[a-z0-9][a-z0-9._-]+(/{_PART})+/?", "gs://bucket/path/of/the/model"),
+    "pvc": (rf"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/{_PART})*/?", "pvc://claim/path/in/the/claim"),
+    "oci": (
+        r"[a-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
+        "oci://registry/repository:tag",
+    ),
     "file": (r"/[^\x00]+", "file:///absolute/path of a folder in Hugging Face layout"),
     "builtin": (r"tiny", "builtin://tiny"),
-}  # fmt: skip
-PATTERN = "^(" + "|".join(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items()) + ")$"
+}
+_PATTERN = "^(" + "|".join(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items()) + ")$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,7 @@ def parse_model_uri(uri: str) -> ModelUri:
     for name, (form, example) in _FORMS.items():
         if not separator or scheme != name:
             continue
-        parts = path.split("/")
-        if re.fullmatch(form, path) and not (name != "file" and {".", ".."} & set(parts)):
+        if re.fullmatch(form, path):
             return ModelUri(name, path)
         raise wrong(f"write {example}, not {uri[:80]!a}")
     examples = ", ".join(example for _, example in _FORMS.values())
@@ -80,4 +85,6 @@ def _check(uri: str) -> str:
     return uri
 
 
-ModelUriText = Annotated[str, AfterValidator(_check), Field(json_schema_extra={"pattern": PATTERN, "maxLength": 1024})]
+ModelUriText = Annotated[
+    str, Field(max_length=_MAX_LENGTH), AfterValidator(_check), Field(json_schema_extra={"pattern": _PATTERN})
+]

@@ -13,7 +13,9 @@ from pydantic import BeforeValidator, Field
 
 from pagefleet_protocol.resource_base import wrong
 
-PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+_MAX_LENGTH = 32
+_MAX_WHOLE = 10**15 - 1
+_PATTERN = r"^([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]+\.[0-9]*[1-9][0-9]*)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _SUFFIX: Mapping[str, float] = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
     f"{letter}i": 1024**power for power, letter in enumerate("KMGTP", start=1)
 }
@@ -26,12 +28,12 @@ def quantity(text: str) -> float:
 
 
 def _check_quantity(value: object) -> object:
-    if isinstance(value, str | int) and not isinstance(value, bool) and re.match(PATTERN, str(value)):
-        if quantity(str(value)) > 0:
-            return str(value)
-        raise wrong("must be over 0")
-    shown = value if isinstance(value, float) else 0.5
-    raise wrong(f'must be a Kubernetes quantity such as 2, "500m", "{shown}" or 8Gi (fractions in quotes)')
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_WHOLE:
+        return str(value)
+    if isinstance(value, str) and len(value) <= _MAX_LENGTH and re.fullmatch(_PATTERN[1:-1], value):
+        return value
+    shown = value if isinstance(value, float) and value > 0 else 0.5
+    raise wrong(f'must be a Kubernetes quantity over 0 such as 2, "500m", "{shown}" or 8Gi (fractions in quotes)')
 
 
 Quantity = Annotated[
@@ -40,7 +42,10 @@ Quantity = Annotated[
     Field(
         json_schema_extra={
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": PATTERN,
+            "maximum": _MAX_WHOLE,
+            "maxLength": _MAX_LENGTH,
+            "minimum": 1,
+            "pattern": _PATTERN,
             "x-kubernetes-int-or-string": True,
         }
     ),

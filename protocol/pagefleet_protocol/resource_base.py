@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-MAX_NAME_LENGTH = 40
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
-OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-"""Names of objects that others made: Secrets, claims, profiles, gateways."""
+_OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 
 
 def wrong(message: str) -> PydanticCustomError:
@@ -22,13 +21,38 @@ def wrong(message: str) -> PydanticCustomError:
     return PydanticCustomError("not_allowed", "{message}", {"message": message})
 
 
-def _check_name(name: str) -> str:
-    if len(name) > MAX_NAME_LENGTH or not _NAME.match(name):
-        raise wrong(
-            f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and not "
-            "ending with '-' (names of pods are made from it)"
-        )
-    return name
+def matching(pattern: str, message: str, max_length: int) -> tuple[AfterValidator, Any]:
+    """Return what makes a string match: for us with a message that helps, for the API server as a pattern.
+
+    Rules of the API server may cost no more than the longest string allows, so each has its `max_length`.
+
+    `pattern` means the same to Python and to Go: it is anchored, and says `[^\\x00-\\x20]` rather than `\\S`.
+    """
+    assert pattern.startswith("^"), "patterns are anchored"
+    assert pattern.endswith("$"), "patterns are anchored"
+    compiled = re.compile(pattern[1:-1])
+
+    def check(text: str) -> str:
+        if len(text) > max_length or not compiled.fullmatch(text):
+            raise wrong(message)
+        return text
+
+    return AfterValidator(check), Field(json_schema_extra={"maxLength": max_length, "pattern": pattern})
+
+
+def all_different(key: str = "") -> AfterValidator:
+    """Return what refuses a list with equal entries, or with entries whose `key` is equal."""
+
+    def check(entries: Sequence[Any]) -> Sequence[Any]:
+        seen = set()
+        for entry in entries:
+            value = getattr(entry, key) if key else entry
+            if value in seen:
+                raise wrong(f"has {value!a} twice; every {key or 'entry'} must be there once")
+            seen.add(value)
+        return entries
+
+    return AfterValidator(check)
 
 
 def _check_namespace(namespace: str) -> str:
@@ -37,15 +61,22 @@ def _check_namespace(namespace: str) -> str:
     return namespace
 
 
-def _check_object_name(name: str) -> str:
-    if not re.match(OBJECT_NAME, name) or name.endswith("\n"):
-        raise wrong("must be the name of a Kubernetes object: lower-case letters, digits, '-' and '.'")
-    return name
-
-
 ObjectName = Annotated[
-    str, AfterValidator(_check_object_name), Field(json_schema_extra={"pattern": OBJECT_NAME, "maxLength": 253})
+    str,
+    *matching(_OBJECT_NAME, "must be a Kubernetes object's name: at most 253 lower-case letters, digits, - and .", 253),
 ]
+"""Name of an object that others made: a Secret, claim, profile or gateway."""
+_LabelValue = Annotated[
+    str, *matching(_LABEL_VALUE, "must be a label's value: at most 63 letters, digits and - _ .", 63)
+]
+
+
+def _without_empty_entries(value: object) -> object:
+    return {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+Labels = Annotated[dict[str, _LabelValue], Field(max_length=16), BeforeValidator(_without_empty_entries)]
+"""Labels that objects of ours get or have to have."""
 
 
 class Object(BaseModel):
@@ -62,11 +93,20 @@ class Object(BaseModel):
         validate_by_alias=True,
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_fields(cls, value: Any) -> Any:
+        """A field without a value counts as not written, as the API server has it."""
+        if not isinstance(value, dict):
+            return value
+        required = {field.alias or name for name, field in cls.model_fields.items() if field.is_required()}
+        return {key: one for key, one in value.items() if one is not None or key in required}
+
 
 class ObjectMeta(Object):
     """Name and labels, as every Kubernetes object has."""
 
-    name: Annotated[str, AfterValidator(_check_name)]
+    name: str
     """The object's name."""
     namespace: Annotated[str, AfterValidator(_check_namespace)] = "default"
     """Where it lives in a cluster."""

@@ -41,9 +41,9 @@ def test_five_lines_are_enough() -> None:
     service = parse_inference_service(FIVE_LINES)
     assert service.name == service.model_name == "qwen"
     assert service.spec.replicas == 1
-    assert service.spec.engine.dtype == "auto"
+    assert service.spec.engine.dtype is None, "a profile may say it"
     assert service.spec.engine.max_model_len is None
-    assert service.spec.resources.gpus == 0
+    assert service.spec.resources.gpus is None
     assert service.spec.router.policy == "prefix"
     assert service.metadata.namespace == "default"
 
@@ -51,19 +51,65 @@ def test_five_lines_are_enough() -> None:
 def test_every_field_arrives() -> None:
     full = {
         **FIVE_LINES,
-        "metadata": {"name": "a", "namespace": "prod", "labels": {"team": "x"}, "annotations": {"note": "y"}},
+        "metadata": {
+            "name": "a",
+            "namespace": "prod",
+            "labels": {"team": "x"},
+            "annotations": {"note": "y"},
+            "uid": "u",
+            "generation": 4,
+        },
         "spec": {
-            "model": {"uri": "file:///models/q", "name": "Qwen/Qwen3-8B"},
-            "engine": {"args": ["--seed", "1"], "dtype": "bfloat16", "maxModelLen": 4096},
+            "model": {
+                "uri": "hf://Qwen/Qwen3-8B",
+                "revision": "main",
+                "name": "Qwen/Qwen3-8B",
+                "aliases": ["qwen", "best"],
+                "secretRef": {"name": "token"},
+                "endpoint": "https://mirror.example.org",
+            },
+            "cache": {"type": "pvc", "size": "100Gi", "storageClass": "fast", "accessMode": "ReadWriteOnce"},
+            "engine": {
+                "image": "registry/engine:1",
+                "args": ["--seed", "1"],
+                "env": [
+                    {"name": "A", "value": "1"},
+                    {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                ],
+                "dtype": "bfloat16",
+                "quantization": "fp8",
+                "maxModelLen": 4096,
+            },
             "replicas": 3,
-            "resources": {"gpus": 1, "cpu": "1500m", "memory": "8Gi"},
-            "router": {"replicas": 2, "policy": "least-load"},
+            "resources": {"gpus": 1, "gpuType": "h100", "cpu": "1500m", "memory": "8Gi", "shm": "2Gi"},
+            "router": {
+                "replicas": 2,
+                "policy": "least-load",
+                "auth": {"secretRef": {"name": "keys", "key": "api"}},
+                "resources": {"cpu": "1", "memory": "1Gi"},
+            },
+            "rollout": {"maxSurge": 0, "maxUnavailable": 1, "drainSeconds": 60, "progressSeconds": 600},
+            "expose": {
+                "type": "Gateway",
+                "host": "llm.example.org",
+                "gatewayRef": {"name": "edge", "namespace": "infra", "sectionName": "https"},
+            },
+            "monitoring": {"serviceMonitor": True, "labels": {"release": "prometheus"}},
+            "podTemplate": {"spec": {"priorityClassName": "high"}},
+            "profileRef": {"name": "h100"},
+            "paused": True,
         },
     }
     service = parse_inference_service(full)
-    dumped = service.model_dump(mode="json", exclude_none=True)
-    assert dumped == full
+    assert service.model_dump(mode="json", exclude_none=True) == full
     assert service.model_name == "Qwen/Qwen3-8B"
+
+
+def test_a_field_without_a_value_is_a_field_not_written() -> None:
+    empty = document("spec.engine", None)
+    empty["spec"]["replicas"] = None
+    empty["spec"]["monitoring"] = {"labels": {"release": None}}
+    assert parse_inference_service(empty) == parse_inference_service(FIVE_LINES)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +123,20 @@ def test_every_field_arrives() -> None:
         ("metadata.name", "qwen\n", "metadata.name: must be at most 40"),
         ("metadata.namespace", "-x", "metadata.namespace: must be at most 63"),
         ("metadata.labels", {"a": 1}, "metadata.labels.a: must be text (put it in quotes), not the number 1"),
-        ("spec.model.uri", "hf://Qwen/Qwen3-8B", "spec.model.uri: hf:// is not supported yet: download the model"),
-        ("spec.model.uri", "/models/qwen", "spec.model.uri: give builtin://tiny, or file:///absolute/path"),
-        ("spec.model.uri", "file://relative", "spec.model.uri: give builtin://tiny"),
+        ("spec.model.uri", "hf://Qwen3-8B", "spec.model.uri: write hf://organization/name, not 'hf://Qwen3-8B'"),
+        ("spec.model.uri", "s3://bucket/../x", "spec.model.uri: write s3://bucket/path/of/the/model"),
+        ("spec.model.uri", "/models/qwen", "spec.model.uri: give one of hf://organization/name, s3://"),
+        ("spec.model.uri", "file://relative", "spec.model.uri: write file:///absolute/path of a folder"),
+        ("spec.model.uri", "hf://a/" + "b" * 1024, "spec.model.uri: has 1031 characters; at most 1024 are allowed"),
+        ("spec.model.aliases", ["a", "b", "a"], "spec.model.aliases: has 'a' twice; every entry must be there once"),
+        (
+            "spec.engine.env",
+            [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
+            "spec.engine.env: has 'A' twice; every name must be there once",
+        ),
+        ("spec.cache.path", "models", "spec.cache.path: must be an absolute path"),
+        ("spec.profileRef", {"name": "H100"}, "spec.profileRef.name: must be a Kubernetes object's name"),
+        ("spec.monitoring.labels", {"a": "b c"}, "spec.monitoring.labels.a: must be a label's value"),
         ("spec.model.uri", None, "spec.model.uri: must be text (put it in quotes), not empty"),
         ("spec.model.name", "two words", "spec.model.name: must be at most 128 letters"),
         (
@@ -93,24 +150,28 @@ def test_every_field_arrives() -> None:
         ("spec.engine.max_model_len", 1, "spec.engine.max_model_len: unknown field. Did you mean maxModelLen?"),
         ("spec.engine.args", "--seed 1", "spec.engine.args: must be a list, not the text"),
         ("spec.engine.args", ["--seed", 1], "spec.engine.args[1]: must be text (put it in quotes), not the number 1"),
-        ("spec.engine.args", ["--port=1"], "spec.engine.args: --port cannot be given here: the fleet chooses it"),
-        ("spec.engine.args", ["--por", "1"], "spec.engine.args: --port cannot be given here"),
-        ("spec.engine.args", ["--dtype", "x"], "spec.engine.args: --dtype cannot be given here: set spec.engine.dtype"),
+        ("spec.engine.args", ["--port=1"], "spec.engine.args: must not hold --host (the fleet chooses it), --port"),
+        ("spec.engine.args", ["--por", "1"], "spec.engine.args: must not hold --host"),
+        ("spec.engine.args", ["--dtype", "x"], "--dtype (set spec.engine.dtype)"),
         ("spec.engine.args", ["-x"] * 65, "spec.engine.args: has 65 entries; at most 64 are allowed"),
-        ("spec.engine.args", ["x" * 1025], "spec.engine.args[0]: has 1025 characters; at most 1024 are allowed"),
+        ("spec.engine.args", ["x" * 1025], "spec.engine.args[0]: must be at most 1024 characters"),
         ("spec.replicas", True, "spec.replicas: must be a whole number, not the truth value True"),
         ("spec.replicas", -1, "spec.replicas: must be at least 0, not the number -1"),
         ("spec.replicas", 257, "spec.replicas: must be at most 256"),
         ("spec.resources.gpus", 2, "spec.resources.gpus: must be at most 1"),
-        ("spec.resources.cpu", 0.25, 'spec.resources.cpu: must be a Kubernetes quantity such as 2, "500m", "0.25"'),
-        ("spec.resources.cpu", 0, "spec.resources.cpu: must be over 0"),
+        (
+            "spec.resources.cpu",
+            0.25,
+            'spec.resources.cpu: must be a Kubernetes quantity over 0 such as 2, "500m", "0.25"',
+        ),
+        ("spec.resources.cpu", 0, "spec.resources.cpu: must be a Kubernetes quantity over 0"),
         ("spec.resources.memory", "8 GB", "spec.resources.memory: must be a Kubernetes quantity"),
         ("spec.router", [], "spec.router: must be a mapping of fields, not a list"),
         ("spec.router.policy", "least_load", "Did you mean least-load?"),
         (
             "spec.autoscaling",
             {},
-            "spec.autoscaling: unknown field. Fields here: model, engine, replicas, resources, router",
+            "spec.autoscaling: unknown field. Fields here: model, cache, engine, replicas, resources, router, rollout",
         ),
     ],
 )
@@ -126,7 +187,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     wrong["spec"]["rooter"] = {}
     found = problems(wrong)
     assert [line.partition(":")[0] for line in found] == ["spec.model.uri", "spec.replicas", "spec.rooter"]
-    assert found[0].startswith("spec.model.uri: is required: builtin://tiny, or file:///")
+    assert found[0].startswith("spec.model.uri: is required: hf://organization/name, s3://bucket/path")
     assert "Did you mean router?" in found[2]
 
 
@@ -152,6 +213,23 @@ def test_quantities(text: str, number: float) -> None:
     assert quantity(text) == number
 
 
+@pytest.mark.parametrize(
+    "args", [["--"], ["--=x"], ["-p"], ["--seed", "port"], ["--policy", "fcfs"], ["--max-num-seqs", "1"]]
+)
+def test_flags_that_are_nobody_elses_may_be_given(args: list[str]) -> None:
+    assert parse_inference_service(document("spec.engine.args", args)).spec.engine.args == tuple(args)
+
+
+def test_every_broken_rule_is_told() -> None:
+    wrong = document("spec.model.revision", "main")
+    wrong["metadata"] = {"name": "qwen-engine"}
+    wrong["spec"]["cache"] = {"type": "hostPath"}
+    wrong["spec"]["engine"] = {"env": [{"name": "A", "value": "1"}, {"name": "B"}]}
+    assert [line.partition(": ")[0] for line in problems(wrong)] == [
+        *("metadata.name", "spec.model.revision", "spec.cache.type", "spec.cache.path", "spec.engine.env[1]"),
+    ]
+
+
 def test_paths_read_as_people_write_them() -> None:
     assert path_text(("spec", "engine", "args", 2)) == "spec.engine.args[2]"
     assert path_text(()) == "document"
@@ -173,6 +251,9 @@ PATHS = [
     "spec.replicas",
     "spec.resources.cpu",
     "spec.router",
+    "spec.cache",
+    "spec.expose",
+    "spec.podTemplate",
     "status",
 ]
 

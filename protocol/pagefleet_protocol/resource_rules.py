@@ -1,0 +1,267 @@
+"""Rules about several fields at once, each in two languages: CEL for the API server, Python for files, one message.
+
+`tests/kubernetes/test_crds.py` holds the two against each other. CEL's cost is bounded by the limits of the fields.
+Source: Kubernetes documentation, "Validation rules" of CustomResourceDefinitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic.alias_generators import to_snake
+
+from pagefleet_protocol.field_errors import FieldError, Path
+from pagefleet_protocol.kube_names import RESERVED_SUFFIXES
+
+if TYPE_CHECKING:
+    from pagefleet_protocol.inference_profile import InferenceProfile
+    from pagefleet_protocol.inference_service import (
+        EnvVar,
+        InferenceService,
+        InferenceServiceSpec,
+        Model,
+        Rollout,
+    )
+
+MAX_NAME_LENGTH = 40
+ITEMS = "[]"
+"""In a rule's place: every entry of the list."""
+OWN_FLAGS = {
+    "--host": "the fleet chooses it",
+    "--port": "the fleet chooses it",
+    "--served-model-name": "set spec.model.name",
+    "--dtype": "set spec.engine.dtype",
+    "--quantization": "set spec.engine.quantization",
+    "--max-model-len": "set spec.engine.maxModelLen",
+    "--drain-timeout": "set spec.rollout.drainSeconds",
+}
+"""Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
+_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_RESERVED = f"({'|'.join(RESERVED_SUFFIXES)})$"
+_CACHE_TYPES = {
+    "hf": ("auto", "none", "pvc", "hostPath"),
+    "s3": ("auto", "none", "pvc", "hostPath"),
+    "gs": ("auto", "none", "pvc", "hostPath"),
+    "pvc": ("auto", "pvc"),
+    "oci": ("auto", "image"),
+    "file": ("auto", "none"),
+    "builtin": ("auto", "none"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What has to hold at one place of a resource."""
+
+    at: tuple[str, ...]
+    """The node that the rule looks at, from the resource on: `spec`, `engine`, ..."""
+    cel: str
+    """True where `self`, the node with its defaults, is right."""
+    message: str
+    """What is wrong, and so what to change."""
+    holds: Callable[[Any], bool]
+    """The same as `cel`, of the node as our types have it."""
+    field: str = ""
+    """Field below the node that has to change, with dots; empty: the node itself."""
+
+
+def broken_rules(resource: InferenceService | InferenceProfile, rules: Sequence[Rule]) -> tuple[FieldError, ...]:
+    """Return a mistake for each rule that does not hold."""
+    return tuple(
+        FieldError((*path, *filter(None, rule.field.split("."))), rule.message)
+        for rule in rules
+        for path, node in _nodes(resource, rule.at)
+        if not rule.holds(node)
+    )
+
+
+def _nodes(node: Any, at: tuple[str, ...], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    if not at:
+        yield path, node
+    elif at[0] == ITEMS:
+        for index, item in enumerate(node):
+            yield from _nodes(item, at[1:], (*path, index))
+    else:
+        yield from _nodes(getattr(node, to_snake(at[0])), at[1:], (*path, at[0]))
+
+
+def _name_fits(resource: InferenceService | InferenceProfile) -> bool:
+    return len(resource.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME[1:-1], resource.name) is not None
+
+
+def _cache_suits_the_model(spec: InferenceServiceSpec) -> bool:
+    return spec.cache.type in _CACHE_TYPES[spec.model.uri.partition("://")[0]]
+
+
+def _claim_has_a_use(spec: InferenceServiceSpec) -> bool:
+    cache = spec.cache
+    makes = cache.size is not None or cache.storage_class is not None
+    if cache.claim is None and not makes:
+        return True
+    return cache.type == "pvc" and not spec.model.uri.startswith("pvc://") and not (cache.claim is not None and makes)
+
+
+def _name_is_no_alias(service: InferenceService) -> bool:
+    return service.model_name not in service.spec.model.aliases
+
+
+def _stored_at(model: Model, *schemes: str) -> bool:
+    return model.uri.partition("://")[0] in schemes
+
+
+def _path_is_for_nodes(spec: InferenceServiceSpec) -> bool:
+    return (spec.cache.type == "hostPath") == (spec.cache.path is not None)
+
+
+def _rollout_moves(rollout: Rollout) -> bool:
+    return rollout.max_surge != 0 or rollout.max_unavailable != 0
+
+
+def _one_value(variable: EnvVar) -> bool:
+    return (variable.value is None) != (variable.value_from is None)
+
+
+def _no_own_flag(args: tuple[str, ...]) -> bool:
+    """Command lines may shorten a flag, so the beginnings of our own flags count as well."""
+    flags = [arg.partition("=")[0] for arg in args if re.match("--[a-z]", arg)]
+    return not any(own.startswith(flag) for own in OWN_FLAGS for flag in flags)
+
+
+def _only_an_ingress_is_encrypted(spec: InferenceServiceSpec) -> bool:
+    return spec.expose.type == "Ingress" or (spec.expose.tls is None and spec.expose.class_name is None)
+
+
+def _cel_cache_types() -> str:
+    by_types: dict[tuple[str, ...], list[str]] = {}
+    for scheme, types in _CACHE_TYPES.items():
+        by_types.setdefault(types, []).append(scheme)
+    return " || ".join(
+        f"self.model.uri.matches('^({'|'.join(schemes)})://') && self.cache.type in {list(types)}"
+        for types, schemes in by_types.items()
+    )
+
+
+NAME_RULE = Rule(
+    (),
+    f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{_NAME}')",
+    f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and not ending with "
+    "'-' (names of pods are made from it)",
+    _name_fits,
+    "metadata.name",
+)
+# Defaults of objects are held against their own rules before their fields have defaults, so rules that read
+# spec.cache.type and spec.expose.type are rules of the spec.
+_SPEC = ("spec",)
+_MODEL = ("spec", "model")
+_ENGINE = ("spec", "engine")
+ENGINE_RULES = (
+    Rule(
+        (*_ENGINE, "args"),
+        f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))",
+        f"must not hold {', '.join(f'{flag} ({remedy})' for flag, remedy in OWN_FLAGS.items())}",
+        _no_own_flag,
+    ),
+    Rule(
+        (*_ENGINE, "env", ITEMS),
+        "has(self.value) != has(self.valueFrom)",
+        "give either value or valueFrom",
+        _one_value,
+    ),
+)
+PROFILE_RULES = (NAME_RULE, *ENGINE_RULES)
+"""Rules of InferenceProfile."""
+SERVICE_RULES = (
+    NAME_RULE,
+    Rule(
+        (),
+        f"!self.metadata.name.matches('{_RESERVED}')",
+        f"must not end in {', '.join(RESERVED_SUFFIXES)}: parts of other InferenceServices are called so",
+        lambda service: re.search(_RESERVED, service.name) is None,
+        "metadata.name",
+    ),
+    Rule(
+        (),
+        "!((has(self.spec.model.name) ? self.spec.model.name : self.metadata.name) in self.spec.model.aliases)",
+        "must not repeat the model's name (spec.model.name, else metadata.name)",
+        _name_is_no_alias,
+        "spec.model.aliases",
+    ),
+    Rule(
+        _MODEL,
+        "!has(self.revision) || self.uri.startsWith('hf://')",
+        "is only for hf:// models: leave it out, or name the version in the URI",
+        lambda model: model.revision is None or _stored_at(model, "hf"),
+        "revision",
+    ),
+    Rule(
+        _MODEL,
+        "!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')",
+        "is only for hf://, s3:// and gs:// models: leave it out (images are pulled with imagePullSecrets)",
+        lambda model: model.secret_ref is None or _stored_at(model, "hf", "s3", "gs"),
+        "secretRef",
+    ),
+    Rule(
+        _MODEL,
+        "!has(self.endpoint) || self.uri.matches('^(hf|s3)://')",
+        "is only for hf:// and s3:// models: leave it out",
+        lambda model: model.endpoint is None or _stored_at(model, "hf", "s3"),
+        "endpoint",
+    ),
+    Rule(
+        _SPEC,
+        _cel_cache_types(),
+        "does not suit the model: hf://, s3:// and gs:// take auto, none, pvc or hostPath; pvc:// takes auto or pvc; "
+        "oci:// takes auto or image; file:// and builtin:// take auto or none",
+        _cache_suits_the_model,
+        "cache.type",
+    ),
+    Rule(
+        _SPEC,
+        "!has(self.cache.claim) && !has(self.cache.size) && !has(self.cache.storageClass) || "
+        "self.cache.type == 'pvc' && !self.model.uri.startsWith('pvc://') && "
+        "!(has(self.cache.claim) && (has(self.cache.size) || has(self.cache.storageClass)))",
+        "claim (one that exists) and size with storageClass (one is made) exclude each other; both are for type pvc "
+        "alone, and not for pvc:// models",
+        _claim_has_a_use,
+        "cache",
+    ),
+    Rule(
+        _SPEC,
+        "(self.cache.type == 'hostPath') == has(self.cache.path)",
+        "is needed for type hostPath, and for no other",
+        _path_is_for_nodes,
+        "cache.path",
+    ),
+    Rule(
+        ("spec", "rollout"),
+        "!(has(self.maxSurge) && has(self.maxUnavailable)) || self.maxSurge + self.maxUnavailable > 0",
+        "maxSurge and maxUnavailable must not both be 0: no rollout would ever begin",
+        _rollout_moves,
+    ),
+    Rule(
+        _SPEC,
+        "(self.expose.type == 'ClusterIP') != has(self.expose.host)",
+        "is needed for Ingress and Gateway, and has no use for ClusterIP",
+        lambda spec: (spec.expose.type == "ClusterIP") == (spec.expose.host is None),
+        "expose.host",
+    ),
+    Rule(
+        _SPEC,
+        "(self.expose.type == 'Gateway') == has(self.expose.gatewayRef)",
+        "is needed for type Gateway, and for no other",
+        lambda spec: (spec.expose.type == "Gateway") == (spec.expose.gateway_ref is not None),
+        "expose.gatewayRef",
+    ),
+    Rule(
+        _SPEC,
+        "self.expose.type == 'Ingress' || !has(self.expose.tls) && !has(self.expose.className)",
+        "tls and className are only for type Ingress; a Gateway has its own",
+        _only_an_ingress_is_encrypted,
+        "expose",
+    ),
+    *ENGINE_RULES,
+)
+"""Rules of InferenceService."""
