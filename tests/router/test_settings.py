@@ -22,6 +22,7 @@ from pagefleet_router.log import LineFormatter
 from pagefleet_router.metrics import RouterMetrics, SecondsHistogram
 from pagefleet_router.proxy.access import ROUTES, Kind, route_of
 from pagefleet_router.proxy.sse import EventHold
+from pagefleet_router.signals.generated_tokens import GeneratedTokens
 from pagefleet_router.signals.metrics_text import EngineFigures, parse_figures
 
 
@@ -38,6 +39,10 @@ def test_flags_environment_and_defaults() -> None:
         policy="least-load",
         gap_timeout=7.5,
     )
+    aliased = read_configuration(
+        ["--kubernetes-service", "qwen-engine", "--model-name", "m", "--model-alias", "a", "--model-alias", "b/c:d"], {}
+    )
+    assert aliased == RouterConfig(kubernetes_service="qwen-engine", model_name="m", model_alias=("a", "b/c:d"))
     kubernetes = {"PAGEFLEET_ROUTER_PORT": "tcp://10.0.0.1:80", "PAGEFLEET_ROUTER_ENDPOINTS_FILE": "f"}
     assert read_configuration([], kubernetes) == RouterConfig(endpoints_file=Path("f"))
 
@@ -47,7 +52,14 @@ def test_flags_environment_and_defaults() -> None:
     [
         ([], "give one of --endpoints-file FILE, --engine URL"),
         (["--endpoints-file", "f", "--engine", "http://a:1"], "give one of"),
-        (["--engine", "http://a:1"], "--model-name"),
+        (["--engine", "http://a:1"], "--engine needs --model-name"),
+        (["--endpoints-file", "f", "--kubernetes-service", "s", "--model-name", "m"], "give one of"),
+        (["--kubernetes-service", "s"], "--kubernetes-service needs --model-name"),
+        (["--kubernetes-service", "s/../x", "--model-name", "m"], "give a Kubernetes name"),
+        (["--kubernetes-service", "s", "--kubernetes-namespace", "N", "--model-name", "m"], "give a Kubernetes name"),
+        (["--endpoints-file", "f", "--kubernetes-namespace", "n"], "--kubernetes-service NAME is: give that too"),
+        (["--endpoints-file", "f", "--model-alias", "a"], "--model-alias needs --model-name"),
+        (["--endpoints-file", "f", "--model-name", "m", "--model-alias", ""], "empty name"),
         (["--engine", "a:1", "--model-name", "m"], "write http://HOST:PORT"),
         (["--endpoints-file", "f", "--port", "x"], "port is 'x': give a number"),
         (["--endpoints-file", "f", "--port", "70000"], "give 0 to 65535"),
@@ -228,3 +240,43 @@ def test_metric_names_follow_the_house() -> None:
     names = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert all(name.startswith("pagefleet_router_") for name in names)
     assert "pagefleet_router_requests_in_flight 3.0" in text
+
+
+def test_outside_a_pod_kubernetes_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert main(["--kubernetes-service", "s", "--model-name", "m"]) == 2
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.startswith("pagefleet route: --kubernetes-service works in a pod")
+
+
+@pytest.mark.parametrize(
+    ("counts", "total"),
+    [
+        ([("a", 5)], 0),
+        ([("a", 5), ("a", 9), ("a", 9)], 4),
+        ([("a", 5), ("a", 3)], 3),
+        ([("a", 5), ("b", 7), ("a", 6), ("b", 9)], 3),
+        ([("a", 5), ("a", 6), ("-a", 0), ("a", 100), ("a", 101)], 2),
+    ],
+)
+def test_generated_tokens_only_grow(counts: list[tuple[str, int]], total: int) -> None:
+    generated, seen = GeneratedTokens(), [0.0]
+    for engine, count in counts:
+        if engine.startswith("-"):
+            generated.forget([engine[1:]])
+        else:
+            generated.observe(engine, count)
+        seen.append(generated.total)
+    assert seen == sorted(seen)
+    assert generated.total == total
+
+
+def test_tokens_are_counted_where_an_engine_counts_them() -> None:
+    text = (
+        TEXT
+        + b'pagefleet_engine_generation_tokens_total{model_name="a"} 1e3\npagefleet_engine_generation_tokens_total 5\n'
+    )
+    assert parse_figures(text) == EngineFigures(5.0, 10.0, 0.75, 1005.0)
+    assert parse_figures(text.replace(b"1e3", b"-1e3")) is None
