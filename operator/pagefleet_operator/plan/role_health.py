@@ -1,0 +1,210 @@
+"""How the engines, or the routers, of one InferenceService are: counts, and the one reason why some do not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from pagefleet_protocol.inference_status import Role, RoleStatus
+from pagefleet_protocol.kube_names import LABEL_REVISION
+
+from pagefleet_operator.plan.observed import Observed, PodSeen
+from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
+from pagefleet_operator.plan.reasons import NORMAL, Reason
+from pagefleet_operator.plan.trouble import Trouble
+from pagefleet_operator.plan.verdict import Verdict
+
+DOWNLOAD_REASONS = frozenset(
+    {
+        Reason.DOWNLOADING,
+        Reason.MODEL_NOT_FOUND,
+        Reason.ACCESS_DENIED,
+        Reason.STORE_UNREACHABLE,
+        Reason.CHECKSUM_MISMATCH,
+        Reason.DISK_FULL,
+        Reason.BAD_MODEL,
+    }
+)
+"""Of pods that download the model themselves: ModelCached tells these, EngineReady that it waits."""
+_ENDED_FOR = timedelta(minutes=10)
+"""Pods that ended longer ago say nothing about now; they lie about until Kubernetes removes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSeen:
+    """The pods of one role, and what they should be."""
+
+    role: Role
+    deployment: str
+    """Its name."""
+    wanted: int
+    revision: str
+    """Wanted; empty while there is neither a wanted Deployment nor one that exists."""
+    body: Mapping[str, Any] | None
+    """Of our Deployment, where it exists."""
+    pods: tuple[PodSeen, ...]
+    """That run or are to run."""
+    troubles: tuple[Trouble, ...]
+    """Of pods that do not serve, and of those that cannot be made."""
+    new_troubles: tuple[Trouble, ...]
+    """Those of the wanted revision alone."""
+
+    @property
+    def ready(self) -> int:
+        """Pods that take requests."""
+        return sum(pod.ready for pod in self.pods)
+
+    @property
+    def updated(self) -> int:
+        """Pods of the wanted revision."""
+        return sum(pod.revision == self.revision for pod in self.pods)
+
+    @property
+    def old(self) -> int:
+        """Pods of other revisions."""
+        return len(self.pods) - self.updated
+
+    @property
+    def count(self) -> str:
+        """Words for how many are ready."""
+        return f"{self.ready} of {self.wanted} {self.role}s ready"
+
+    def status(self) -> RoleStatus:
+        """Return the counts as the status has them."""
+        return RoleStatus(
+            name=self.role, replicas=self.wanted, ready=self.ready, updated=self.updated, revision=self.revision
+        )
+
+
+def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, observed: Observed) -> RoleSeen:
+    """Gather what was seen of one role.
+
+    Args:
+        role: engine or router.
+        service: its namespace and name.
+        wanted: replicas in the spec; another field manager that scales the Deployment has the last word.
+        revision: of the Deployment that is wanted; empty where the one that exists stays as it is.
+        observed: everything that was seen.
+    """
+    namespace, name = service
+    child = observed.children.get(("Deployment", f"{name}-{role}"))
+    body = child.body if child and child.ours else None
+    if child and child.ours and child.scaled_by:
+        wanted = _number(child.body, "spec", "replicas", default=wanted)
+    log = EventLog(observed.events)
+    mine = [pod for pod in observed.pods if pod.component == role]
+    live = tuple(pod for pod in mine if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
+    silent = [pod for pod in live if not pod.ready] + [pod for pod in mine if _tells(pod, log, observed)]
+    revision = revision or _revision_of(body)
+    troubles = [(pod.revision, pod_trouble(pod, log, namespace)) for pod in silent]
+    refused = refused_pods(f"{name}-{role}", _creation_failures(body))
+    if refused:
+        troubles.append((revision, refused))
+    return RoleSeen(
+        role=role,
+        deployment=f"{name}-{role}",
+        wanted=wanted,
+        revision=revision,
+        body=body,
+        pods=live,
+        troubles=tuple(trouble for _, trouble in troubles),
+        new_troubles=tuple(trouble for of, trouble in troubles if of == revision),
+    )
+
+
+def role_verdict(seen: RoleSeen, gate: Verdict | None = None) -> Verdict:
+    """Return EngineReady or RouterReady.
+
+    Args:
+        seen: the role's pods.
+        gate: why there is no Deployment yet, where there is none on purpose.
+    """
+    if seen.wanted == 0:
+        return Verdict(
+            False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: set it to 1 or more to have requests answered"
+        )
+    if seen.ready >= seen.wanted:
+        return Verdict(True, Reason.ALL_READY, seen.count)
+    if gate and seen.body is None and not seen.pods:
+        return gate
+    trouble = worst(seen.troubles)
+    if trouble is None:
+        return Verdict(False, Reason.STARTING, seen.count)
+    reason = Reason.WAITING_FOR_MODEL if trouble.reason in DOWNLOAD_REASONS else trouble.reason
+    return Verdict(False, reason, f"{seen.count}; {trouble.message}")
+
+
+def role_progress(seen: RoleSeen) -> Verdict | None:
+    """Return what is still on its way, or has stopped on it; None where everything is as wanted."""
+    failing = worst(one for one in seen.new_troubles if one.reason not in NORMAL and one.reason is not Reason.NOT_READY)
+    deadline = _condition(seen.body, "Progressing", "False", "ProgressDeadlineExceeded")
+    if (seen.old or deadline) and seen.wanted and (failing or deadline):
+        return _stopped(seen, failing)
+    updated = f"{seen.updated} of {seen.wanted} {seen.role}s run the new settings"
+    if seen.old:
+        return Verdict(True, Reason.ROLLING_OUT, updated)
+    if len(seen.pods) != seen.wanted and not (failing and len(seen.pods) < seen.wanted):
+        return Verdict(True, Reason.SCALING, f"{len(seen.pods)} {seen.role}s exist, {seen.wanted} are wanted")
+    if seen.ready >= seen.wanted:
+        return None
+    if failing or any(one.reason is Reason.NOT_READY for one in seen.troubles):
+        return Verdict(False, Reason.WAITING, f"waits for {seen.role}s to recover; {seen.role.title()}Ready says why")
+    return Verdict(True, Reason.STARTING, seen.count)
+
+
+def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
+    cause = failing.message if failing else f"no {seen.role} became ready within rollout.progressSeconds"
+    if seen.old and seen.ready:
+        after = f"{seen.ready} of {seen.wanted} {seen.role}s keep serving"
+    elif seen.old:
+        after = "The old revision is not ready either"
+    else:
+        # A Deployment that may not have one pod too many ends the only old one first.
+        after = "No old one is left: undoing the edit starts it again"
+    return Verdict(
+        False, Reason.ROLLOUT_STOPPED, f"the new revision fails. {after}. Correct the spec, or undo the edit: {cause}"
+    )
+
+
+def _tells(pod: PodSeen, log: EventLog, observed: Observed) -> bool:
+    """Whether a pod that is no more says why another is missing: it was ended lately, or its node is gone."""
+    if pod.phase == "Failed":
+        return bool(pod.reason) and pod.created is not None and observed.now - pod.created < _ENDED_FOR
+    return pod.deleting and not pod.ready and bool(log.about("Pod", pod.name, "NodeNotReady"))
+
+
+def _creation_failures(body: Mapping[str, Any] | None) -> tuple[str, ...]:
+    condition = _condition(body, "ReplicaFailure", "True")
+    return (str(condition.get("message", "")),) if condition else ()
+
+
+def _condition(
+    body: Mapping[str, Any] | None, kind: str, status: Literal["True", "False"], reason: str = ""
+) -> Mapping[str, Any] | None:
+    for condition in conditions_of(body):
+        if (condition.get("type"), condition.get("status")) == (kind, status):
+            return condition if not reason or condition.get("reason") == reason else None
+    return None
+
+
+def conditions_of(body: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
+    """Return the conditions in the status of a Deployment or Job; none where it has no status yet."""
+    status = body.get("status") if body else None
+    found = status.get("conditions") if isinstance(status, Mapping) else None
+    return tuple(one for one in found if isinstance(one, Mapping)) if isinstance(found, list | tuple) else ()
+
+
+def _number(body: Mapping[str, Any], *path: str, default: int) -> int:
+    value: Any = body
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) else default
+
+
+def _revision_of(body: Mapping[str, Any] | None) -> str:
+    value: Any = body
+    for part in ("spec", "template", "metadata", "labels", LABEL_REVISION):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
