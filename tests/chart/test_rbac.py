@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pagefleet_operator.apply.kinds import CHILDREN
 
 from tests.fakes.helm_chart import find, render
 
@@ -43,6 +44,17 @@ def test_no_wildcard_no_secret_no_way_up(values: dict[str, Any]) -> None:
         assert not any("*" in word for word in words)
         assert not words & {"secrets", "escalate", "bind", "impersonate", "pods/exec", "pods/attach", "nodes"}
         assert not any(word.endswith(("/exec", "/token", "/ephemeralcontainers", "/proxy")) for word in words)
+
+
+def test_the_operator_may_write_the_kinds_that_it_makes_and_no_others() -> None:
+    granted = {
+        (group, resource)
+        for rule in find(rbac(), "Role", "models-pagefleet-operator")["rules"]
+        if "delete" in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert granted == {(kind.group, kind.plural) for kind in CHILDREN}
 
 
 def test_outside_its_namespaces_the_operator_only_reads_profiles() -> None:
