@@ -149,7 +149,7 @@ def _remedies(resolved: Resolved, need: _Need, device: _Device, longest: int) ->
 
 def _sentence_of(remedies: list[str]) -> str:
     split = f"; {remedies.pop()}" if remedies[-1].startswith("with tensor") else ""
-    text = remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
+    text = ", or ".join(remedies)
     return text[0].upper() + text[1:] + split
 
 
@@ -166,6 +166,11 @@ def _memory(need: _Need, num_tokens: int, device: _Device | None) -> ResolvedMem
         kv=round(need.kv(num_tokens) / GIB, 2),
         device=round(device.total / GIB, 2) if device else None,
     )
+
+
+def computed_dtype(resolved: Resolved) -> str:
+    """Return the type that engines compute in; `auto` where it depends on the node's CPU, or on facts not known."""
+    return _dtype(resolved, resolved.facts) if resolved.gpus and resolved.facts else resolved.dtype
 
 
 def _dtype(resolved: Resolved, facts: ModelFacts) -> str:

@@ -1,0 +1,250 @@
+"""The status of an InferenceService in a cluster, from what was wanted and what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pagefleet_protocol.field_errors import InvalidDocument
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import (
+    ConditionType,
+    InferenceServiceStatus,
+    LiveStatus,
+    ResolvedStatus,
+)
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
+
+from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
+from pagefleet_operator.plan.observed import LiveSample, Observed
+from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.refusal import Refusal
+from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
+from pagefleet_operator.plan.verdict import Verdict, find_condition, make_conditions
+
+LIVE_PERIOD = timedelta(seconds=30)
+"""Live numbers are renewed no more often: every change is written to the cluster's store."""
+LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
+"""Nor more often than this where they say what they said before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Everything that a status tells of."""
+
+    service: InferenceService
+    previous: InferenceServiceStatus | None
+    observed: Observed
+    cluster_domain: str
+    model: Verdict | None
+    """None where the spec was refused before the model's turn came."""
+    engines: RoleSeen
+    routers: RoleSeen
+    resolved: Resolved | None = None
+    fit: Fit = field(default_factory=Fit)
+    gate: Verdict | None = None
+    """Why the engines that are wanted are not made yet."""
+    degraded: Verdict | None = None
+    """What keeps the operator from carrying out the spec."""
+
+
+def service_status(now: Situation) -> InferenceServiceStatus:
+    """Return the status of a service whose spec could be read."""
+    service, seen = now.service, now.observed
+    engine = role_verdict(now.engines, now.gate)
+    router = _router(now.routers, now.engines)
+    model = now.model or _kept(now.previous, "ModelCached", now.degraded)
+    url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
+    progress = _progress(now)
+    verdicts: dict[ConditionType, Verdict] = {
+        "Ready": _ready(now, url, (model, engine, router)),
+        "ModelCached": model,
+        "EngineReady": engine,
+        "RouterReady": router,
+        "Progressing": progress,
+        "Degraded": _degraded(now, progress),
+    }
+    return InferenceServiceStatus(
+        observed_generation=seen.generation,
+        model_name=service.model_name,
+        mode="Paused" if service.spec.paused else "Aggregated",
+        url=url,
+        ready=f"{now.engines.ready}/{now.engines.wanted}",
+        replicas=len(now.engines.pods),
+        selector=f"{LABEL_SERVICE}={service.name},{LABEL_COMPONENT}=engine",
+        conditions=make_conditions(verdicts, now.previous, seen.generation, rfc3339(seen.now)),
+        roles=(now.engines.status(), now.routers.status()),
+        resolved=_resolved(now),
+        live=live_status(now.previous.live if now.previous else None, seen.live),
+    )
+
+
+def invalid_service_status(
+    service: tuple[str, str], problems: InvalidDocument, previous: InferenceServiceStatus | None, observed: Observed
+) -> InferenceServiceStatus:
+    """Return the status of an InferenceService that cannot be read. What runs keeps running, and is told.
+
+    Args:
+        service: its namespace and name.
+        problems: every mistake, with its path.
+        previous: the last status.
+        observed: what was seen of its children.
+    """
+    _, name = service
+    roles = {role.name: role for role in previous.roles} if previous else {}
+    engines = see_role("engine", service, roles["engine"].replicas if "engine" in roles else 0, "", observed)
+    routers = see_role("router", service, roles["router"].replicas if "router" in roles else 0, "", observed)
+    count = len(problems.errors)
+    mistakes = "; ".join(str(error) for error in problems.errors)
+    refused = Verdict(True, Reason.INVALID_SPEC, f"{count} mistake{'' if count == 1 else 's'}: {mistakes}")
+    serves = bool(engines.ready and routers.ready)
+    verdicts: dict[ConditionType, Verdict] = {
+        "Ready": Verdict(True, Reason.SERVING, f"what ran before the edit keeps serving: {engines.count}")
+        if serves
+        else Verdict(False, Reason.INVALID_SPEC, refused.message),
+        "ModelCached": _kept(previous, "ModelCached", refused),
+        "EngineReady": role_verdict(engines) if engines.wanted else _kept(previous, "EngineReady", refused),
+        "RouterReady": role_verdict(routers) if routers.wanted else _kept(previous, "RouterReady", refused),
+        "Progressing": Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where"),
+        "Degraded": refused,
+    }
+    return InferenceServiceStatus(
+        observed_generation=observed.generation,
+        model_name=previous.model_name if previous else name,
+        url=previous.url if previous else None,
+        ready=f"{engines.ready}/{engines.wanted}",
+        replicas=len(engines.pods),
+        selector=f"{LABEL_SERVICE}={name},{LABEL_COMPONENT}=engine",
+        conditions=make_conditions(verdicts, previous, observed.generation, rfc3339(observed.now)),
+        roles=(engines.status(), routers.status()),
+        resolved=previous.resolved if previous else None,
+        live=live_status(previous.live if previous else None, observed.live),
+    )
+
+
+def refused(refusal: Refusal) -> Verdict:
+    """Return Degraded for a refusal."""
+    return Verdict(True, refusal.reason, str(refusal))
+
+
+def live_status(previous: LiveStatus | None, sample: LiveSample | None) -> LiveStatus | None:
+    """Return the newer numbers, or the ones before as long as they are young enough."""
+    if sample is None:
+        return previous
+    renewed = LiveStatus(
+        requests_running=sample.requests_running,
+        requests_waiting=sample.requests_waiting,
+        tokens_per_second=round(sample.tokens_per_second, 1),
+        kv_usage=round(sample.kv_usage, 3),
+        at=rfc3339(sample.at),
+    )
+    before = _instant(previous.at) if previous else None
+    if previous is None or before is None:
+        return renewed
+    age = _utc(sample.at) - before
+    same = renewed.model_copy(update={"at": previous.at}) == previous
+    return previous if age < (LIVE_UNCHANGED_PERIOD if same else LIVE_PERIOD) else renewed
+
+
+def rfc3339(moment: datetime) -> str:
+    """Return the time as Kubernetes writes it, in whole seconds of UTC; a time without a zone is taken for UTC."""
+    return _utc(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return _utc(datetime.fromisoformat(text))
+    except ValueError:
+        return None
+
+
+def _ready(now: Situation, url: str, parts: tuple[Verdict, ...]) -> Verdict:
+    engines, routers = now.engines, now.routers
+    if engines.ready and routers.ready:
+        few = "" if engines.ready >= engines.wanted else f"; {engines.count}"
+        still = "; spec.paused is true, so nothing is changed" if now.service.spec.paused else ""
+        return Verdict(True, Reason.SERVING, f"requests are answered at {url}{few}{still}")
+    if now.service.spec.paused and engines.body is None and not engines.pods:
+        return Verdict(False, Reason.PAUSED, "spec.paused is true and nothing was made yet: set it to false")
+    if engines.wanted == 0:
+        return parts[1]
+    if now.degraded and engines.body is None and not engines.pods and _says_why(now.degraded):
+        return Verdict(False, now.degraded.reason, now.degraded.message)
+    first = next((part for part in parts if not part.holds), parts[1])
+    return Verdict(False, first.reason, first.message)
+
+
+def _says_why(degraded: Verdict) -> bool:
+    return degraded.reason not in (Reason.KIND_MISSING,)
+
+
+def _router(routers: RoleSeen, engines: RoleSeen) -> Verdict:
+    """Return RouterReady. Routers without an engine take no requests, which is no fault of theirs."""
+    verdict = role_verdict(routers)
+    idle = [pod for pod in routers.pods if any(one.state == "running" for one in pod.containers)]
+    if verdict.reason in (Reason.NOT_READY, Reason.STARTING) and idle and not engines.ready:
+        return Verdict(False, Reason.NOT_READY, f"{routers.count}; routers take requests once an engine is ready")
+    return verdict
+
+
+def _progress(now: Situation) -> Verdict:
+    """Return Progressing; engines first, they take longer."""
+    if now.service.spec.paused:
+        return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the spec carried out")
+    if now.degraded and now.resolved is None:
+        return Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where")
+    engine = role_progress(now.engines)
+    if engine and engine.reason is Reason.ROLLOUT_STOPPED:
+        return engine
+    if now.gate:
+        coming = now.model is not None and now.model.reason in (Reason.DOWNLOADING, Reason.INSPECTING)
+        keeps = ", the engines before serve on" if now.engines.ready else ""
+        return Verdict(coming, Reason.WAITING, f"{now.gate.message}{keeps}")
+    settled = Verdict(False, Reason.SETTLED, "everything runs as the spec says")
+    return engine or role_progress(now.routers) or settled
+
+
+def _degraded(now: Situation, progress: Verdict) -> Verdict:
+    if now.degraded:
+        return now.degraded
+    if progress.reason is Reason.ROLLOUT_STOPPED:
+        return Verdict(True, progress.reason, progress.message)
+    for seen in (now.engines, now.routers):
+        if 0 < seen.ready < seen.wanted:
+            return Verdict(True, Reason.PARTLY_READY, f"{seen.count}; {seen.role.title()}Ready says why")
+    return Verdict(False, Reason.AS_WANTED, "every object is as the spec wants it")
+
+
+def _kept(previous: InferenceServiceStatus | None, kind: ConditionType, cause: Verdict | None) -> Verdict:
+    """Return what was known before; where nothing was, why nothing is."""
+    before = find_condition(previous, kind)
+    if before is not None:
+        holds: Mapping[str, bool] = {"True": True, "False": False}
+        return Verdict(holds.get(before.status), before.reason, before.message)
+    reason = cause.reason if cause else Reason.WAITING
+    return Verdict(None, reason, "is not known while the spec is not carried out")
+
+
+def _resolved(now: Situation) -> ResolvedStatus | None:
+    resolved = now.resolved
+    if resolved is None:
+        return now.previous.resolved if now.previous else None
+    facts = resolved.facts
+    return ResolvedStatus(
+        revision=resolved.revision or (facts.revision if facts else ""),
+        profile=resolved.profile.name if resolved.profile else "",
+        image=resolved.image,
+        dtype=computed_dtype(resolved),
+        quantization=resolved.quantization or (facts.quantization if facts else ""),
+        cache=resolved.cache,
+        gpus=resolved.gpus,
+        max_model_len=now.fit.max_model_len or resolved.max_model_len,
+        memory=now.fit.memory,
+        why=(*resolved.why, *now.fit.why),
+    )
