@@ -21,7 +21,8 @@ QWEN3 = {
 def safetensors(num_bytes: int, seed: int = 0) -> bytes:
     """A file with one tensor of so many bytes."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}).encode()
-    return len(header).to_bytes(8, "little") + header + bytes((seed + 7 * at) % 251 for at in range(num_bytes))
+    pattern = bytes((seed + 7 * at) % 251 for at in range(251))
+    return len(header).to_bytes(8, "little") + header + (pattern * (num_bytes // 251 + 1))[:num_bytes]
 
 
 def sharded(num_bytes: int = 5000, seed: int = 0) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ identity, instance). It does not retry here: `attempts` does.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,13 +30,16 @@ from pagefleet_operator.download.source import Digest, Listing, RemoteFile
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, GCSStore, RetryConfig, S3Store
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _SAMPLE_BYTES = 1 << 20
 _MD5_LENGTH = 32
+_SECRET = "in a cluster: keys of these names in the Secret that spec.model.secretRef names"  # noqa: S105
 _CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_SKIP_SIGNATURE=true for a public bucket)",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS (or GOOGLE_SKIP_SIGNATURE=true for a public bucket)",
+    "s3": f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket ({_SECRET})",
+    "gs": f"GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket ({_SECRET})",
 }
+_IDENTITY_HOSTS = ("169.254.", "metadata.google.internal")
+_STATUS = re.compile(r"status code: (\d{3})")
 
 
 class ObjectStoreSource:
@@ -112,22 +116,25 @@ class ObjectStoreSource:
             UnauthenticatedError,
         )
 
-        said = str(error).strip().partition("\n")[0][:300]
-        match error:
-            case NotFoundError():
-                return ModelNotFound(f"{self._uri} does not exist: check bucket and path ({said})")
-            case PermissionDeniedError() | UnauthenticatedError():
-                names = _CREDENTIALS[self._scheme]
-                return AccessDenied(
-                    f"the store refuses to give {self._uri}: put credentials that may list and read it into {names}; "
-                    f"in a cluster: keys of these names in the Secret that spec.model.secretRef names ({said})"
-                )
-            case InvalidPathError() | ValueError():
-                return BadSettings(f"{self._uri} is no path of objects ({said}): correct it")
-            case _ if "configured region" in said:
-                return BadSettings(f"{self._uri} is in another region: set AWS_REGION ({said})")
-            case _:
-                return Interrupted(f"{self._uri}: {said}")
+        said = _first_line(error)
+        status = _status(said)  # of a listing the library tells no more than that it failed
+        if isinstance(error, NotFoundError) or status == 404:
+            return ModelNotFound(f"{self._uri} does not exist: check bucket and path ({said})")
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
+            return AccessDenied(
+                f"the store refuses to give {self._uri}: put credentials that may list and read it into "
+                f"{_CREDENTIALS[self._scheme]} ({said})"
+            )
+        if isinstance(error, InvalidPathError | ValueError):
+            return BadSettings(f"{self._uri} is no path of objects ({said}): correct it")
+        if "configured region" in said:
+            return BadSettings(f"{self._uri} is in another region: set AWS_REGION ({said})")
+        if any(host in said for host in _IDENTITY_HOSTS):
+            return Interrupted(
+                f"{self._uri}: no credentials are in the environment, and this machine has no identity to get some by: "
+                f"put them into {_CREDENTIALS[self._scheme]} ({said})"
+            )
+        return Interrupted(f"{self._uri}: {said}")
 
 
 @asynccontextmanager
@@ -165,7 +172,7 @@ async def open_object_store(
                 retry_config=no_retries,
             )
     except (BaseError, ValueError) as error:
-        said = str(error).strip().partition("\n")[0][:300]
+        said = _first_line(error)
         raise BadSettings(f"{scheme}://{path} cannot be opened ({said}): check credentials and endpoint") from error
     yield ObjectStoreSource(scheme, path, store)
 
@@ -175,3 +182,13 @@ def _remote_file(name: str, size: int, tag: str) -> RemoteFile:
     # Objects that were uploaded in parts have "<digest of digests>-<parts>": nothing to compare the bytes with.
     is_md5 = len(bare) == _MD5_LENGTH and all(letter in "0123456789abcdef" for letter in bare)
     return RemoteFile(name, size, tag, Digest("md5", bare) if is_md5 else None)
+
+
+def _first_line(error: Exception) -> str:
+    """What follows in the library's errors is for its makers."""
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def _status(said: str) -> int:
+    found = _STATUS.search(said)
+    return int(found[1]) if found else 0
