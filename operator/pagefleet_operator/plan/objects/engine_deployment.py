@@ -1,0 +1,165 @@
+"""The engines: a Deployment, and the pod template that podTemplate has the last word on."""
+
+from __future__ import annotations
+
+import math
+
+from pagefleet_protocol.inference_profile import Toleration
+from pagefleet_protocol.inference_service import EnvVar, InferenceService
+from pagefleet_protocol.kube_names import SERVING_PORT
+from pagefleet_protocol.quantities import quantity
+
+from pagefleet_operator.plan.command_lines import engine_args
+from pagefleet_operator.plan.objects.model_files import ModelFiles, keeps_one_node, model_files, same_node
+from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
+from pagefleet_operator.plan.objects.patched_template import patched
+from pagefleet_operator.plan.objects.pod import (
+    TMP_PATH,
+    PodParts,
+    Probe,
+    container,
+    deployment_spec,
+    env,
+    grace_s,
+    pod_template,
+    rolling_update,
+    serving,
+    spread,
+    tmp_volume,
+)
+from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.settings import ClusterSettings
+
+CONTAINER = "engine"
+_TMP_SIZE = "8Gi"
+"""Compiled kernels go there."""
+_PROBE = Probe(startup_period_s=2, startup_failures=1800, ready_period_s=2)
+"""An hour for large models; rollout.progressSeconds tells sooner when nothing moves."""
+
+
+def engine_deployment(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, *, keep_replicas: bool
+) -> Object:
+    """Return the Deployment.
+
+    Args:
+        service: what is wanted.
+        resolved: the settings in force.
+        settings: the administrator's.
+        keep_replicas: another manager scales it; it then has no `replicas`, and so no wish of ours.
+    """
+    rollout: Object = {
+        "strategy": rolling_update(resolved.max_surge, resolved.max_unavailable),
+        "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
+    }
+    if not keep_replicas:
+        rollout["replicas"] = service.spec.replicas
+    template = engine_template(service, resolved, settings)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(service, names_of(service).engine, "engine"),
+        "spec": deployment_spec(template, selector(service.name, "engine"), rollout),
+    }
+
+
+def engine_template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+    """Return the pod template without its revision, podTemplate merged into it."""
+    return patched(plain_engine_template(service, resolved, settings), service.spec.pod_template)
+
+
+def plain_engine_template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+    """Return the pod template as it is where the user gives no podTemplate."""
+    files = model_files(service, resolved, settings)
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resolved.shm}}
+    parts = PodParts(
+        labels=labels(service.name, "engine"),
+        service_account=names_of(service).engine,
+        containers=(_container(service, resolved, files),),
+        init_containers=files.init_containers,
+        volumes=(tmp_volume(_TMP_SIZE), shm, *files.volumes),
+        more=_placement(service, resolved)
+        | {"terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds)},
+    )
+    return pod_template(parts, settings)
+
+
+def tolerations_of(resolved: Resolved) -> list[Object]:
+    """Return the profile's tolerations as a pod has them."""
+    return [_toleration(one) for one in resolved.profile.spec.tolerations] if resolved.profile else []
+
+
+def _container(service: InferenceService, resolved: Resolved, files: ModelFiles) -> Object:
+    args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location))
+    made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
+    made |= serving(_PROBE)
+    made["env"] = _environment(resolved)
+    made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
+    if resources := _resources(resolved):
+        made["resources"] = resources
+    return made
+
+
+def _device_args(resolved: Resolved) -> tuple[str, ...]:
+    """Return flags that the user's own, which come later, may overrule."""
+    if resolved.gpus:
+        # Without a device the engine ends and says so; it does not fall back to a CPU that nobody asked for.
+        return ("--device", "cuda")
+    threads = math.ceil(quantity(resolved.cpu)) if resolved.cpu else None
+    return ("--num-threads", str(threads)) if threads else ()
+
+
+def _environment(resolved: Resolved) -> list[Object]:
+    ours = {
+        "HOME": TMP_PATH,
+        "XDG_CACHE_HOME": f"{TMP_PATH}/cache",
+        "TRITON_CACHE_DIR": f"{TMP_PATH}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{TMP_PATH}/inductor",
+        # What is served is what was downloaded.
+        "HF_HUB_OFFLINE": "1",
+    }
+    if not resolved.gpus:
+        # An engine that was promised no GPU must not find one, and its threads share the node with others.
+        ours |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
+    given = {one.name for one in resolved.env}
+    return env({name: value for name, value in ours.items() if name not in given}) + [
+        _variable(one) for one in resolved.env
+    ]
+
+
+def _variable(given: EnvVar) -> Object:
+    if given.value_from is None:
+        return {"name": given.name, "value": given.value or ""}
+    reference = given.value_from.secret_key_ref
+    return {"name": given.name, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
+
+
+def _resources(resolved: Resolved) -> Object:
+    requests: Object = {}
+    limits: Object = {}
+    if resolved.cpu:
+        # No limit: throttled in the middle of a step, an engine is slower than the share it has.
+        requests["cpu"] = resolved.cpu
+    if resolved.memory:
+        requests["memory"] = limits["memory"] = resolved.memory
+    if resolved.gpus:
+        limits[resolved.gpu_resource] = str(resolved.gpus)
+    return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
+
+
+def _placement(service: InferenceService, resolved: Resolved) -> Object:
+    placement: Object = {"topologySpreadConstraints": [spread(selector(service.name, "engine"))]}
+    if keeps_one_node(service, resolved):
+        placement = {"affinity": same_node(service)}
+    if resolved.runtime_class:
+        placement["runtimeClassName"] = resolved.runtime_class
+    if resolved.node_selector:
+        placement["nodeSelector"] = dict(resolved.node_selector)
+    if tolerations := tolerations_of(resolved):
+        placement["tolerations"] = tolerations
+    return placement
+
+
+def _toleration(toleration: Toleration) -> Object:
+    given = toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {name: value for name, value in given.items() if value != ""}

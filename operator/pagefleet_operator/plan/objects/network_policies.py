@@ -1,0 +1,95 @@
+"""Who may talk to whom. Everything that is not said here is denied, both ways, for the pods of an InferenceService."""
+
+from __future__ import annotations
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import SERVING_PORT
+
+from pagefleet_operator.plan.objects.names_and_labels import Object, metadata, names_of, selector
+from pagefleet_operator.plan.observed import Component
+from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.settings import ClusterSettings
+
+METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
+"""Where clouds hand out the node's own credentials."""
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+_PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
+"""On the pods that the Prometheus operator makes."""
+
+
+def network_policies(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, *, with_job: bool
+) -> tuple[Object, ...]:
+    """Return the policies of engines, routers and, where there is one, the model job."""
+    if not settings.network_policies:
+        return ()
+    names = names_of(service)
+    engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved, settings))
+    routers = _policy(service, names.router, "router", *_router_rules(service))
+    job = _policy(service, names.model, "model", *_job_rules(resolved, settings))
+    return (engines, routers, job) if with_job else (engines, routers)
+
+
+def _engine_rules(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings
+) -> tuple[list[Object], list[Object]]:
+    sources = [{"podSelector": {"matchLabels": selector(service.name, "router")}}, _namespace(settings)]
+    if service.spec.monitoring.service_monitor:
+        sources.append({"namespaceSelector": {}, "podSelector": {"matchLabels": _PROMETHEUS}})
+    downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
+    return [{"from": sources, "ports": _tcp(SERVING_PORT)}], [_names(), *([_everywhere()] if downloads else [])]
+
+
+def _router_rules(service: InferenceService) -> tuple[list[Object], list[Object]]:
+    engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": _tcp(SERVING_PORT)}
+    # The API server is at an address that no selector matches and nobody here knows; its ports are these two.
+    api_server = {"ports": _tcp(443, 6443)}
+    # Clients are pods of any namespace, and proxies outside of all of them: keys are for telling them apart.
+    return [{"ports": _tcp(SERVING_PORT)}], [_names(), engines, api_server]
+
+
+def _job_rules(resolved: Resolved, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
+    egress = [_names(), *([_everywhere()] if resolved.uri.remote else [])]
+    return [{"from": [_namespace(settings)], "ports": _tcp(SERVING_PORT)}], egress
+
+
+def _policy(
+    service: InferenceService, name: str, component: Component, ingress: list[Object], egress: list[Object]
+) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, name, component),
+        "spec": {
+            "podSelector": {"matchLabels": selector(service.name, component)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    }
+
+
+def _namespace(settings: ClusterSettings) -> Object:
+    return {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}}}
+
+
+def _names() -> Object:
+    """Return the rule for DNS, to anywhere: a node's own cache of it is no pod."""
+    return {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+
+
+def _everywhere() -> Object:
+    """Return the rule for stores of models: mirrors in the cluster, the world, but no cloud's metadata."""
+    ipv4, ipv6 = METADATA_ADDRESSES
+    return {
+        "to": [
+            {"ipBlock": {"cidr": "0.0.0.0/0", "except": [ipv4]}},
+            {"ipBlock": {"cidr": "::/0", "except": [ipv6]}},
+            # Some network plugins do not count pods among addresses.
+            {"namespaceSelector": {}},
+        ]
+    }
+
+
+def _tcp(*ports: int) -> list[Object]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]

@@ -1,0 +1,49 @@
+"""Hashes: of a pod template, so that pods tell which one they were made from, and of a child as it is wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pagefleet_protocol.kube_names import ANNOTATION_APPLIED, LABEL_COMPONENT, LABEL_REVISION
+
+from pagefleet_operator.plan.objects.names_and_labels import Object
+
+REVISION_LENGTH = 10
+_APPLIED_LENGTH = 16
+
+
+def digest(value: object, length: int = REVISION_LENGTH) -> str:
+    """Return the first hexadecimal digits of the SHA-256 of a value made of dicts, lists and scalars."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def with_revision(template: Mapping[str, Any]) -> Object:
+    """Return a pod template with the label that tells all others from it; the label itself is not counted."""
+    metadata = dict(template.get("metadata", {}))
+    labels = {name: value for name, value in metadata.get("labels", {}).items() if name != LABEL_REVISION}
+    bare = {**template, "metadata": {**metadata, "labels": labels}}
+    return {**bare, "metadata": {**metadata, "labels": labels | {LABEL_REVISION: digest(bare)}}}
+
+
+def with_applied(child: Object) -> Object:
+    """Return a child with the hash of what is wanted of it.
+
+    Server-side apply takes away what was wanted before and no more is, but only when something is applied. What is
+    missing from the wanted object shows in no comparison; the hash does.
+    """
+    annotations = {**child["metadata"].get("annotations", {}), ANNOTATION_APPLIED: digest(child, _APPLIED_LENGTH)}
+    return {**child, "metadata": {**child["metadata"], "annotations": annotations}}
+
+
+def revision_of(children: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the revision of the pods of each Deployment among `children`, by component: engine, router."""
+    found = {}
+    for child in children:
+        if child.get("kind") == "Deployment":
+            pod_labels = child["spec"]["template"]["metadata"]["labels"]
+            found[pod_labels[LABEL_COMPONENT]] = pod_labels.get(LABEL_REVISION, "")
+    return found

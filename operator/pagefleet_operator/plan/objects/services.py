@@ -1,0 +1,51 @@
+"""The address that clients use, and the one by which routers find engines."""
+
+from __future__ import annotations
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import SERVING_PORT
+
+from pagefleet_operator.plan.objects.names_and_labels import PORT_NAME, Object, metadata, names_of, selector
+from pagefleet_operator.plan.observed import Component
+from pagefleet_operator.plan.settings import ClusterSettings
+
+CLIENT_PORT = 80
+
+
+def client_service(service: InferenceService) -> Object:
+    """Return the Service in front of the routers."""
+    return _service(service, names_of(service).service, {"type": "ClusterIP"}, CLIENT_PORT, "router")
+
+
+def engine_service(service: InferenceService) -> Object:
+    """Return the headless Service. It has EndpointSlices, and no address that could hide an engine from the routers."""
+    headless = {"type": "ClusterIP", "clusterIP": "None"}
+    return _service(service, names_of(service).engine, headless, SERVING_PORT, "engine")
+
+
+def service_url(service: InferenceService, settings: ClusterSettings) -> str:
+    """Return where clients of the cluster send requests, without /v1."""
+    name = names_of(service).service
+    return f"http://{name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
+
+
+def openai_config(service: InferenceService) -> Object:
+    """Return the ConfigMap that makes OpenAI's clients in an application's pod talk to the model, by `envFrom`."""
+    # Without the cluster's domain: every pod's own search path has it.
+    base_url = f"http://{names_of(service).service}.{service.metadata.namespace}.svc/v1"
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(service, names_of(service).openai, "router"),
+        "data": {"OPENAI_BASE_URL": base_url, "OPENAI_MODEL": service.model_name},
+    }
+
+
+def _service(service: InferenceService, name: str, kind: Object, port: int, component: Component) -> Object:
+    entry = {"name": PORT_NAME, "port": port, "targetPort": PORT_NAME, "protocol": "TCP", "appProtocol": "http"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(service, name, component),
+        "spec": {**kind, "selector": selector(service.name, component), "ports": [entry]},
+    }
