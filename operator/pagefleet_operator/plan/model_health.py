@@ -98,7 +98,7 @@ def _job_verdict(job: JobSeen, log: EventLog, progress: Progress | None, namespa
         return Verdict(False, trouble.reason, trouble.message)
     if job.inspects:
         return Verdict(False, Reason.INSPECTING, f"job {job.name} looks at the model's configuration")
-    return Verdict(False, Reason.DOWNLOADING, f"job {job.name} {_told(progress)}")
+    return Verdict(False, Reason.DOWNLOADING, f"job {job.name} {progress_text(progress)}")
 
 
 def _job_trouble(job: JobSeen, log: EventLog, namespace: str) -> Trouble | None:
@@ -143,7 +143,8 @@ def _described(facts: ModelFacts | None) -> str:
     return f" ({facts.weights_bytes / GIB:.1f} GiB of weights{revision})"
 
 
-def _told(progress: Progress | None) -> str:
+def progress_text(progress: Progress | None) -> str:
+    """Say how far a download is, as the end of a sentence."""
     if progress is None:
         return "is being started"
     if progress.phase == "listing":
