@@ -1,0 +1,216 @@
+"""InferenceServices of every kind that children are rendered for, by the names of their golden files. No test in here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.observed import Child, ChildKey
+from pagefleet_operator.plan.refusal import Refusal
+from pagefleet_operator.plan.resolve import resolve
+from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.settings import ClusterSettings
+from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
+from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.model_facts import ModelFacts
+
+GOLDEN = Path(__file__).parent / "golden"
+UID = "00000000-0000-4000-8000-000000000001"
+COMMIT = "c0ffee" + "0" * 34
+SETTINGS = ClusterSettings(
+    engine_image="pagefleet-engine:1",
+    router_image="pagefleet-router:1",
+    operator_image="pagefleet-operator:1",
+    operator_namespace="pagefleet",
+)
+FACTS = ModelFacts(
+    revision=COMMIT,
+    weights_bytes=16 << 30,
+    num_files=9,
+    architecture="qwen3",
+    dtype="bfloat16",
+    quantization="",
+    num_layers=36,
+    num_window_layers=0,
+    window=0,
+    num_attention_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position_embeddings=40960,
+    default_length=40960,
+)
+H100 = {
+    "gpuType": "h100",
+    "gpuMemory": "80Gi",
+    "runtimeClassName": "nvidia",
+    "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "engine": {"args": ["--max-num-seqs", "64"], "env": [{"name": "NCCL_DEBUG", "value": "WARN"}]},
+    "resources": {"gpus": 1, "cpu": "8", "memory": "64Gi"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One InferenceService, called qwen, and the cluster that it is for."""
+
+    spec: Mapping[str, Any]
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: ClusterSettings = SETTINGS
+    facts: ModelFacts | None = FACTS
+    kinds: frozenset[str] = frozenset({"Ingress"})
+    children: Mapping[ChildKey, Child] = field(default_factory=dict)
+    model_ready: bool = True
+    engine_allowed: bool = True
+    namespace: str = "apps"
+    uid: str = UID
+
+    @property
+    def service(self) -> InferenceService:
+        metadata = {"name": "qwen", "namespace": self.namespace, "uid": self.uid}
+        document = {"apiVersion": "pagefleet.dev/v1alpha1", "kind": "InferenceService", "metadata": metadata}
+        return parse_inference_service(document | {"spec": copy.deepcopy(dict(self.spec))})
+
+    @property
+    def resolved(self) -> Resolved:
+        profiles = {name: profile(name, spec) for name, spec in self.profiles.items()}
+        found = resolve(self.service, profiles, self.facts, self.settings)
+        assert not isinstance(found, Refusal), str(found)
+        return found
+
+    @property
+    def context(self) -> ChildContext:
+        return ChildContext(
+            children=self.children,
+            optional_kinds=self.kinds,
+            model_ready=self.model_ready,
+            engine_allowed=self.engine_allowed,
+        )
+
+    def wanted(self) -> tuple[dict[str, Any], ...]:
+        return wanted_children(self.service, self.resolved, self.settings, self.context)
+
+    def changed(self, **spec: Any) -> Case:
+        """The same with other fields of the spec; None takes one away."""
+        fields = {**self.spec, **spec}
+        return replace(self, spec={name: value for name, value in fields.items() if value is not None})
+
+
+def profile(name: str, spec: Mapping[str, Any]) -> InferenceProfile:
+    document = {"apiVersion": "pagefleet.dev/v1alpha1", "kind": "InferenceProfile", "metadata": {"name": name}}
+    return parse_inference_profile(document | {"spec": dict(spec)})
+
+
+def by_key(children: tuple[dict[str, Any], ...]) -> dict[ChildKey, dict[str, Any]]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in children}
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def golden(name: str) -> str:
+    """What the golden file of a case holds: the names of all its children, and those that are not as in five-lines."""
+    children = TABLE[name].wanted()
+    plain = () if name == PLAIN else TABLE[PLAIN].wanted()
+    title = "" if name == PLAIN else f"# What is not as in {PLAIN}.yaml. All there is:\n"
+    names = "".join(f"# - {one['kind']} {one['metadata']['name']}\n" for one in children)
+    return (
+        title
+        + names
+        + yaml.dump_all([one for one in children if one not in plain], Dumper=_Dumper, sort_keys=False, width=120)
+    )
+
+
+PLAIN = "five-lines"
+TINY = Case({"model": {"uri": "builtin://tiny"}}, facts=None)
+HF = Case({"model": {"uri": "hf://Qwen/Qwen3-8B"}})
+TABLE: Mapping[str, Case] = {
+    PLAIN: TINY,
+    "tiny-cpu": TINY.changed(resources={"cpu": "1500m", "memory": "2Gi"}, replicas=2),
+    "gpu-hf-pvc": Case(
+        {
+            "model": {"uri": "hf://Qwen/Qwen3-8B", "revision": "main", "secretRef": {"name": "hub"}},
+            "cache": {"type": "pvc", "size": "40Gi", "storageClass": "fast", "accessMode": "ReadWriteOnce"},
+            "resources": {"gpuType": "h100", "shm": "8Gi"},
+            "engine": {"maxModelLen": 16384, "quantization": "fp8"},
+            "replicas": 3,
+        },
+        profiles={"h100": H100},
+        settings=replace(SETTINGS, image_pull_secrets=("registry",)),
+    ),
+    "hf-in-every-pod": HF.changed(
+        model={"uri": "hf://Qwen/Qwen3-8B", "endpoint": "https://mirror.example.org", "secretRef": {"name": "hub"}}
+    ),
+    "s3-into-a-given-claim": Case(
+        {
+            "model": {"uri": "s3://models/qwen", "secretRef": {"name": "store"}},
+            "cache": {"type": "pvc", "claim": "models"},
+        }
+    ),
+    "gs-hostpath": Case(
+        {
+            "model": {"uri": "gs://models/qwen", "secretRef": {"name": "store"}},
+            "cache": {"type": "hostPath", "path": "/var/lib/models"},
+        },
+        settings=replace(SETTINGS, allowed_host_paths=("/var/lib/models",)),
+    ),
+    "pvc": Case({"model": {"uri": "pvc://models/team/qwen"}}),
+    "oci": Case({"model": {"uri": "oci://registry.example.org/models/qwen:8b"}}),
+    "file-own-image": Case(
+        {"model": {"uri": "file:///opt/model"}, "engine": {"image": "registry.example.org/team/engine:2"}}, facts=None
+    ),
+    "ingress": TINY.changed(
+        expose={"type": "Ingress", "host": "llm.example.org", "className": "nginx", "tls": {"secretName": "llm-tls"}}
+    ),
+    "gateway": replace(
+        TINY.changed(
+            expose={
+                "type": "Gateway",
+                "host": "llm.example.org",
+                "gatewayRef": {"name": "public", "namespace": "gateways", "sectionName": "https"},
+            },
+            monitoring={"serviceMonitor": True, "labels": {"release": "prometheus"}},
+        ),
+        kinds=frozenset({"HTTPRoute", "ServiceMonitor"}),
+    ),
+    "aliases": TINY.changed(model={"uri": "builtin://tiny", "name": "org/tiny", "aliases": ["small", "default"]}),
+    "auth": TINY.changed(
+        router={
+            "replicas": 2,
+            "policy": "least-load",
+            "auth": {"secretRef": {"name": "clients", "key": "keys.txt"}},
+            "resources": {"cpu": "2", "memory": "1Gi"},
+        },
+        rollout={"drainSeconds": 120, "maxSurge": 2, "maxUnavailable": 1},
+    ),
+    "pod-template": TINY.changed(
+        engine={
+            "env": [
+                {"name": "HOME", "value": "/tmp/home"},
+                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "app", "key": "token"}}},
+            ]
+        },
+        podTemplate={
+            "metadata": {"labels": {"team": "search"}, "annotations": {"example.org/owner": "search"}},
+            "spec": {
+                "priorityClassName": "high",
+                "terminationGracePeriodSeconds": 600,
+                "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
+                "containers": [
+                    {"name": "engine", "startupProbe": {"periodSeconds": 1}, "livenessProbe": None},
+                    {"name": "logs", "image": "logs:1", "securityContext": {"readOnlyRootFilesystem": False}},
+                ],
+            },
+        },
+    ),
+    "scaled-to-zero": replace(
+        TINY.changed(replicas=0), settings=replace(SETTINGS, network_policies=False), kinds=frozenset()
+    ),
+}
