@@ -18,7 +18,7 @@ from pagefleet_operator.download.download import amount, download, inspect
 from pagefleet_operator.download.errors import BadSettings
 from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.progress_server import serve_progress
-from pagefleet_operator.download.settings import DownloadSettings
+from pagefleet_operator.download.settings import DownloadSettings, settings_for
 
 _DESCRIPTION = """\
 Brings the files of a model into FOLDER, verified and resumable, and prints one line of JSON: the facts that are needed
@@ -26,11 +26,6 @@ to plan for it, or why it failed. Takes safetensors, configurations and tokenize
 
 Credentials come from the environment: HF_TOKEN; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION or an instance's
 identity; GOOGLE_APPLICATION_CREDENTIALS. Status: 0 done, 1 try again, 2 change something first."""
-_ENDPOINTS = {
-    "hf": ("HF_ENDPOINT",),
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-}
 _REPORT_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -51,13 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def settings_from(arguments: argparse.Namespace, environment: Mapping[str, str]) -> DownloadSettings:
     """Flags, and where they are silent the variables that each store's own tools read."""
-    scheme = arguments.uri.partition("://")[0]
-    variables = (environment.get(name) for name in _ENDPOINTS.get(scheme, ()))
-    return DownloadSettings(
-        revision=arguments.revision or None,
-        endpoint=arguments.endpoint or next(filter(None, variables), None),
-        token=environment.get("HF_TOKEN", "").strip() or None,
-    )
+    return settings_for(arguments.uri, arguments.revision or None, arguments.endpoint, environment)
 
 
 async def _run(arguments: argparse.Namespace, environment: Mapping[str, str]) -> DownloadResult:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+_ENDPOINTS = {
+    "hf": ("HF_ENDPOINT",),
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +59,15 @@ class DownloadSettings:
     parallel_files: int = 4
     patience: Patience = Patience()
     host: Host = Host()
+
+
+def settings_for(
+    uri: str, revision: str | None, endpoint: str | None, environment: Mapping[str, str]
+) -> DownloadSettings:
+    """Return the settings of one model; where nobody gave an endpoint, the store's own tools' variables are read."""
+    variables = (environment.get(name) for name in _ENDPOINTS.get(uri.partition("://")[0], ()))
+    return DownloadSettings(
+        revision=revision,
+        endpoint=endpoint or next(filter(None, variables), None),
+        token=environment.get("HF_TOKEN", "").strip() or None,
+    )
