@@ -33,7 +33,8 @@ class JobSeen:
     """The newest first."""
     failed: Mapping[str, Any] | None
     """Its condition Failed, where it has ended so."""
-    complete: bool
+    complete: Mapping[str, Any] | None
+    """Its condition Complete, where it has."""
 
 
 def see_job(wanted: Mapping[str, Any], resolved: Resolved, observed: Observed) -> JobSeen:
@@ -51,7 +52,7 @@ def see_job(wanted: Mapping[str, Any], resolved: Resolved, observed: Observed) -
         body=body,
         pods=tuple(pods),
         failed=held.get("Failed"),
-        complete="Complete" in held,
+        complete=held.get("Complete"),
     )
 
 

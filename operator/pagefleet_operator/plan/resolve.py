@@ -15,7 +15,6 @@ from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import CacheKind, Resolved
 from pagefleet_operator.plan.settings import ClusterSettings
-from pagefleet_operator.plan.spec_rules import find_contradiction
 
 DEFAULT_SHM = "1Gi"
 DEFAULT_REVISION = "main"
@@ -38,9 +37,6 @@ def resolve(
         facts: of the model, once they are known; its revision takes the place of a branch.
         settings: of the operator; None outside a cluster, where there are no images.
     """
-    refusal = find_contradiction(service)
-    if refusal:
-        return refusal
     profile = find_profile(service, observed_profiles)
     if isinstance(profile, Refusal):
         return profile

@@ -1,0 +1,56 @@
+"""Which changes of a status are worth a Kubernetes Event: a condition that turned, or turned to another reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
+
+from pagefleet_operator.plan.reasons import NORMAL, Reason
+from pagefleet_operator.plan.verdict import find_condition
+
+_TOLD: tuple[ConditionType, ...] = ("Degraded", "Ready", "ModelCached", "Progressing")
+"""Conditions whose turns are told, the most telling first. Ready has the reasons of EngineReady and RouterReady."""
+_SILENT = frozenset(
+    {
+        Reason.AS_WANTED,
+        Reason.NOT_NEEDED,
+        Reason.STARTING,
+        Reason.LOADING_MODEL,
+        Reason.WAITING,
+        Reason.WAITING_FOR_MODEL,
+        Reason.SCALING,
+        Reason.PARTLY_READY,
+    }
+)
+"""Passing states of every start and every rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """One Event."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def announcements(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> tuple[Announcement, ...]:
+    """Return what has changed; nothing where only counts, percentages or words have."""
+    told: dict[str, Announcement] = {}
+    for kind in _TOLD:
+        condition = find_condition(after, kind)
+        if condition is not None and _turned(find_condition(before, kind), condition):
+            severity: Literal["Normal", "Warning"] = "Normal" if condition.reason in NORMAL else "Warning"
+            told.setdefault(condition.reason, Announcement(severity, condition.reason, condition.message))
+    return tuple(told.values())
+
+
+def _turned(before: Condition | None, after: Condition) -> bool:
+    if after.status == "Unknown" or after.reason in _SILENT:
+        return False
+    if before is None:
+        # What a service starts with is news only where it is trouble.
+        return after.reason != Reason.SETTLED
+    return (before.status, before.reason) != (after.status, after.reason)
