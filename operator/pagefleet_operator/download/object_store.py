@@ -118,6 +118,12 @@ class ObjectStoreSource:
 
         said = _first_line(error)
         status = _status(said)  # of a listing the library tells no more than that it failed
+        if any(host in said for host in _IDENTITY_HOSTS):
+            message = (
+                f"{self._uri}: no credentials are in the environment, and this machine has no identity to get some by: "
+                f"put them into {_CREDENTIALS[self._scheme]} ({said})"
+            )
+            return AccessDenied(message) if 400 <= status < 500 else Interrupted(message)
         if isinstance(error, NotFoundError) or status == 404:
             return ModelNotFound(f"{self._uri} does not exist: check bucket and path ({said})")
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
@@ -129,11 +135,6 @@ class ObjectStoreSource:
             return BadSettings(f"{self._uri} is no path of objects ({said}): correct it")
         if "configured region" in said:
             return BadSettings(f"{self._uri} is in another region: set AWS_REGION ({said})")
-        if any(host in said for host in _IDENTITY_HOSTS):
-            return Interrupted(
-                f"{self._uri}: no credentials are in the environment, and this machine has no identity to get some by: "
-                f"put them into {_CREDENTIALS[self._scheme]} ({said})"
-            )
         return Interrupted(f"{self._uri}: {said}")
 
 
