@@ -99,9 +99,8 @@ def faults_of(slices: Mapping[str, EndpointSlice]) -> tuple[str, ...]:
             faults.append(f"{name}: addresses of type {one.address_type[:20]!r} are not followed")
         elif one.endpoints and _port(one.ports or ()) is None:
             faults.append(f"{name}: it has no TCP port named {PORT_NAME!r}")
-        else:
-            bad = [entry for entry in one.endpoints or () if _base_url(entry, 1) is None or not _id(entry, "id")]
-            faults += [f"{name}: an endpoint has no usable address or name" for _ in bad[:1]]
+        elif any(_base_url(entry, 1) is None or not _has_id(entry) for entry in one.endpoints or ()):
+            faults.append(f"{name}: an endpoint has no usable address or name")
     return tuple(faults)
 
 
@@ -109,17 +108,16 @@ def _engine(entry: SliceEndpoint, port: int, model: str) -> Endpoint | None:
     terminating = entry.conditions.terminating is True
     wanted = entry.conditions.serving is not False if terminating else entry.conditions.ready is not False
     url = _base_url(entry, port)
-    if not wanted or url is None:
+    if not wanted or url is None or not _has_id(entry):
         return None
-    engine_id = _id(entry, url.removeprefix("http://"))
-    return Endpoint(engine_id, url, model, draining=terminating) if engine_id else None
+    # An address that belongs to no pod is its own name.
+    engine_id = entry.target_ref.name if entry.target_ref is not None else url.removeprefix("http://")
+    return Endpoint(engine_id, url, model, draining=terminating)
 
 
-def _id(entry: SliceEndpoint, otherwise: str) -> str | None:
-    """Return the pod's name, `otherwise` for an address that belongs to no pod, None for a name that is none."""
-    if entry.target_ref is None:
-        return otherwise
-    return entry.target_ref.name if _ID.fullmatch(entry.target_ref.name) else None
+def _has_id(entry: SliceEndpoint) -> bool:
+    """Whether the pod's name, if there is a pod, can go into a header."""
+    return entry.target_ref is None or _ID.fullmatch(entry.target_ref.name) is not None
 
 
 def _base_url(entry: SliceEndpoint, port: int) -> str | None:
