@@ -19,7 +19,7 @@ async def dynamic_client(api: KubeApi, cache: Path) -> AsyncIterator[Any]:
     """Yield kubernetes.aio's dynamic client; `cache` is a file of its own, else runs would share one in /tmp."""
     configuration = client.Configuration(host=api.address)
     async with client.ApiClient(configuration) as connection:
-        yield await dynamic.DynamicClient(connection, cache_file=str(cache))  # type: ignore[no-untyped-call]
+        yield await dynamic.DynamicClient(connection, cache_file=str(cache))
 
 
 @contextlib.asynccontextmanager

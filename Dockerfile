@@ -1,0 +1,96 @@
+# The three images: docker build --target engine|router|operator .
+#
+# They run as user 65532 with a read-only root: all that a process writes goes under /tmp. Every version comes from
+# constraints.txt; for a base that cannot change either, give PYTHON_DIGEST. Shells and tools are the base's, except in
+# `engine`: Triton compiles a launcher for each of its kernels with a C compiler while it serves.
+
+ARG PYTHON_IMAGE=docker.io/library/python:3.13-slim
+ARG PYTHON_DIGEST=
+
+FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+ENV PIP_PYTHON=/opt/pagefleet/bin/python
+WORKDIR /src
+COPY constraints.txt images/requirements-build.txt images/dependencies.py ./
+# No pip in the environment: what serves cannot install.
+RUN python -m venv --without-pip /opt/pagefleet \
+    && python -m venv --without-pip /opt/backend \
+    && pip --python /opt/backend/bin/python install --requirement requirements-build.txt
+
+# Libraries first: their layers, gigabytes for the engine, stay as they are until a pyproject.toml or a version changes.
+FROM build AS build-router
+COPY protocol/pyproject.toml protocol/
+COPY router/pyproject.toml router/
+RUN python dependencies.py protocol router > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+COPY protocol protocol
+COPY router router
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol router \
+    && pip install --no-deps dist/*.whl
+
+FROM build AS build-operator
+COPY protocol/pyproject.toml protocol/
+COPY operator/pyproject.toml operator/
+RUN python dependencies.py protocol operator > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+COPY protocol protocol
+COPY operator operator
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol operator \
+    && pip install --no-deps dist/*.whl
+
+FROM build AS build-engine
+# PyPI's torch is built for CUDA. For machines without a GPU: https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=https://pypi.org/simple
+COPY protocol/pyproject.toml protocol/
+COPY kernels/pyproject.toml kernels/
+COPY engine/pyproject.toml engine/
+RUN pip install --index-url "$TORCH_INDEX" --constraint constraints.txt torch
+RUN python dependencies.py protocol kernels engine > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+COPY protocol protocol
+COPY kernels kernels
+COPY engine engine
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels engine \
+    && pip install --no-deps dist/*.whl
+
+FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS runtime
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.vendor="pagefleet" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$REVISION"
+# Some libraries look the user up by its number.
+RUN echo 'nonroot:x:65532:' >> /etc/group \
+    && echo 'nonroot:x:65532:65532::/tmp:/usr/sbin/nologin' >> /etc/passwd
+ENV PATH=/opt/pagefleet/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 HOME=/tmp
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+EXPOSE 8000
+# It becomes the verb's program, which so is process 1 and gets SIGTERM itself.
+ENTRYPOINT ["pagefleet"]
+
+FROM runtime AS engine
+LABEL org.opencontainers.image.title="pagefleet engine" \
+    org.opencontainers.image.description="The paged-attention inference engine and its OpenAI server"
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* /var/log/*
+ENV XDG_CACHE_HOME=/tmp/.cache TRITON_CACHE_DIR=/tmp/triton CC=/usr/bin/gcc
+COPY --from=build-engine /opt/pagefleet /opt/pagefleet
+USER 65532:65532
+CMD ["serve", "--help"]
+
+FROM runtime AS router
+LABEL org.opencontainers.image.title="pagefleet router" \
+    org.opencontainers.image.description="The prefix-aware, load-aware HTTP front door of engines"
+COPY --from=build-router /opt/pagefleet /opt/pagefleet
+USER 65532:65532
+CMD ["route", "--help"]
+
+FROM runtime AS operator
+LABEL org.opencontainers.image.title="pagefleet operator" \
+    org.opencontainers.image.description="Turns InferenceServices into engines and routers, and downloads models"
+COPY --from=build-operator /opt/pagefleet /opt/pagefleet
+USER 65532:65532
+CMD ["operate", "--help"]
