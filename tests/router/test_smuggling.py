@@ -157,9 +157,9 @@ def test_a_slow_head_is_cut(tmp_path: Path, begun: bytes) -> None:
             await client.send(begun)
             async with asyncio.timeout(3):
                 for _ in range(100):  # a byte now and then does not help
+                    await asyncio.sleep(0.02)
                     if client.reader.at_eof() or client.writer.is_closing():
                         break
-                    await asyncio.sleep(0.02)
                     if begun:
                         client.writer.write(b"a")
                 assert await client.ended()
