@@ -1,0 +1,193 @@
+"""The arithmetic of memory, and the words of a refusal."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagefleet_operator.plan import gpu_fit
+from pagefleet_operator.plan.gpu_fit import Fit, check_fit
+from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.resolve import resolve
+from pagefleet_operator.plan.resolved import Resolved
+
+from tests.operator.plan.kube_world import FACTS, GIB, HF, profile, service
+
+LARGE = msgspec.structs.replace(FACTS, weights_bytes=61 * GIB)
+ENGINE_CONFIG = Path(__file__).parents[3] / "engine/pagefleet_engine/config.py"
+
+
+def fit(facts: Any = LARGE, memory: str | None = "80Gi", gpus: int = 1, **spec: Any) -> Fit:
+    one = profile(gpuMemory=memory) if memory else profile(gpuMemory=None)
+    spec = {**HF, "profileRef": {"name": "h100"}, **spec}
+    spec["resources"] = {"gpus": gpus, **spec.get("resources", {})}
+    found = resolve(service(**spec), {"h100": one}, facts, None)
+    assert isinstance(found, Resolved)
+    return check_fit(found)
+
+
+def test_a_model_that_is_too_large_is_refused_with_the_arithmetic() -> None:
+    refusal = fit(engine={"maxModelLen": 131072}).refusal
+    assert refusal is not None
+    assert (refusal.path, refusal.reason) == ("spec.engine.maxModelLen", Reason.DOES_NOT_FIT)
+    assert refusal.message == (
+        "weights 61.0 GiB + KV cache of one sequence of 131072 tokens 16.0 GiB = 77.0 GiB, more than the 70.2 GiB that "
+        "an engine may use of 80 GiB (profile h100). Set engine.maxModelLen to 74752 or less, or engine.quantization: "
+        "fp8, or use a GPU with more memory; with tensor parallelism it would take 2 such GPUs, which this version "
+        "does not do"
+    )
+
+
+def test_the_length_that_the_message_names_fits() -> None:
+    assert fit(engine={"maxModelLen": 74752}).refusal is None
+    assert fit(engine={"maxModelLen": 76800}).refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("engine", "weights", "kv"),
+    [
+        ({}, 61.0, 8.0),
+        ({"quantization": "fp8"}, 30.5, 8.0),
+        ({"args": ["--kv-cache-dtype", "fp8"]}, 61.0, 4.0),
+        ({"args": ["--kv-cache-dtype=fp8"]}, 61.0, 4.0),
+        ({"args": ["--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto"]}, 61.0, 8.0),
+        ({"dtype": "float16"}, 61.0, 8.0),
+    ],
+)
+def test_types_decide_over_bytes(engine: Any, weights: float, kv: float) -> None:
+    found = fit(engine={"maxModelLen": 65536, **engine})
+    assert found.memory is not None
+    assert (found.memory.weights, found.memory.kv, found.memory.device) == (weights, kv, 80.0)
+
+
+def test_float32_doubles_a_checkpoint_of_16_bits() -> None:
+    found = fit(facts=FACTS, engine={"maxModelLen": 1024, "dtype": "float32"})
+    assert found.memory is not None
+    assert (found.memory.weights, found.memory.kv) == (32.0, 0.25)
+
+
+def test_a_float32_checkpoint_is_halved_by_a_gpu() -> None:
+    found = fit(facts=msgspec.structs.replace(FACTS, dtype="float32"), engine={"maxModelLen": 1024})
+    assert found.memory is not None
+    assert found.memory.weights == 8.0
+
+
+def test_a_quantized_checkpoint_is_as_it_is() -> None:
+    found = fit(facts=msgspec.structs.replace(LARGE, quantization="fp8"), engine={"maxModelLen": 131072})
+    assert found.memory is not None
+    assert found.memory.weights == 61.0
+    assert found.refusal is not None
+    assert "quantization" not in found.refusal.message
+
+
+def test_window_layers_hold_their_window_only() -> None:
+    windowed = msgspec.structs.replace(LARGE, num_window_layers=31, window=4096)
+    found = fit(facts=windowed, engine={"maxModelLen": 131072})
+    assert found.refusal is None
+    assert found.memory is not None
+    assert found.memory.kv == round((131072 + 31 * 4096) * 2 * 8 * 128 * 2 / GIB, 2)
+
+
+def test_no_length_is_recommended_that_cannot_be_set() -> None:
+    refusal = fit(facts=msgspec.structs.replace(FACTS, weights_bytes=300 * GIB)).refusal
+    assert refusal is not None
+    assert refusal.path == "spec.resources"
+    assert "maxModelLen" not in refusal.message
+    assert "quantization" not in refusal.message
+    assert "would take 8 such GPUs" in refusal.message
+
+
+def test_unasked_the_length_shrinks_to_what_fits_as_the_engines_does() -> None:
+    found = fit()
+    assert found.refusal is None
+    assert found.max_model_len is not None
+    assert 74752 <= found.max_model_len < 76800
+    assert any(line.startswith(f"engine.maxModelLen: about {found.max_model_len}") for line in found.why)
+
+
+def test_unasked_the_models_own_default_is_enough() -> None:
+    found = fit(facts=msgspec.structs.replace(LARGE, default_length=32768))
+    assert (found.max_model_len, found.why) == (32768, ())
+
+
+def test_more_than_the_model_was_made_for_is_a_mistake() -> None:
+    refusal = fit(engine={"maxModelLen": 200_000}).refusal
+    assert refusal is not None
+    assert (refusal.path, refusal.reason) == ("spec.engine.maxModelLen", Reason.INVALID_SPEC)
+    assert "131072" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("facts", "memory", "gpus", "words"),
+    [
+        (None, "80Gi", 1, None),
+        (LARGE, None, 1, "its profile has no gpuMemory"),
+        (LARGE, "80Gi", 0, "resources.memory is not set"),
+    ],
+)
+def test_what_is_not_known_refuses_nothing(facts: Any, memory: Any, gpus: int, words: str | None) -> None:
+    found = fit(facts=facts, memory=memory, gpus=gpus)
+    assert found.refusal is None
+    assert (found.memory is None) == (facts is None)
+    assert any(words in line for line in found.why) if words else found.why == ()
+
+
+def test_without_gpus_the_memory_of_the_pod_counts() -> None:
+    assert fit(facts=FACTS, gpus=0, resources={"memory": "64Gi"}, engine={"maxModelLen": 4096}).refusal is None
+    refusal = fit(facts=FACTS, gpus=0, resources={"memory": "16Gi"}, engine={"maxModelLen": 4096}).refusal
+    assert refusal is not None
+    assert "of 16.0 GiB (resources.memory). Raise resources.memory" in refusal.message
+    assert "GPU" not in refusal.message
+
+
+def test_a_larger_share_is_heeded_and_a_strange_one_left_to_the_engine() -> None:
+    args = ["--gpu-memory-utilization", "0.99"]
+    assert fit(engine={"maxModelLen": 131072, "args": args}).refusal is None
+    strange = fit(engine={"maxModelLen": 131072, "args": ["--gpu-memory-utilization", "much"]})
+    assert strange.refusal is not None
+    assert "70.2 GiB" in strange.refusal.message
+
+
+def test_the_default_share_is_the_engines() -> None:
+    tree = ast.parse(ENGINE_CONFIG.read_text())
+    given = {
+        node.target.id: ast.literal_eval(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
+    }
+    assert given["gpu_memory_utilization"] == gpu_fit.DEFAULT_SHARE
+
+
+@given(
+    weights=st.integers(0, 200 * GIB),
+    layers=st.integers(1, 100),
+    windowed=st.integers(0, 100),
+    window=st.sampled_from([0, 128, 4096]),
+    length=st.integers(1, 1 << 20),
+    asked=st.none() | st.integers(1, 1 << 20),
+)
+def test_what_is_named_as_fitting_fits(
+    weights: int, layers: int, windowed: int, window: int, length: int, asked: int | None
+) -> None:
+    facts = msgspec.structs.replace(
+        FACTS,
+        weights_bytes=weights,
+        num_layers=layers,
+        num_window_layers=min(layers, windowed),
+        window=window,
+        max_position_embeddings=length,
+    )
+    found = fit(facts=facts, engine={"maxModelLen": asked} if asked else {})
+    if found.refusal is None:
+        assert found.memory is not None
+        assert found.memory.weights + found.memory.kv <= 70.2 + 0.02
+        assert found.max_model_len is not None
+        assert found.max_model_len <= length
+    else:
+        assert found.refusal.reason in (Reason.DOES_NOT_FIT, Reason.INVALID_SPEC)
+        assert len(found.refusal.message) < 480
