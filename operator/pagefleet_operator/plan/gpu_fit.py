@@ -5,8 +5,7 @@ A lower bound on purpose: what is refused here cannot work, and what is let thro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagefleet_protocol.inference_status import ResolvedMemory
 from pagefleet_protocol.model_facts import ModelFacts
@@ -127,30 +126,26 @@ def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longes
     return Refusal(
         "spec.engine.maxModelLen" if resolved.max_model_len else "spec.resources",
         Reason.DOES_NOT_FIT,
-        f"{sentence}. {_sentence_of(list(_remedies(resolved, need, device, longest)))}",
+        f"{sentence}. {_advice(resolved, need, device, longest)}",
     )
 
 
-def _remedies(resolved: Resolved, need: _Need, device: _Device, longest: int) -> Iterator[str]:
-    if longest >= 2:
-        yield f"set engine.maxModelLen to {_round(longest)} or less"
-    if resolved.gpus and not resolved.quantization and not need.facts.quantization:
-        yield "engine.quantization: fp8"
+def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> str:
+    kv = need.kv(resolved.max_model_len or MIN_LENGTH)
+    settings = [f"engine.maxModelLen to {_round(longest)} or less"] if longest >= 2 else []
     if not resolved.gpus:
-        yield "raise resources.memory"
-        return
-    wanted = resolved.max_model_len or MIN_LENGTH
-    parts = next((n for n in (2, 4, 8, 16) if (need.weights + need.kv(wanted)) // n <= device.usable), None)
-    split = (
-        f"; with tensor parallelism it would take {parts} such GPUs, which this version does not do" if parts else ""
-    )
-    yield f"use a GPU with more memory{split}"
+        return _sentence(settings, "raise resources.memory")
+    halved = _weight_bytes(replace(resolved, quantization="fp8"), need.facts)
+    if halved < need.weights and halved + kv <= device.usable:
+        settings.append("engine.quantization: fp8")
+    parts = next((count for count in (2, 4, 8, 16) if (need.weights + kv) // count <= device.usable), None)
+    split = f"; with tensor parallelism it would take {parts} such GPUs, which this version does not do"
+    return _sentence(settings, f"use a GPU with more memory{split if parts else ''}")
 
 
-def _sentence_of(remedies: list[str]) -> str:
-    split = f"; {remedies.pop()}" if remedies[-1].startswith("with tensor") else ""
-    text = ", or ".join(remedies)
-    return text[0].upper() + text[1:] + split
+def _sentence(settings: list[str], otherwise: str) -> str:
+    text = ", or ".join((f"set {', or '.join(settings)}", otherwise) if settings else (otherwise,))
+    return text[0].upper() + text[1:]
 
 
 def _shortened(served: int, wanted: int, device: _Device) -> str:
