@@ -1,0 +1,75 @@
+"""What the plan needs to know of a pod, out of the pod as the API server has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, get_args
+
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION
+
+from pagefleet_operator.plan.observed import Component, ContainerSeen, PodSeen
+
+_COMPONENTS: Mapping[str, Component] = {name: name for name in get_args(Component)}
+
+
+def pod_seen(body: Mapping[str, Any]) -> PodSeen | None:
+    """Return the pod; None: it is no engine, router or model job."""
+    metadata: Mapping[str, Any] = body["metadata"]
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    status: Mapping[str, Any] = body.get("status") or {}
+    component = _COMPONENTS.get(labels.get(LABEL_COMPONENT, ""))
+    if component is None:
+        return None
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    waits = scheduled.get("status") == "False" and scheduled.get("reason") in ("Unschedulable", "SchedulingGated")
+    return PodSeen(
+        name=metadata["name"],
+        component=component,
+        revision=labels.get(LABEL_REVISION, ""),
+        uid=metadata.get("uid", ""),
+        phase=status.get("phase", "Pending"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        node=(body.get("spec") or {}).get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        created=timestamp(metadata.get("creationTimestamp")),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        unschedulable=(scheduled.get("message") or scheduled["reason"]) if waits else "",
+        containers=tuple(_containers(status)),
+    )
+
+
+def timestamp(text: str | None) -> datetime | None:
+    """Parse a time of the API server; None: there is none, or it is not one."""
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+
+
+def _containers(status: Mapping[str, Any]) -> Iterator[ContainerSeen]:
+    for init, key in ((True, "initContainerStatuses"), (False, "containerStatuses")):
+        for one in status.get(key) or ():
+            yield _container(one, init)
+
+
+def _container(status: Mapping[str, Any], init: bool) -> ContainerSeen:
+    now: Mapping[str, Any] = status.get("state") or {}
+    before: Mapping[str, Any] = (status.get("lastState") or {}).get("terminated") or {}
+    ended: Mapping[str, Any] = now.get("terminated") or {}
+    said: Mapping[str, Any] = ended or now.get("waiting") or {}
+    return ContainerSeen(
+        name=status["name"],
+        init=init,
+        state="terminated" if "terminated" in now else "running" if "running" in now else "waiting",
+        reason=said.get("reason", ""),
+        message=said.get("message", ""),
+        exit_code=ended.get("exitCode"),
+        restarts=status.get("restartCount", 0),
+        last_reason=before.get("reason", ""),
+        last_message=before.get("message", ""),
+        last_exit_code=before.get("exitCode"),
+    )

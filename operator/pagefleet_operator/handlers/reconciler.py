@@ -1,0 +1,137 @@
+"""One look at one InferenceService: see, plan, apply, tell. The same steps whatever the reason to look."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+from pagefleet_protocol.field_errors import InvalidDocument
+from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_status import InferenceServiceStatus
+
+from pagefleet_operator.apply.applier import Applied, Applier, key_of
+from pagefleet_operator.apply.cluster import Cluster
+from pagefleet_operator.apply.kinds import BY_NAME
+from pagefleet_operator.errors import Refused
+from pagefleet_operator.handlers.announcer import Announcer
+from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
+from pagefleet_operator.handlers.model_report import to_keep
+from pagefleet_operator.handlers.observer import Observer
+from pagefleet_operator.handlers.planner import Plan, Planner
+from pagefleet_operator.handlers.status_writer import StatusWriter
+from pagefleet_operator.plan.observed import ApplyFailure, Observed
+from pagefleet_operator.plan.service_plan import ANNOTATION_FACTS
+
+_LOG = logging.getLogger(__name__)
+NEVER_S = float("inf")
+"""Nothing will change by itself: the next resync is soon enough."""
+NOT_READY_LOOK_S = 10.0
+"""Events of pods are not watched: while some are not ready, they are read so often."""
+GOING_LOOK_S = 30.0
+_GOING = "because it is being terminated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a reconcile works with."""
+
+    view: ClusterView
+    cluster: Cluster
+    observer: Observer
+    planner: Planner
+    applier: Applier
+    statuses: StatusWriter
+    announcer: Announcer
+
+
+class Reconciler:
+    """Makes InferenceServices as they are wanted, one at each call."""
+
+    def __init__(self, tools: Tools) -> None:
+        """Everything remembered is in the tools, and only spares requests."""
+        self._tools = tools
+        self.optional_kinds: frozenset[str] = frozenset()
+        """Of ServiceMonitor, HTTPRoute, Ingress: those that the cluster knows."""
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Make one InferenceService so; returns the seconds to the next look, None: it is no more.
+
+        Raises:
+            ClusterError: something was not done; the look has to be repeated.
+        """
+        stored = self._tools.view.service(key)
+        if stored is None:
+            self._tools.applier.forget(key)
+            self._tools.statuses.forget(key)
+            return None
+        if stored.deleting:
+            return GOING_LOOK_S  # garbage collection takes the children
+        glance = self._tools.observer.glance(key, stored, self.optional_kinds)
+        try:
+            service = parse_inference_service(msgspec.json.decode(stored.document))
+        except InvalidDocument as error:
+            previous = self._tools.statuses.previous(key, stored)
+            await self._tell(key, stored, self._tools.planner.refuse(error, key, previous, glance))
+            return NEVER_S
+        return await self._carry_out(key, stored, service, glance)
+
+    async def _carry_out(
+        self, key: Key, stored: StoredService, service: InferenceService, glance: Observed
+    ) -> float | None:
+        tools = self._tools
+        previous = tools.statuses.previous(key, stored)
+        observed = await tools.observer.look(key, service, glance, stored.uid)
+        await self._keep_facts(key, observed)
+        plan = tools.planner.plan(service, previous, observed)
+        unseen = [name for name in map(key_of, plan.objects) if name not in observed.children]
+        if found := await tools.observer.find(key, stored.uid, unseen):
+            # Somebody else's may have the name, and ours may be newer than the watch.
+            observed = replace(observed, children={**observed.children, **found})
+            plan = tools.planner.plan(service, previous, observed)
+        applied = await tools.applier.make_so(key, plan.objects, observed.children, plan.delete)
+        if _is_going(applied.failures):
+            return GOING_LOOK_S  # the namespace is being deleted, and all of this with it
+        if applied.failures:
+            plan = tools.planner.plan(service, previous, replace(observed, failures=applied.failures))
+        await self._tell(key, stored, plan.status)
+        if applied.failures:
+            raise Refused(_sentence(applied.failures), status=applied.failures[0].status)
+        return _next_look(plan, applied, observed)
+
+    async def _keep_facts(self, key: Key, observed: Observed) -> None:
+        for job, result in to_keep(observed.children, observed.pods).items():
+            try:
+                await self._tools.cluster.annotate(BY_NAME["Job"], key[0], job, {ANNOTATION_FACTS: result})
+            except Refused as error:
+                _LOG.warning("%s/%s: what job %s found out was not kept: %s", *key, job, error)
+
+    async def _tell(self, key: Key, stored: StoredService, status: InferenceServiceStatus) -> None:
+        tools = self._tools
+        before = tools.statuses.previous(key, stored)
+        try:
+            written = await tools.statuses.write(key, stored, status)
+        except Refused as error:
+            if error.status == 404 or _GOING in error.message:
+                return  # deleted a moment ago; the watch will say so
+            raise
+        if written:
+            await tools.announcer.announce(key, stored.uid, tools.planner.announce(before, status))
+
+
+def _next_look(plan: Plan, applied: Applied, observed: Observed) -> float:
+    waits = [NEVER_S if plan.look_again_s is None else plan.look_again_s]
+    if applied.held_back_s is not None:
+        waits.append(applied.held_back_s)
+    if any(not pod.ready and not pod.deleting and pod.phase in ("Pending", "Running") for pod in observed.pods):
+        waits.append(NOT_READY_LOOK_S)
+    return max(1.0, min(waits))
+
+
+def _is_going(failures: Iterable[ApplyFailure]) -> bool:
+    return any(failure.status == 403 and _GOING in failure.message for failure in failures)
+
+
+def _sentence(failures: Iterable[ApplyFailure]) -> str:
+    return "; ".join(f"{one.kind} {one.name}: {one.message}" for one in failures)

@@ -1,0 +1,163 @@
+"""kopf's part: watches. Everything it sees goes into a `ClusterView`; it decides and writes nothing.
+
+kopf is started through its embedding door, in our event loop, and started again when it ends: it gives up on errors of
+the API server that last, and nothing here may. Switched off: peering, finalizers, annotations on our objects, events of
+its own, cluster-wide scans for namespaces and definitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import kopf
+from pagefleet_protocol.kube_names import GROUP
+
+from pagefleet_operator.apply.connection import Credentials
+from pagefleet_operator.apply.kinds import Kind
+from pagefleet_operator.handlers.audit import Scope
+from pagefleet_operator.handlers.cluster_view import ClusterView, Key, managed_selector
+
+_LOG = logging.getLogger(__name__)
+SERVER_TIMEOUT_S = 300
+"""The API server ends a watch after so long; it is continued where it was."""
+INACTIVITY_S = 90.0
+"""A watch without an event or a bookmark (one a minute) for so long is broken, whatever TCP says."""
+PAGE_SIZE = 500
+STOP_S = 10.0
+_RESTART_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+
+
+class _Backoffs:
+    """Pauses between attempts at one request, for ever: kopf ends with an error after the last."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 4.0, 8.0, 15.0), itertools.repeat(30.0))
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Remembers no last state, and above all does not copy every object to compare it with one."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
+class Watches:
+    """Keeps a view up to date, and says which InferenceServices to look at."""
+
+    def __init__(
+        self, view: ClusterView, credentials: Callable[[], Credentials], wake: Callable[[Collection[Key]], None]
+    ) -> None:
+        """`credentials` is asked again whenever the API server no longer takes the ones it has."""
+        self._view = view
+        self._credentials = credentials
+        self._wake = wake
+        self._again = asyncio.Event()
+        self.restarts = 0
+        """How often kopf was started again."""
+        self.last_event_at: float | None = None
+        """When a watch last told something, in the event loop's time."""
+
+    def restart(self) -> None:
+        """List and watch everything anew."""
+        self._again.set()
+
+    async def run(self, scope: Callable[[], Scope], started: Callable[[], None]) -> None:
+        """Watch for ever. `scope` says what, at each start; `started` is called after kopf has taken over signals."""
+        failures = 0
+        while True:
+            self._again.clear()
+            began = asyncio.get_running_loop().time()
+            await self._run_once(scope(), started)
+            self.restarts += 1
+            lasted = asyncio.get_running_loop().time() - began
+            failures = 0 if lasted > _RESTART_S[-1] else failures + 1
+            await asyncio.sleep(_RESTART_S[min(failures, len(_RESTART_S) - 1)] if failures else 0.1)
+
+    async def _run_once(self, scope: Scope, started: Callable[[], None]) -> None:
+        tasks = await kopf.spawn_tasks(
+            registry=self._registry(scope.kinds),
+            settings=_settings(scope.kinds),
+            standalone=True,
+            clusterwide=not scope.namespaces,
+            namespaces=tuple(scope.namespaces),
+        )
+        started()
+        again = asyncio.create_task(self._again.wait())
+        try:
+            done, _ = await asyncio.wait((*tasks, again), return_when=asyncio.FIRST_COMPLETED)
+            _report(done - {again})
+        finally:
+            # Not kopf.run_tasks: that would also cancel tasks of ours that were started after kopf's.
+            for task in (*tasks, again):
+                task.cancel()
+            await asyncio.wait((*tasks, again), timeout=STOP_S)
+
+    def _registry(self, kinds: Iterable[Kind]) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry, errors=kopf.ErrorsMode.TEMPORARY, backoff=5.0)
+        async def login(**_: Any) -> kopf.ConnectionInfo:
+            return _connection_info(self._credentials())
+
+        for kind in kinds:
+            self._watch(registry, kind)
+        return registry
+
+    def _watch(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
+        @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"see-{kind.plural}")
+        async def see(event: Any, **_: Any) -> None:
+            self.last_event_at = asyncio.get_running_loop().time()
+            keys = self._view.note(kind, event["object"], deleted=event["type"] == "DELETED")
+            if keys:
+                self._wake(keys)
+
+
+def _settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.process.ultimate_exiting_timeout = None  # else kopf would kill this process 10 min after a restart of it
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.persistence.finalizer = f"{GROUP}/none"
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    settings.watching.server_timeout = SERVER_TIMEOUT_S
+    settings.watching.inactivity_timeout = INACTIVITY_S
+    settings.watching.reconnect_backoff = 1.0
+    settings.watching.chunk_size = PAGE_SIZE
+    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.request_timeout = 60.0
+    settings.networking.connect_timeout = 5.0
+    # A worker keeps its object in memory until it has been idle for so long.
+    settings.queueing.idle_timeout = 0.05
+    settings.queueing.exit_timeout = 1.0
+    for kind in kinds:
+        if selector := managed_selector(kind):
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
+    return settings
+
+
+def _connection_info(credentials: Credentials) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
+        server=credentials.server,
+        ca_path=credentials.ca_path,
+        insecure=credentials.insecure,
+        token=credentials.token,
+        certificate_path=credentials.certificate_path,
+        private_key_path=credentials.private_key_path,
+        proxy_url=credentials.proxy,
+    )
+
+
+def _report(done: Iterable[asyncio.Task[Any]]) -> None:
+    for task in done:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.warning("the watches ended: %r; starting them again", error)
