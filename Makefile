@@ -56,6 +56,9 @@ format: $(VENV)/installed-dev  ## Put the code into shape
 crds: $(VENV)/installed  ## Write crds/ from the types in protocol
 	@$(BIN)/python -m pagefleet_operator.api.crdgen crds
 
+chart: $(VENV)/installed-dev  ## Render, lint and test the Helm chart; KUBEBUILDER_ASSETS=... adds a real API server
+	@$(BIN)/python -m pytest tests/chart tests/kubernetes/test_chart.py
+
 tiny: $(VENV)/installed-dev  ## Train the embedded model again (under half an hour on two cores)
 	@$(BIN)/python -m tiny.train
 
@@ -74,4 +77,4 @@ clean:  ## Remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install up chat test lint format crds tiny bench bench-throughput docs clean
+.PHONY: help install up chat test lint format crds chart tiny bench bench-throughput docs clean
