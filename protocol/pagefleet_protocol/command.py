@@ -20,6 +20,7 @@ _KNOWN = {
     "bench": ("measure engines, kernels and routers", "pagefleet-engine"),
     "route": ("run a router in front of engines", "pagefleet-router"),
     "operate": ("run the Kubernetes operator", "pagefleet-operator"),
+    "download": ("bring a model into a folder, or tell what it is", "pagefleet-operator"),
 }
 
 

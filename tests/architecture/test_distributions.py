@@ -57,6 +57,9 @@ def test_the_walk_finds_what_is_wanted_indirectly() -> None:
         "pagefleet_operator.cli",
         "pagefleet_operator.local.up",
         "pagefleet_operator.chat",
+        "pagefleet_operator.download.cli",
+        "huggingface_hub.hf_api",
+        "obstore.store",
     ],
 )
 def test_no_tensor_library_is_imported_with(module: str) -> None:

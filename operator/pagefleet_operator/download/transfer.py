@@ -78,14 +78,12 @@ class Transfer:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     waiting += chunk[:left]
+                    self._meter.add_bytes(len(chunk[:left]))
                     left -= len(chunk[:left])
                     if len(waiting) >= _WRITE_BYTES or not left:
                         full, waiting = waiting, bytearray()  # first: the thread may outlive a cancelled wait
                         await asyncio.to_thread(part.write, full)
-                        self._meter.add_bytes(len(full))
                     if not left:
                         return
         finally:
-            if waiting:
-                part.write(waiting)
-                self._meter.add_bytes(len(waiting))
+            part.write(waiting)

@@ -218,7 +218,7 @@ def test_what_cannot_be_had(
 ) -> None:
     hub.repositories["org/model"].commit(sharded())
     for name in ("gated", "private"):
-        hub.repositories[f"org/{name}"] = Repository(**{name: True})
+        hub.repositories[f"org/{name}"] = Repository(gated=name == "gated", private=name == "private")
         hub.repositories[f"org/{name}"].commit(sharded())
     result = run(f"hf://{repository}", tmp_path, fast(endpoint=hub.url, revision=revision, token=token))
     assert (result.reason, result.exit_code) == (reason, 2)
@@ -228,7 +228,7 @@ def test_what_cannot_be_had(
 
 def test_a_token_opens_gated_and_private_repositories(hub: HubServer, tmp_path: Path) -> None:
     for name in ("gated", "private"):
-        hub.repositories[f"org/{name}"] = Repository(**{name: True})
+        hub.repositories[f"org/{name}"] = Repository(gated=name == "gated", private=name == "private")
         hub.repositories[f"org/{name}"].commit(sharded())
         result = run(f"hf://org/{name}", tmp_path / name, fast(endpoint=hub.url, token="hf_right"))
         assert result.reason == ""

@@ -65,7 +65,7 @@ def test_a_cut_transfer_goes_on_with_the_same_object(store: ObjectStoreServer, t
 
 def test_an_object_that_is_replaced_meanwhile_is_no_mixture(store: ObjectStoreServer, tmp_path: Path) -> None:
     class Replacing(list[Fault]):
-        def pop(self, _: object = None) -> Fault:  # type: ignore[override]
+        def pop(self, _: object = None) -> Fault:
             store.buckets["models"][f"team/qwen/{SHARD}"] = b"another"
             return super().pop(0)
 
