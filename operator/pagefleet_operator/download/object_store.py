@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 _SAMPLE_BYTES = 1 << 20
 _MD5_LENGTH = 32
-_SECRET = "in a cluster: keys of these names in the Secret that spec.model.secretRef names"  # noqa: S105
 _CREDENTIALS = {
-    "s3": f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket ({_SECRET})",
-    "gs": f"GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket ({_SECRET})",
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in a cluster: keys of these names in the Secret that "
+    "spec.model.secretRef names), or AWS_SKIP_SIGNATURE=true where everybody may read",
+    "gs": "the file that GOOGLE_APPLICATION_CREDENTIALS names (in a cluster: key.json in the Secret that "
+    "spec.model.secretRef names), or GOOGLE_SKIP_SIGNATURE=true where everybody may read",
 }
 _IDENTITY_HOSTS = ("169.254.", "metadata.google.internal")
 _STATUS = re.compile(r"status code: (\d{3})")

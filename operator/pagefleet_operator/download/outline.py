@@ -16,7 +16,7 @@ from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import Listing, ModelSource, RemoteFile
 
 _MAX_CONFIG_BYTES = 4 << 20
-_MAX_INDEX_BYTES = 64 << 20
+_MAX_INDEX_BYTES = 32 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
