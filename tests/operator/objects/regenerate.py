@@ -1,4 +1,4 @@
-"""Writes the golden files anew: `python -m tests.operator.objects.regenerate`. Read what changed before committing it."""
+"""Writes the golden files anew: `python -m tests.operator.objects.regenerate`. Read what changed before a commit."""
 
 from __future__ import annotations
 

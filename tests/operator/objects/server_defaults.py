@@ -1,4 +1,4 @@
-"""What an API server makes of an applied object: defaults, canonical quantities, nothing that is empty. No test in here."""
+"""What an API server makes of an applied object: defaults, canonical quantities, nothing empty. No test in here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ Object = dict[str, Any]
 _KEPT_THOUGH_EMPTY = frozenset(
     {"emptyDir", "podSelector", "namespaceSelector", "maxSurge", "maxUnavailable", "replicas"}
 )
-_POINTERS = frozenset({"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "optional"})
+_POINTERS = frozenset(
+    {
+        "automountServiceAccountToken",
+        "enableServiceLinks",
+        "allowPrivilegeEscalation",
+        "blockOwnerDeletion",
+        "optional",
+    }
+)
 _FIELD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "httpGet": {"scheme": "HTTP"},
     "secret": {"defaultMode": 420},

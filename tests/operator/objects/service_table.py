@@ -1,4 +1,4 @@
-"""InferenceServices of every kind that children are rendered for, by the names of their golden files. No test in here."""
+"""InferenceServices of every kind that children are rendered for, by the names of their golden files. No test here."""
 
 from __future__ import annotations
 

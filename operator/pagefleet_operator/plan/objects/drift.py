@@ -40,6 +40,8 @@ _PRESENCE_MATTERS = frozenset(
         "enableServiceLinks",
         "hostUsers",
         "replicas",
+        "maxSurge",
+        "maxUnavailable",
         "runAsGroup",
         "runAsUser",
         "fsGroup",

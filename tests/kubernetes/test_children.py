@@ -1,0 +1,150 @@
+"""What the operator renders, applied to a real API server: all of it is accepted, and comes back as it was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from pagefleet_operator.plan.objects.drift import differences
+from pagefleet_operator.plan.observed import Child
+
+from tests.fakes.kube_control_plane import apply
+from tests.operator.objects.service_table import TABLE, by_key
+
+ABSENT_KINDS = frozenset({"HTTPRoute", "ServiceMonitor"})
+"""They belong to others; no test here installs them."""
+PATHS: Mapping[str, str] = {
+    "ServiceAccount": "/api/v1/{}/serviceaccounts",
+    "ConfigMap": "/api/v1/{}/configmaps",
+    "Service": "/api/v1/{}/services",
+    "PersistentVolumeClaim": "/api/v1/{}/persistentvolumeclaims",
+    "Deployment": "/apis/apps/v1/{}/deployments",
+    "Job": "/apis/batch/v1/{}/jobs",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/{}/rolebindings",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/{}/networkpolicies",
+    "Ingress": "/apis/networking.k8s.io/v1/{}/ingresses",
+    "PodDisruptionBudget": "/apis/policy/v1/{}/poddisruptionbudgets",
+}
+
+
+def path_of(child: Mapping[str, Any]) -> str:
+    metadata = child["metadata"]
+    return PATHS[child["kind"]].format(f"namespaces/{metadata['namespace']}") + f"/{metadata['name']}"
+
+
+@pytest.fixture
+def restricted(admin: httpx.Client, namespace: str) -> str:
+    """A namespace that takes no pod with more rights than it needs."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
+    patch = {"metadata": {"labels": labels}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    admin.patch(f"/api/v1/namespaces/{namespace}", json=patch, headers=headers).raise_for_status()
+    return namespace
+
+
+@pytest.fixture
+def owner(admin: httpx.Client, established: tuple[str, ...], restricted: str) -> str:
+    """The uid of an InferenceService; without one, its children are collected as garbage."""
+    assert established
+    body = {
+        "apiVersion": "pagefleet.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "qwen"},
+        "spec": {"model": {"uri": "builtin://tiny"}},
+    }
+    path = f"/apis/pagefleet.dev/v1alpha1/namespaces/{restricted}/inferenceservices"
+    return str(admin.post(path, json=body).raise_for_status().json()["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_child_is_accepted_and_comes_back_as_it_was_wanted(
+    name: str, admin: httpx.Client, restricted: str, owner: str
+) -> None:
+    case = replace(TABLE[name], namespace=restricted, uid=owner)
+    wanted = by_key(replace(case, kinds=case.kinds - ABSENT_KINDS).wanted())
+    seen = {}
+    for key, child in wanted.items():
+        answer = apply(admin, path_of(child), child, "pagefleet-operator")
+        assert answer.status_code == 201, f"{key}: {answer.text}"
+        seen[key] = answer.json()
+        expected = "restricted volume types" if name == "gs-hostpath" and key == ("Deployment", "qwen-engine") else ""
+        assert expected in answer.headers.get("Warning", "")
+        assert expected or "Warning" not in answer.headers, answer.headers["Warning"]
+    assert {key: differences(child, seen[key]) for key, child in wanted.items()} == dict.fromkeys(wanted, ())
+    again = replace(case, kinds=case.kinds - ABSENT_KINDS, children=children_of(seen))
+    assert by_key(again.wanted()) == wanted
+    for key, child in wanted.items():
+        answer = apply(admin, path_of(child), child, "pagefleet-operator")
+        assert answer.status_code == 200, f"{key}: {answer.text}"
+        before, after = seen[key]["metadata"], answer.json()["metadata"]
+        assert after.get("generation") == before.get("generation"), key
+
+
+def children_of(seen: Mapping[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], Child]:
+    return {key: Child(body, ours=True) for key, body in seen.items()}
+
+
+def pods(name: str, namespace: str, uid: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for child in replace(TABLE[name], namespace=namespace, uid=uid).wanted():
+        if child["kind"] in ("Deployment", "Job"):
+            yield child["metadata"]["name"], child["spec"]["template"]
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLE) - {"gs-hostpath", "gpu-hf-pvc", "pod-template"}))
+def test_pod_security_restricted_lets_every_pod_in(name: str, admin: httpx.Client, restricted: str, owner: str) -> None:
+    for account in ("qwen-engine", "qwen-router"):
+        admin.post(f"/api/v1/namespaces/{restricted}/serviceaccounts", json={"metadata": {"name": account}})
+    for pod_name, template in pods(name, restricted, owner):
+        body = {"metadata": {**template["metadata"], "name": pod_name}, "spec": template["spec"]}
+        answer = admin.post(f"/api/v1/namespaces/{restricted}/pods", params={"dryRun": "All"}, json=body)
+        assert answer.status_code == 201, f"{pod_name}: {answer.text}"
+
+
+def test_a_field_that_was_wanted_once_goes_with_the_next_apply(
+    admin: httpx.Client, restricted: str, owner: str
+) -> None:
+    before = replace(TABLE["pod-template"], namespace=restricted, uid=owner)
+    after = before.changed(engine=None, podTemplate=None)
+    key = ("Deployment", "qwen-engine")
+    old, new = by_key(before.wanted())[key], by_key(after.wanted())[key]
+    seen = apply(admin, path_of(old), old, "pagefleet-operator").raise_for_status().json()
+    assert "metadata.annotations.pagefleet.dev/applied" in differences(new, seen)
+    seen = apply(admin, path_of(new), new, "pagefleet-operator").raise_for_status().json()
+    assert [one["name"] for one in seen["spec"]["template"]["spec"]["containers"]] == ["engine"]
+    assert "TOKEN" not in str(seen["spec"]["template"])
+    assert differences(new, seen) == ()
+
+
+def test_replicas_of_an_autoscaler_survive_an_apply(admin: httpx.Client, restricted: str, owner: str) -> None:
+    case = replace(TABLE["five-lines"], namespace=restricted, uid=owner)
+    key = ("Deployment", "qwen-engine")
+    wanted = by_key(case.wanted())[key]
+    apply(admin, path_of(wanted), wanted, "pagefleet-operator").raise_for_status()
+    headers = {"Content-Type": "application/merge-patch+json"}
+    scale = {"spec": {"replicas": 5}}
+    answer = admin.patch(
+        f"{path_of(wanted)}/scale", json=scale, headers=headers, params={"fieldManager": "autoscaler"}
+    ).raise_for_status()
+    assert answer.json()["spec"]["replicas"] == 5
+    seen = admin.get(path_of(wanted)).json()
+    kept = by_key(replace(case, children={key: Child(seen, ours=True, scaled_by="autoscaler")}).wanted())[key]
+    result = apply(admin, path_of(kept), kept, "pagefleet-operator").raise_for_status().json()
+    assert result["spec"]["replicas"] == 5
+    assert differences(kept, result) == ()
+
+
+def test_a_manual_edit_is_a_difference_until_it_is_put_right(admin: httpx.Client, restricted: str, owner: str) -> None:
+    case = replace(TABLE["five-lines"], namespace=restricted, uid=owner)
+    wanted = by_key(case.wanted())["NetworkPolicy", "qwen-engine"]
+    apply(admin, path_of(wanted), wanted, "pagefleet-operator").raise_for_status()
+    edit = {"spec": {"ingress": [{}]}, "metadata": {"labels": {"team": "search"}}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    edited = admin.patch(path_of(wanted), json=edit, headers=headers).raise_for_status().json()
+    assert differences(wanted, edited) == ("spec.ingress[0].from", "spec.ingress[0].ports")
+    mended = apply(admin, path_of(wanted), wanted, "pagefleet-operator").raise_for_status().json()
+    assert differences(wanted, mended) == ()
+    assert mended["metadata"]["labels"]["team"] == "search", "what others added is theirs"
