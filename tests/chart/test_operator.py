@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from pagefleet_operator.handlers import operate
+from pagefleet_operator.handlers.settings import OperateSettings
+from pagefleet_operator.operate_cli import main
 
 from tests.fakes.helm_chart import NAMESPACE, find, manifests, operator_container, render
 
 DIGEST = "sha256:" + "ab" * 32
+POLICY = {
+    "allowedImages": ["registry.example.org/a/", "registry.example.org/b/"],
+    "allowedHostPaths": ["/var/models"],
+    "allowAnyPodTemplate": True,
+    "hfEndpoint": "https://mirror.example.org",
+    "networkPolicies": False,
+}
 
 
 def arguments(values: dict[str, object] | None = None, name: str = "") -> list[str]:
@@ -37,14 +47,7 @@ def test_namespaces_are_the_releases_own_the_listed_or_all() -> None:
 
 
 def test_policy_becomes_flags() -> None:
-    policy = {
-        "allowedImages": ["registry.example.org/a/", "registry.example.org/b/"],
-        "allowedHostPaths": ["/var/models"],
-        "allowAnyPodTemplate": True,
-        "hfEndpoint": "https://mirror.example.org",
-        "networkPolicies": False,
-    }
-    assert arguments({"policy": policy, "images": {"pullSecrets": ["key"]}})[-7:] == [
+    assert arguments({"policy": POLICY, "images": {"pullSecrets": ["key"]}})[-7:] == [
         "--image-pull-secret=key",
         "--allowed-image=registry.example.org/a/",
         "--allowed-image=registry.example.org/b/",
@@ -53,6 +56,48 @@ def test_policy_becomes_flags() -> None:
         "--hf-endpoint=https://mirror.example.org",
         "--no-network-policies",
     ]
+
+
+def started_with(values: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> OperateSettings:
+    """Return what the operator makes of the command line that the chart gives it."""
+    given: list[OperateSettings] = []
+
+    def take(settings: OperateSettings) -> int:
+        given.append(settings)
+        return 0
+
+    monkeypatch.setattr(operate, "operate", take)
+    assert main(arguments(values)) == 0
+    return given[0]
+
+
+def test_the_operator_understands_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"policy": POLICY, "images": {"pullSecrets": ["key"]}, "watch": {"namespaces": ["team-a", "team-b"]}}
+    settings = started_with({**values, "operator": {"workers": 4, "resyncSeconds": 60}}, monkeypatch)
+    assert settings.namespaces == ("team-a", "team-b")
+    assert (settings.workers, settings.timing.resync) == (4, 60)
+    assert (settings.cluster.operator_namespace, settings.lease_name) == ("models", "pagefleet-operator")
+    assert settings.cluster.engine_image == "pagefleet-engine:0.1.0"
+    assert settings.cluster.image_pull_secrets == ("key",)
+    assert settings.cluster.allowed_images == ("registry.example.org/a/", "registry.example.org/b/")
+    assert settings.cluster.allowed_host_paths == ("/var/models",)
+    assert settings.cluster.allow_any_pod_template
+    assert not settings.cluster.network_policies
+    assert settings.cluster.hf_endpoint == "https://mirror.example.org"
+
+
+def test_by_default_the_operator_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = started_with({}, monkeypatch)
+    assert settings.leader_election
+    assert settings.namespaces == ("models",)
+    assert settings.cluster.network_policies
+    assert not settings.cluster.allow_any_pod_template
+    assert settings.cluster.allowed_host_paths == ()
+
+
+def test_no_variable_of_a_service_is_taken_for_a_flag() -> None:
+    """PAGEFLEET_OPERATOR_PORT would be both, in pods that are told of all Services."""
+    assert find(render(), "Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
 @pytest.mark.parametrize(
