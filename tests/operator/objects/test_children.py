@@ -159,9 +159,9 @@ def test_a_scaled_deployment_of_somebody_else_is_not_asked() -> None:
     assert engine(replace(TINY, children=foreign))["spec"]["replicas"] == 1
 
 
-@pytest.mark.parametrize("held", [{"model_ready": False}, {"engine_allowed": False}])
-def test_engines_that_may_not_change_stay_as_they_are(held: dict[str, bool]) -> None:
-    changed = replace(TINY.changed(engine={"maxModelLen": 64}), **held)
+@pytest.mark.parametrize(("model_ready", "engine_allowed"), [(False, True), (True, False), (False, False)])
+def test_engines_that_may_not_change_stay_as_they_are(model_ready: bool, engine_allowed: bool) -> None:
+    changed = replace(TINY.changed(engine={"maxModelLen": 64}), model_ready=model_ready, engine_allowed=engine_allowed)
     assert ENGINE not in by_key(changed.wanted()), "there were none, and there are none"
     observed = seen(TINY)
     kept = engine(replace(changed, children=observed))

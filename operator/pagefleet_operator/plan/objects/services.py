@@ -7,7 +7,6 @@ from pagefleet_protocol.kube_names import SERVING_PORT
 
 from pagefleet_operator.plan.objects.names_and_labels import PORT_NAME, Object, metadata, names_of, selector
 from pagefleet_operator.plan.observed import Component
-from pagefleet_operator.plan.settings import ClusterSettings
 
 CLIENT_PORT = 80
 
@@ -21,12 +20,6 @@ def engine_service(service: InferenceService) -> Object:
     """Return the headless Service. It has EndpointSlices, and no address that could hide an engine from the routers."""
     headless = {"type": "ClusterIP", "clusterIP": "None"}
     return _service(service, names_of(service).engine, headless, SERVING_PORT, "engine")
-
-
-def service_url(service: InferenceService, settings: ClusterSettings) -> str:
-    """Return where clients of the cluster send requests, without /v1."""
-    name = names_of(service).service
-    return f"http://{name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
 
 
 def openai_config(service: InferenceService) -> Object:
