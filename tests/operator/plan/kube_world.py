@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen
@@ -21,7 +21,7 @@ from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, encode_result
 
 GIB = 1024**3
-NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 UID = "00000000-0000-4000-8000-000000000001"
 COMMIT = "c0ffee" + "0" * 34
 SETTINGS = ClusterSettings(
@@ -49,7 +49,7 @@ FACTS = ModelFacts(
 HF = {"model": {"uri": "hf://org/model"}}
 
 
-def service(name: str = "qwen", **spec: Any) -> InferenceService:
+def service(name: str = "qwen", /, **spec: Any) -> InferenceService:
     """Return an InferenceService of namespace ns."""
     return parse_inference_service(
         {
@@ -227,9 +227,7 @@ class World:
         room = wanted + limits["maxSurge"] - len(self.of(component))
         for _ in range(max(0, min(room, wanted - len(new)))):
             self.born += 1
-            self.pods.append(
-                pod(f"{name}-{self.born}", component=component, revision=revision, created=self.now)
-            )
+            self.pods.append(pod(f"{name}-{self.born}", component=component, revision=revision, created=self.now))
 
     def _replace(self, old: PodSeen, new: PodSeen) -> None:
         self.pods[self.pods.index(old)] = new

@@ -155,12 +155,10 @@ def test_a_larger_share_is_heeded_and_a_strange_one_left_to_the_engine() -> None
 
 def test_the_default_share_is_the_engines() -> None:
     tree = ast.parse(ENGINE_CONFIG.read_text())
-    given = {
-        node.target.id: ast.literal_eval(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
-    }
-    assert given["gpu_memory_utilization"] == gpu_fit.DEFAULT_SHARE
+    fields = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and node.value is not None]
+    [share] = [node.value for node in fields if ast.unparse(node.target) == "gpu_memory_utilization"]
+    assert share is not None
+    assert ast.literal_eval(share) == gpu_fit.DEFAULT_SHARE
 
 
 @given(
