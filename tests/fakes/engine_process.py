@@ -22,6 +22,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--served-model-name")
     parser.add_argument("--dtype")
     parser.add_argument("--max-model-len")
+    parser.add_argument("--quantization")
     parser.add_argument("--drain-timeout", type=float)
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--marker", default="one")
@@ -91,9 +92,11 @@ class FakeEngine:
         return 200, {
             "marker": arguments.marker,
             "model": arguments.served_model_name,
+            "location": arguments.model,
             "threads": arguments.num_threads,
             "pid": os.getpid(),
             "devices": seen,
+            "note": os.environ.get("FLEET_NOTE"),
         }
 
 

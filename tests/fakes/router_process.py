@@ -21,6 +21,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--policy")
+    parser.add_argument("--model-name")
+    parser.add_argument("--model-alias", action="append")
     parser.add_argument("--drain-timeout", type=float)
     return parser.parse_args()
 

@@ -14,13 +14,17 @@ from typing import Any, Protocol
 
 import pytest
 import yaml
+from pagefleet_operator.download.progress import ProgressMeter
+from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.local.fleet import Fleet
+from pagefleet_operator.local.model_fetch import Download
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_operator.plan.status import find_condition
+from pagefleet_operator.plan.verdict import find_condition
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.inference_status import Condition, ConditionType
+from pagefleet_protocol.model_facts import DownloadResult
 
 from tests.fakes.fleet_processes import recorded_pids
 
@@ -81,7 +85,6 @@ def quick() -> Timing:
         backoff_first=0.1,
         backoff_most=0.4,
         settle=0.2,
-        drain=4.0,
         kill_grace=0.5,
         file_poll=0.05,
         resync=0.3,
@@ -200,6 +203,10 @@ async def ask(url: str) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), json.loads(body) if body.startswith(b"{") else {"text": body.decode()}
 
 
+async def no_download(uri: str, folder: Path, settings: DownloadSettings, progress: ProgressMeter) -> DownloadResult:
+    raise AssertionError(f"{uri} is to be downloaded to {folder}")
+
+
 StartFleet = Callable[..., AbstractAsyncContextManager[RunningFleet]]
 
 
@@ -209,11 +216,23 @@ def start_fleet(tmp_path: Path, commands: Commands, quick: Timing) -> StartFleet
 
     @contextlib.asynccontextmanager
     async def start(
-        *documents: dict[str, Any], timing: Timing = quick, port: int = 0, gpus: Sequence[str] = ()
+        *documents: dict[str, Any],
+        timing: Timing = quick,
+        port: int = 0,
+        gpus: Sequence[str] = (),
+        download: Download = no_download,
     ) -> AsyncIterator[RunningFleet]:
         manifest, state_dir, reporter = tmp_path / "fleet.yaml", tmp_path / "state", Recorder()
         manifest.write_text(yaml.safe_dump_all(documents))
-        settings = LocalSettings(manifest=manifest, state_dir=state_dir, commands=commands, port=port, timing=timing)
+        settings = LocalSettings(
+            manifest=manifest,
+            state_dir=state_dir,
+            models_dir=tmp_path / "models",
+            commands=commands,
+            download=download,
+            port=port,
+            timing=timing,
+        )
         with StateDir(state_dir) as state:
             fleet = Fleet(settings, state, reporter, gpus)
             running = RunningFleet(manifest, state_dir, reporter, fleet, asyncio.create_task(fleet.run()))

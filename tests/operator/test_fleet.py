@@ -17,6 +17,8 @@ from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.local.state_dir import start_time
 from pagefleet_protocol.endpoints import decode_endpoints
 
+from tests.fakes.local_plans import profile_document
+
 pytestmark = pytest.mark.fleet
 
 
@@ -96,7 +98,7 @@ def test_engine_that_cannot_start_is_tried_with_growing_pauses_and_says_why(star
             await fleet.until(lambda: sum("starts again in" in text for text in fleet.reporter.said) >= 3)
             ready = fleet.condition("Ready")
             assert ready.status == "False"
-            assert ready.reason == "Crashing"
+            assert ready.reason == "CrashLoop"
             assert "error: model folder missing: builtin://tiny (exit status 1)" in ready.message
             pauses = [text for text in fleet.reporter.said if "starts again in" in text][:3]
             seconds = [float(text.split("starts again in ")[1].split()[0]) for text in pauses]
@@ -269,12 +271,12 @@ def test_engine_that_does_not_end_is_killed_with_what_it_started(
     start_fleet: Any, document: Any, quick: Timing
 ) -> None:
     async def scenario() -> None:
-        timing = dataclasses.replace(quick, drain=0.2, kill_grace=0.2)
-        stubborn = document(engine={"args": ["--ignore-sigterm", "--with-child"]})
+        timing = dataclasses.replace(quick, kill_grace=0.2)
+        stubborn = document(engine={"args": ["--ignore-sigterm", "--with-child"]}, rollout={"drainSeconds": 0})
         async with start_fleet(stubborn, timing=timing) as fleet:
             await fleet.until(lambda: fleet.settled(1))
             words = next(line for line in fleet.reporter.logged if "child" in line).split()
-            fleet.edit(document(replicas=0))
+            fleet.edit(document(replicas=0, rollout={"drainSeconds": 0}))
             await fleet.until(lambda: fleet.reporter.heard("did not end by itself, killed"))
             await fleet.until(lambda: start_time(int(words[-1])) is None)
             await fleet.until(lambda: "engine-0" not in fleet.states())
@@ -382,7 +384,65 @@ def test_fields_that_mean_nothing_here_are_named(start_fleet: Any, document: Any
     async def scenario() -> None:
         other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
         async with start_fleet(document(resources={"memory": "2Gi"}), other) as fleet:
-            await fleet.until(lambda: fleet.reporter.heard("spec.resources.memory is not enforced on this machine"))
+            await fleet.until(lambda: fleet.reporter.heard("qwen: without effect on this machine: spec.resources.mem"))
             assert fleet.reporter.heard("v1 Secret: skipped")
+
+    asyncio.run(scenario())
+
+
+def test_an_edit_that_no_process_reads_restarts_none(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document()) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            before = sorted(fleet.pids())
+            fleet.edit(document(rollout={"maxSurge": 2}, resources={"shm": "2Gi"}, expose={"type": "ClusterIP"}))
+            await fleet.until(lambda: fleet.view().status.observed_generation == 2)
+            await asyncio.sleep(0.3)
+            assert sorted(fleet.pids()) == before
+            assert fleet.condition("Progressing").reason == "Settled"
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_changed_while_a_service_is_paused(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(paused=True)) as fleet:
+            await fleet.until(lambda: fleet.view() is not None and fleet.view().status is not None)
+            assert fleet.condition("Ready").reason == "Paused"
+            assert fleet.states() == {}
+            fleet.edit(document())
+            await fleet.until(lambda: fleet.settled(1))
+            before = sorted(fleet.pids())
+            fleet.edit(document(paused=True, replicas=3, engine={"args": ["--marker", "two"]}))
+            await fleet.until(lambda: fleet.view().status.mode == "Paused")
+            await asyncio.sleep(0.3)
+            assert sorted(fleet.pids()) == before
+            assert fleet.condition("Ready").status == "True"
+            fleet.edit(document(replicas=3, engine={"args": ["--marker", "two"]}))
+            await fleet.until(lambda: fleet.view().status.mode == "Aggregated")
+            await fleet.until(lambda: fleet.settled(3))
+            assert (await fleet.ask())[1]["marker"] == "two"
+
+    asyncio.run(scenario())
+
+
+def test_a_profile_of_the_manifest_is_followed(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        def profile(marker: str) -> dict[str, Any]:
+            env = [{"name": "FLEET_NOTE", "value": marker}]
+            return profile_document(engine={"args": ["--marker", marker], "env": env})
+
+        service = document(profileRef={"name": "h100"}, model={"uri": "builtin://tiny", "aliases": ["best"]})
+        async with start_fleet(service, profile("one")) as fleet:
+            await fleet.until(lambda: fleet.settled(1))
+            assert (await fleet.ask())[1]["model"] == "qwen,best"
+            fleet.edit(service, profile("two"))
+            await fleet.until(lambda: fleet.reporter.heard("qwen: was edited"))
+            await fleet.until(lambda: fleet.reporter.heard("qwen: settled"))
+            body = (await fleet.ask())[1]
+            assert (body["marker"], body["note"]) == ("two", "two")
+            fleet.edit(service)
+            await fleet.until(lambda: fleet.reporter.heard("there is no InferenceProfile h100; there are none"))
+            assert (await fleet.ask())[1]["marker"] == "two"
 
     asyncio.run(scenario())

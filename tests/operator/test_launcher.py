@@ -12,7 +12,8 @@ from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.machine import Gpus
 from pagefleet_operator.local.settings import Commands, LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_operator.plan.workloads import Plan, plan_workloads
+
+from tests.fakes.local_plans import local_plan
 
 MakeLauncher = Callable[..., Launcher]
 
@@ -24,7 +25,12 @@ def make_launcher(tmp_path: Path) -> Iterator[MakeLauncher]:
         def make(*gpus: str, cores: int = 8) -> Launcher:
             commands = Commands(serve=("serve-it",), route=("route-it",))
             settings = LocalSettings(
-                manifest=tmp_path / "f.yaml", state_dir=state.path, commands=commands, host="0.0.0.0", port=0
+                manifest=tmp_path / "f.yaml",
+                state_dir=state.path,
+                models_dir=tmp_path / "models",
+                commands=commands,
+                host="0.0.0.0",
+                port=0,
             )
             return Launcher(settings, state, Gpus(gpus), cores)
 
@@ -35,12 +41,8 @@ def flag(argv: tuple[str, ...], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-def plan(service: Any) -> Plan:
-    return plan_workloads(service, 30)
-
-
 def test_an_engine_listens_on_the_loopback_only(make_launcher: MakeLauncher, build: Any) -> None:
-    launch = make_launcher().launch("qwen", plan(build()).engine, 0)
+    launch = make_launcher().launch("qwen", local_plan(build()).engine, 0)
     assert launch.argv[:2] == ("serve-it", "builtin://tiny")
     assert flag(launch.argv, "--host") == "127.0.0.1"
     assert launch.url == f"http://127.0.0.1:{flag(launch.argv, '--port')}"
@@ -49,18 +51,18 @@ def test_an_engine_listens_on_the_loopback_only(make_launcher: MakeLauncher, bui
 def test_a_router_listens_where_the_user_said_and_reads_its_endpoints(make_launcher: MakeLauncher, build: Any) -> None:
     launcher = make_launcher()
     service = build()
-    launch = launcher.launch("qwen", plan(service).router, 0)
+    launch = launcher.launch("qwen", local_plan(service).router, 0)
     assert launch.argv[0] == "route-it"
     assert flag(launch.argv, "--host") == "0.0.0.0"
     assert flag(launch.argv, "--endpoints-file").endswith("qwen.endpoints.json")
     assert launch.url == launcher.claim_ports(service)
-    assert launcher.launch("qwen", plan(service).router, 0).url == launch.url, "the address survives a restart"
+    assert launcher.launch("qwen", local_plan(service).router, 0).url == launch.url, "the address survives a restart"
 
 
 def test_cores_are_divided_among_all_engines(make_launcher: MakeLauncher, build: Any) -> None:
     launcher = make_launcher(cores=8)
     launcher.num_engines = 3
-    assert flag(launcher.launch("qwen", plan(build()).engine, 0).argv, "--num-threads") == "2"
+    assert flag(launcher.launch("qwen", local_plan(build()).engine, 0).argv, "--num-threads") == "2"
 
 
 def test_threads_sleep_while_they_wait_unless_the_user_said_how(
@@ -68,7 +70,7 @@ def test_threads_sleep_while_they_wait_unless_the_user_said_how(
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.delenv(name, raising=False)
-    engine = plan(build()).engine
+    engine = local_plan(build()).engine
     assert make_launcher().launch("qwen", engine, 0).environment["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
     assert "OMP_WAIT_POLICY" not in make_launcher().launch("qwen", engine, 0).environment
@@ -76,8 +78,20 @@ def test_threads_sleep_while_they_wait_unless_the_user_said_how(
 
 def test_an_engine_sees_its_own_gpu_or_none(make_launcher: MakeLauncher, build: Any) -> None:
     launcher = make_launcher("0", "1")
-    on_gpu = plan(build(resources={"gpus": 1})).engine
+    on_gpu = local_plan(build(resources={"gpus": 1})).engine
     assert [launcher.launch("q", on_gpu, number).environment["CUDA_VISIBLE_DEVICES"] for number in (0, 1)] == ["0", "1"]
     with pytest.raises(OperatorError, match="waits for a free GPU"):
         launcher.launch("q", on_gpu, 2)
-    assert launcher.launch("q", plan(build()).engine, 3).environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert launcher.launch("q", local_plan(build()).engine, 3).environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_written_variables_reach_the_engine_but_not_its_devices(make_launcher: MakeLauncher, build: Any) -> None:
+    secret = {"secretKeyRef": {"name": "s", "key": "k"}}
+    env = [
+        {"name": "A", "value": "1"},
+        {"name": "B", "valueFrom": secret},
+        {"name": "CUDA_VISIBLE_DEVICES", "value": "0"},
+        {"name": "KMP_BLOCKTIME", "value": "5"},
+    ]
+    launch = make_launcher().launch("qwen", local_plan(build(engine={"env": env})).engine, 0)
+    assert launch.environment == {"A": "1", "CUDA_VISIBLE_DEVICES": "", "KMP_BLOCKTIME": "5"}

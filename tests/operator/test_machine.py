@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pagefleet_operator.errors import PortError
@@ -12,7 +11,6 @@ from pagefleet_operator.local.launcher import base_url
 from pagefleet_operator.local.machine import (
     Gpus,
     Ports,
-    check_gpus,
     check_port,
     find_gpus,
     free_port,
@@ -72,17 +70,6 @@ def test_gpus_are_lent_to_one_engine_at_a_time() -> None:
     gpus.release("a")
     assert gpus.claim("c", 1) == ("0",)
     assert gpus.claim("d", 0) == ()
-
-
-def test_gpus_that_are_not_there_are_told_with_the_count(build: Any) -> None:
-    one = build("a", replicas=2, resources={"gpus": 1})
-    none = build("b")
-    assert check_gpus([one, none], 2) == []
-    assert check_gpus([none], 0) == []
-    (missing,) = check_gpus([one], 1)
-    assert "2 GPUs are asked for (a 2) and this machine has 1; lower replicas" in missing
-    (absent,) = check_gpus([one], 0)
-    assert "this machine has no GPU; set it to 0 to compute on the CPU" in absent
 
 
 def test_gpus_are_found_by_device_files_or_by_what_is_visible(tmp_path: Path) -> None:

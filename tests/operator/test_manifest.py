@@ -178,3 +178,33 @@ def test_any_text_is_read_or_refused(text: Any) -> None:
     except ManifestError as error:
         found = error.problems
     assert found
+
+
+PROFILE = """\
+apiVersion: pagefleet.dev/v1alpha1
+kind: InferenceProfile
+metadata: {name: h100}
+spec:
+  gpuType: h100
+"""
+
+
+def test_profiles_stand_beside_services() -> None:
+    manifest = parse(f"{PROFILE}---\n{GOOD}")
+    assert [profile.name for profile in manifest.profiles] == ["h100"]
+    assert [service.name for service in manifest.services] == ["qwen"]
+
+
+def test_mistakes_in_profiles_are_told_alike() -> None:
+    assert problems(f"{GOOD}---\n{PROFILE}  gpuTyp: x\n")[0].startswith(
+        "f.yaml:12: spec.gpuTyp: unknown field. Did you"
+    )
+    assert problems(f"{GOOD}---\n{PROFILE}---\n{PROFILE}") == [
+        "metadata.name: 2 InferenceProfiles are called h100; give each a name of its own"
+    ]
+    assert "holds no InferenceService" in problems(PROFILE)[0]
+
+
+def test_rules_of_several_fields_are_told_with_their_line() -> None:
+    (told,) = problems(GOOD + "  expose:\n    type: Ingress\n")
+    assert told == "f.yaml:6: spec.expose.host: is needed for Ingress and Gateway, and has no use for ClusterIP"

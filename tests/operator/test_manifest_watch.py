@@ -16,7 +16,12 @@ from pagefleet_operator.local.settings import Commands, LocalSettings
 
 @pytest.fixture
 def settings(tmp_path: Path, commands: Commands) -> LocalSettings:
-    return LocalSettings(manifest=tmp_path / "fleet.yaml", state_dir=tmp_path / "state", commands=commands)
+    return LocalSettings(
+        manifest=tmp_path / "fleet.yaml",
+        state_dir=tmp_path / "state",
+        models_dir=tmp_path / "models",
+        commands=commands,
+    )
 
 
 def write(settings: LocalSettings, *documents: dict[str, Any]) -> None:

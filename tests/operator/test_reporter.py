@@ -10,13 +10,14 @@ from typing import Any
 from pagefleet_operator.local.reporter import LiveReporter, OutputThread, PlainReporter, ServiceView, status_table
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.status import Observation, service_status
-from pagefleet_operator.plan.workloads import plan_workloads
 from rich.console import Console
+
+from tests.fakes.local_plans import local_plan
 
 
 def view(service: Any, *engines: Instance) -> ServiceView:
-    plan = plan_workloads(service, 30)
-    seen = Observation(engines, (Instance(0, plan.router.revision, State.READY),), 1, "http://127.0.0.1:8000")
+    plan = local_plan(service)
+    seen = Observation(engines, (Instance(0, plan.router.revision, State.READY),), 1, url="http://127.0.0.1:8000")
     status = service_status(service, plan, seen, "2026-01-01T00:00:00Z")
     return ServiceView(service.name, status, tuple((f"qwen-engine-{one.number}", one) for one in engines))
 
@@ -39,7 +40,8 @@ def test_the_table_says_state_restarts_and_the_last_words(build: Any) -> None:
     assert "qwen-engine-0  ready" in text
     assert "qwen-engine-1  failed" in text
     assert "3         model folder missing: /m [bold]" in text
-    assert "qwen 1/2: 1 of 2 engines ready; qwen-engine-1 stopped (3 times): model folder missing" in text
+    assert "qwen 1/2: requests are answered at http://127.0.0.1:8000; 1 of 2 engines ready" in text
+    assert "qwen: 1 of 2 engines ready; qwen-engine-1 stopped (3 times): model folder missing" in text
 
 
 def test_lines_scroll_above_the_table_unbroken_and_unstyled(build: Any) -> None:

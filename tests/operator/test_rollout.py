@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_operator.plan.rollout import Drain, Instance, Start, State, Step, next_steps
 from pagefleet_operator.plan.workloads import Rollout, Workload
-from pagefleet_protocol.inference_service import Resources
 
 SURGE = Rollout(max_surge=1, max_unavailable=0)
 IN_PLACE = Rollout(max_surge=0, max_unavailable=1)
+MANY = Rollout(max_surge=3, max_unavailable=2)
 ADDRESSES = Rollout(max_surge=0, max_unavailable=1, keep_slots=True)
 
 
@@ -23,7 +23,6 @@ def workload(replicas: int, rollout: Rollout = SURGE, version: str = "new") -> W
         verb="serve",
         args=(version,),
         replicas=replicas,
-        resources=Resources(),
         drain_timeout_s=1,
         rollout=rollout,
     )
@@ -179,7 +178,7 @@ events = st.lists(
 
 
 @settings(max_examples=300)
-@given(rollout=st.sampled_from([SURGE, IN_PLACE, ADDRESSES]), history=events)
+@given(rollout=st.sampled_from([SURGE, IN_PLACE, MANY, ADDRESSES]), history=events)
 def test_any_history_keeps_the_rules_and_reaches_a_fixed_point(
     rollout: Rollout, history: list[tuple[str, int]]
 ) -> None:

@@ -6,20 +6,28 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.status import Observation, find_condition, service_status
-from pagefleet_operator.plan.workloads import plan_workloads
+from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
+from pagefleet_operator.plan.verdict import Verdict, find_condition
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.model_facts import Progress
 
+from tests.fakes.local_plans import local_plan
+
+HERE = ModelSeen()
 EARLIER, NOW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 URL = "http://127.0.0.1:8000"
 
 
 def status_of(
-    service: InferenceService, engines: list[Instance], routers: list[Instance] | None = None, now: str = NOW
+    service: InferenceService,
+    engines: list[Instance],
+    routers: list[Instance] | None = None,
+    now: str = NOW,
+    model: ModelSeen = HERE,
 ) -> InferenceServiceStatus:
     """Return the status; revision `new` stands for the wanted one, and a router is ready unless said otherwise."""
-    plan = plan_workloads(service, 30)
+    plan = local_plan(service)
 
     def resolve(instances: list[Instance], revision: str) -> tuple[Instance, ...]:
         return tuple(
@@ -33,6 +41,7 @@ def status_of(
         engines=resolve(engines, plan.engine.revision),
         routers=resolve([Instance(0, "new", State.READY)] if routers is None else routers, plan.router.revision),
         generation=3,
+        model=model,
         url=URL,
     )
     return service_status(service, plan, seen, now)
@@ -53,6 +62,9 @@ def test_everything_runs(build: Any) -> None:
     assert facts(status, "EngineReady") == ("True", "AllReady", "1 of 1 engines ready")
     assert facts(status, "RouterReady") == ("True", "AllReady", "1 of 1 routers ready")
     assert facts(status, "Progressing") == ("False", "Settled", "everything runs as the spec says")
+    assert facts(status, "ModelCached")[:2] == ("True", "NotNeeded")
+    assert facts(status, "Degraded") == ("False", "AsWanted", "nothing is wrong with what runs")
+    assert (status.mode, status.replicas) == ("Aggregated", 1)
     assert (status.url, status.model_name, status.ready, status.observed_generation) == (URL, "qwen", "1/1", 3)
 
 
@@ -64,12 +76,12 @@ def test_everything_runs(build: Any) -> None:
         ([READY, Instance(1, "new", State.STARTING)], "Starting", "1 of 2 engines ready"),
         (
             [READY, Instance(1, "new", State.FAILED, restarts=1, detail="model folder missing: /m")],
-            "Crashing",
+            "CrashLoop",
             "1 of 2 engines ready; qwen-engine-1 stopped: model folder missing: /m",
         ),
         (
             [Instance(0, "new", State.STARTING, restarts=4, detail="x")],
-            "Crashing",
+            "CrashLoop",
             "qwen-engine-0 stopped (4 times): x",
         ),
         (
@@ -79,7 +91,7 @@ def test_everything_runs(build: Any) -> None:
         ),
         (
             [Instance(0, "new", State.STARTING), Instance(1, "new", State.FAILED, restarts=1, detail="broken")],
-            "Crashing",
+            "CrashLoop",
             "qwen-engine-1 stopped: broken",
         ),
     ],
@@ -89,14 +101,19 @@ def test_why_engines_are_not_ready(build: Any, engines: list[Instance], reason: 
     holds, found, message = facts(status, "EngineReady")
     assert (holds, found) == ("False", reason)
     assert said in message
-    assert facts(status, "Ready") == facts(status, "EngineReady")
+    if READY in engines:
+        assert facts(status, "Ready") == (
+            *("True", "Serving", f"requests are answered at {URL}; 1 of 2 engines ready"),
+        )
+    else:
+        assert facts(status, "Ready") == facts(status, "EngineReady")
 
 
 def test_a_router_that_is_not_ready_is_told_when_engines_are(build: Any) -> None:
     status = status_of(build(), [READY], [Instance(0, "new", State.FAILED, restarts=1, detail="address in use")])
     assert facts(status, "Ready") == (
         "False",
-        "Crashing",
+        "CrashLoop",
         "0 of 1 routers ready; qwen-router-0 stopped: address in use",
     )
 
@@ -143,6 +160,75 @@ def test_a_failing_revision_stops_the_rollout_while_the_old_one_serves(build: An
     assert facts(status, "Ready")[0] == "True"
 
 
+DOWNLOADING = ModelSeen("/cache/m", False, Progress("downloading", 3 << 30, 4 << 30, 1, 5))
+REFUSED = ModelSeen("/cache/m", False, None, Verdict(False, "AccessDenied", "give HF_TOKEN"))
+
+
+@pytest.mark.parametrize(
+    ("model", "cached", "progressing"),
+    [
+        (ModelSeen("/cache/m", True), ("True", "Cached", "the model is in /cache/m"), "Scaling"),
+        (
+            DOWNLOADING,
+            ("False", "Downloading", "this machine downloads the model: 75 %, 3.0 of 4.0 GiB, 1 of 5 files"),
+            "Waiting",
+        ),
+        (
+            ModelSeen("/cache/m", False, Progress()),
+            ("False", "Downloading", "this machine lists the model's"),
+            "Waiting",
+        ),
+        (REFUSED, ("False", "AccessDenied", "give HF_TOKEN"), "Waiting"),
+    ],
+)
+def test_a_model_on_its_way_is_told(build: Any, model: ModelSeen, cached: tuple[str, ...], progressing: str) -> None:
+    status = status_of(build(), [], model=model)
+    found = facts(status, "ModelCached")
+    assert found[:2] == cached[:2]
+    assert found[2].startswith(cached[2])
+    assert facts(status, "Progressing")[1] == progressing
+    if cached[0] == "False":
+        assert facts(status, "Ready") == found
+        assert facts(status, "EngineReady")[1] == "WaitingForModel"
+
+
+def test_a_download_moves_and_a_refused_one_does_not(build: Any) -> None:
+    assert facts(status_of(build(), [], model=DOWNLOADING), "Progressing")[0] == "True"
+    assert facts(status_of(build(), [], model=REFUSED), "Progressing")[0] == "False"
+
+
+def test_engines_of_the_model_before_serve_while_the_next_one_comes(build: Any) -> None:
+    status = status_of(build(), [OLD], model=DOWNLOADING)
+    assert facts(status, "Ready")[0] == "True"
+    assert facts(status, "ModelCached")[0] == "False"
+    assert facts(status, "Progressing")[:2] == ("True", "Waiting")
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        ([READY, Instance(1, "new", State.NOT_READY, served=True, detail="slow")], ("True", "PartlyReady")),
+        ([OLD, Instance(1, "new", State.FAILED, restarts=1)], ("True", "RolloutStopped")),
+        ([READY, Instance(1, "new", State.READY)], ("False", "AsWanted")),
+        ([], ("False", "AsWanted")),
+    ],
+)
+def test_what_is_wrong_although_something_serves(
+    build: Any, engines: list[Instance], expected: tuple[str, str]
+) -> None:
+    assert facts(status_of(build(replicas=2), engines), "Degraded")[:2] == expected
+
+
+def test_a_paused_service_says_so_and_what_runs_is_told_as_it_is(build: Any) -> None:
+    paused = build(paused=True)
+    status = status_of(paused, [READY])
+    assert status.mode == "Paused"
+    assert facts(status, "Ready")[0] == "True"
+    assert facts(status, "Progressing")[:2] == ("False", "Paused")
+    nothing = status_of(paused, [], [])
+    assert facts(nothing, "Ready") == ("False", "Paused", "spec.paused is true: set it to false to have it started")
+
+
 def test_roles_count_what_is_ready_and_what_is_updated(build: Any) -> None:
     engines = [OLD, Instance(1, "new", State.READY), Instance(2, "new", State.DRAINING)]
     engine, router = status_of(build(replicas=2), engines).roles
@@ -157,7 +243,14 @@ def test_a_condition_keeps_its_time_until_it_changes(build: Any) -> None:
     assert {one.last_transition_time for one in same.conditions} == {EARLIER}
     other = status_of(service, [Instance(0, "new", State.NOT_READY, served=True)])
     changed = {one.type: one.last_transition_time for one in other.conditions}
-    assert changed == {"Ready": NOW, "EngineReady": NOW, "RouterReady": EARLIER, "Progressing": EARLIER}
+    assert changed == {
+        "Ready": NOW,
+        "ModelCached": EARLIER,
+        "EngineReady": NOW,
+        "RouterReady": EARLIER,
+        "Progressing": EARLIER,
+        "Degraded": EARLIER,
+    }
 
 
 def test_a_service_without_status_has_no_condition() -> None:

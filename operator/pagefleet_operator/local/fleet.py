@@ -11,13 +11,14 @@ from pagefleet_protocol.inference_service import InferenceService
 
 from pagefleet_operator.errors import ManifestError, PortError
 from pagefleet_operator.local.launcher import Launcher
-from pagefleet_operator.local.machine import Gpus, check_gpus, find_gpus, num_cores
+from pagefleet_operator.local.machine import Gpus, find_gpus, num_cores
 from pagefleet_operator.local.manifest import Manifest, Source, parse_manifest, read_sources
 from pagefleet_operator.local.reporter import Reporter
 from pagefleet_operator.local.service import ServiceRunner
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
 from pagefleet_operator.local.supervisor import World
+from pagefleet_operator.local.wanted import Wanted, check_gpus, ignored_fields, read_wanted
 
 
 class ManifestWatch:
@@ -70,10 +71,10 @@ class Fleet:
         self._launcher = Launcher(settings, state, Gpus(find_gpus(os.environ) if gpus is None else gpus), num_cores())
         self._changed = asyncio.Event()
         jitter = random.Random()  # noqa: S311 - spreads restarts, keeps no secret
-        self._world = World(settings.timing, self._launcher, state, reporter, self._changed.set, jitter.random)
+        self._world = World(settings, os.environ, self._launcher, state, reporter, self._changed.set, jitter.random)
         self._watch = ManifestWatch(settings)
         self._runners: dict[str, ServiceRunner] = {}
-        self._wanted: dict[str, InferenceService] = {}
+        self._wanted: dict[str, Wanted] = {}
         self._announced: set[str] = set()
         self._stopping = False
         self._killed = False
@@ -98,10 +99,10 @@ class Fleet:
             PortError: the first address cannot be listened on.
         """
         manifest = self._watch.first()
-        self._check(manifest)
-        self._claim_ports(manifest)
+        wanted = self._read(manifest)
+        self._claim_ports(wanted)
         async with asyncio.TaskGroup() as tasks:
-            self._accept(manifest, tasks)
+            self._accept(manifest, wanted, tasks)
             watching = tasks.create_task(self._follow_edits(tasks))
             try:
                 self._reconcile(tasks)
@@ -119,63 +120,65 @@ class Fleet:
             try:
                 manifest = await asyncio.to_thread(self._watch.look)
                 if manifest is not None:
-                    self._check(manifest)
-                    self._claim_ports(manifest)
-                    self._accept(manifest, tasks)
+                    wanted = self._read(manifest)
+                    self._claim_ports(wanted)
+                    self._accept(manifest, wanted, tasks)
             except (ManifestError, PortError) as error:
                 self._reporter.say(f"{error}\nthe edit is not used; everything keeps running as before")
 
-    def _check(self, manifest: Manifest) -> None:
-        problems = check_gpus(manifest.services, self._launcher.gpus.total)
-        if problems:
-            raise ManifestError(f"{self._settings.manifest}: {problem}" for problem in problems)
+    def _read(self, manifest: Manifest) -> tuple[Wanted, ...]:
+        try:
+            wanted = read_wanted(manifest, os.environ)
+            if problems := check_gpus(wanted, self._launcher.gpus.total):
+                raise ManifestError(problems)
+        except ManifestError as error:
+            raise ManifestError(f"{self._settings.manifest}: {problem}" for problem in error.problems) from error
+        return wanted
 
-    def _claim_ports(self, manifest: Manifest) -> None:
+    def _claim_ports(self, wanted: tuple[Wanted, ...]) -> None:
         """Reserve addresses, but none for new services while a removed one may still hold the port they should get."""
-        nothing_leaves = set(self._runners) <= {service.name for service in manifest.services}
-        for service in manifest.services:
-            if nothing_leaves or service.name in self._runners:
-                self._launcher.claim_ports(service)
+        nothing_leaves = set(self._runners) <= {one.name for one in wanted}
+        for one in wanted:
+            if nothing_leaves or one.name in self._runners:
+                self._launcher.claim_ports(one.service)
 
-    def _accept(self, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
+    def _accept(self, manifest: Manifest, wanted: tuple[Wanted, ...], tasks: asyncio.TaskGroup) -> None:
         """Make a checked manifest the wanted one."""
         for name in manifest.skipped:
             self._reporter.say(f"{name}: skipped, only InferenceServices are run here")
-        self._wanted = {service.name: service for service in manifest.services}
+        self._wanted = {one.name: one for one in wanted}
         self._launcher.num_engines = sum(service.spec.replicas for service in manifest.services)
         for name, runner in self._runners.items():
-            service = self._wanted.get(name)
-            if service is None:
+            found = self._wanted.get(name)
+            if found is None:
                 self._reporter.say(f"{name}: was removed, stops")
                 runner.leave()
-            elif runner.change(service):
+            elif runner.change(found):
                 self._reporter.say(f"{name}: was edited")
-                self._note_ignored(service)
+                self._note_ignored(found)
         self._add_missing(tasks)
         self._changed.set()
 
     def _add_missing(self, tasks: asyncio.TaskGroup) -> None:
         if any(name not in self._wanted for name in self._runners):
             return  # see _claim_ports
-        for name, service in list(self._wanted.items()):
+        for name, wanted in list(self._wanted.items()):
             if name in self._runners:
                 continue
             try:
-                url = self._launcher.claim_ports(service)
+                url = self._launcher.claim_ports(wanted.service)
             except PortError as error:
                 self._reporter.say(f"{name}: is not started, {error}")
                 del self._wanted[name]
                 continue
-            self._runners[name] = ServiceRunner(service, self._world, tasks)
-            self._note_ignored(service)
-            self._reporter.say(f"{name}: serves {service.spec.model.uri} at {url}")
+            self._runners[name] = ServiceRunner(wanted, self._world, tasks)
+            self._note_ignored(wanted)
+            paused = ", once spec.paused is false" if wanted.service.spec.paused else ""
+            self._reporter.say(f"{name}: serves {wanted.service.spec.model.uri} at {url}{paused}")
 
-    def _note_ignored(self, service: InferenceService) -> None:
-        if service.spec.resources.memory is not None:
-            self._reporter.say(
-                f"{service.name}: spec.resources.memory is not enforced on this machine; "
-                "--kv-cache-memory in spec.engine.args bounds the KV cache"
-            )
+    def _note_ignored(self, wanted: Wanted) -> None:
+        if ignored := ignored_fields(wanted):
+            self._reporter.say(f"{wanted.name}: without effect on this machine: {', '.join(ignored)}")
 
     def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
         if self._stopping:

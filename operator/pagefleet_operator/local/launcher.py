@@ -43,13 +43,16 @@ class Launcher:
             address = ("--endpoints-file", file, "--host", host, "--port", str(port))
             return Launch((*command, *address, *workload.args), {}, base_url(host, port))
         name = f"{workload.name}-{number}"
-        devices = self.gpus.claim(name, workload.resources.gpus or 0)
+        devices = self.gpus.claim(name, workload.gpus)
         if devices is None:
             raise OperatorError("waits for a free GPU")
         port = free_port(_LOOPBACK)
-        threads = thread_flags(workload.args, workload.resources.cpu, self._cores, self.num_engines)
+        threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines)
+        # Those that come from Secrets in a cluster are in our own environment here.
+        written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
         # An engine that was promised no GPU must not find one.
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices), **_wait_policy(os.environ)}
+        promised = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        environment = {**written, **promised, **_wait_policy({**os.environ, **written})}
         return Launch(
             (*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
             environment,

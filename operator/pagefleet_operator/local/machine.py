@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.errors import PortError
@@ -80,20 +79,6 @@ class Gpus:
     def release(self, instance: str) -> None:
         """Take an instance's devices back."""
         self._holder = {device: holder for device, holder in self._holder.items() if holder != instance}
-
-
-def check_gpus(services: Iterable[InferenceService], total: int) -> list[str]:
-    """Return what is wrong with the GPUs that services ask for, one line each; nothing when they fit."""
-    wanted = {
-        one.name: (one.spec.resources.gpus or 0) * one.spec.replicas for one in services if one.spec.resources.gpus
-    }
-    asked = sum(wanted.values())
-    if asked <= total:
-        return []
-    have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
-    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas"
-    parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
-    return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
 
 
 def find_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:

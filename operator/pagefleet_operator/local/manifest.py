@@ -1,8 +1,12 @@
-"""Reads InferenceServices from a YAML file or a folder of them, and tells all mistakes with file, line and path."""
+"""Reads InferenceServices and InferenceProfiles from a YAML file or a folder of them.
+
+All mistakes are told, each with file, line and path.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,9 @@ from typing import Any
 import yaml
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.field_errors import Path as FieldPath
+from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
-from pagefleet_protocol.kube_names import API_VERSION, GROUP, KIND
+from pagefleet_protocol.kube_names import API_VERSION, GROUP, KIND, PROFILE_KIND
 
 from pagefleet_operator.errors import ManifestError
 
@@ -32,6 +37,7 @@ class Manifest:
     """What a file or folder asks for."""
 
     services: tuple[InferenceService, ...]
+    profiles: tuple[InferenceProfile, ...] = ()
     skipped: tuple[str, ...] = ()
     """Documents of other kinds, e.g. `other.yaml:12: v1 Secret`; `pagefleet up` has no use for them."""
 
@@ -64,12 +70,13 @@ def read_sources(path: Path) -> tuple[Source, ...]:
 
 
 def parse_manifest(sources: tuple[Source, ...]) -> Manifest:
-    """Return all InferenceServices of all files.
+    """Return all InferenceServices and InferenceProfiles of all files.
 
     Raises:
         ManifestError: with every mistake of every file.
     """
     services: list[InferenceService] = []
+    profiles: list[InferenceProfile] = []
     skipped: list[str] = []
     problems: list[str] = []
     for source in sources:
@@ -84,21 +91,31 @@ def parse_manifest(sources: tuple[Source, ...]) -> Manifest:
                 skipped.append(f"{document.place(())}: {kind}")
                 continue
             try:
-                services.append(parse_inference_service(document.value))
+                if _is_profile(document.value):
+                    profiles.append(parse_inference_profile(document.value))
+                else:
+                    services.append(parse_inference_service(document.value))
             except InvalidDocument as invalid:
                 problems += [f"{document.place(error.path)}: {error}" for error in invalid.errors]
-    counts = Counter(service.name for service in services)
-    problems += [
-        f"metadata.name: {count} InferenceServices are called {name}; give each a name of its own "
-        "(namespaces do not separate them on this machine)"
-        for name, count in counts.items()
-        if count > 1
-    ]
+    problems += _same_names(KIND, services, " (namespaces do not separate them on this machine)")
+    problems += _same_names(PROFILE_KIND, profiles)
     if not services and not problems:
         problems.append(f"{sources[0].path}: holds no InferenceService (apiVersion: {API_VERSION}, kind: {KIND})")
     if problems:
         raise ManifestError(problems)
-    return Manifest(tuple(services), tuple(skipped))
+    return Manifest(tuple(services), tuple(profiles), tuple(skipped))
+
+
+def _same_names(kind: str, resources: Sequence[InferenceService | InferenceProfile], remark: str = "") -> list[str]:
+    return [
+        f"metadata.name: {count} {kind}s are called {name}; give each a name of its own{remark}"
+        for name, count in Counter(resource.name for resource in resources).items()
+        if count > 1
+    ]
+
+
+def _is_profile(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") == PROFILE_KIND
 
 
 def _is_foreign(value: Any) -> bool:
@@ -108,7 +125,7 @@ def _is_foreign(value: Any) -> bool:
     version, kind = value.get("apiVersion"), value.get("kind")
     if not isinstance(version, str) or not isinstance(kind, str):
         return False
-    return not version.startswith(GROUP) and kind.casefold() != KIND.casefold()
+    return not version.startswith(GROUP) and kind.casefold() not in (KIND.casefold(), PROFILE_KIND.casefold())
 
 
 @dataclass(frozen=True, slots=True)

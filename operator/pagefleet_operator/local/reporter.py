@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.status import find_condition
+from pagefleet_operator.plan.verdict import find_condition
 
 _QUEUE_LENGTH = 10_000
 _FLUSH_S = 2.0
@@ -176,10 +176,12 @@ def status_table(services: Sequence[ServiceView]) -> Group:
 def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
     """Return what to say of a service below the table."""
     notes = []
-    ready, progressing = find_condition(status, "Ready"), find_condition(status, "Progressing")
+    ready, progressing, degraded = (find_condition(status, kind) for kind in ("Ready", "Progressing", "Degraded"))
     if ready is not None:
         style = "green" if ready.status == "True" else "yellow"
         notes.append(Text(f"{name} {status.ready}: {ready.message}", style=style))
-    if progressing is not None and (progressing.status == "True" or progressing.reason == "RolloutStopped"):
+    if degraded is not None and degraded.status == "True":
+        notes.append(Text(f"{name}: {degraded.message}", style="yellow"))
+    if progressing is not None and progressing.status == "True":
         notes.append(Text(f"{name}: {progressing.message}", style="dim"))
     return notes

@@ -6,25 +6,32 @@ import asyncio
 from datetime import UTC, datetime
 
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 
+from pagefleet_operator.local.backoff import Backoff
+from pagefleet_operator.local.model_fetch import ModelFetch, model_order
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.supervisor import Supervisor, World
+from pagefleet_operator.local.wanted import Wanted
+from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.rollout import Drain, State, next_steps
-from pagefleet_operator.plan.status import Observation, find_condition, service_status
+from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
+from pagefleet_operator.plan.verdict import Verdict, find_condition
 from pagefleet_operator.plan.workloads import Plan, Role, Workload, plan_workloads
 
 
 class ServiceRunner:
     """Level-triggered: `reconcile` may be called at any time, and does nothing when all is as wanted."""
 
-    def __init__(self, service: InferenceService, world: World, tasks: asyncio.TaskGroup) -> None:
-        self.service = service
+    def __init__(self, wanted: Wanted, world: World, tasks: asyncio.TaskGroup) -> None:
+        self.service = wanted.service
         """What is wanted; its `status` is the last one."""
+        self._resolved = wanted.resolved
         self._world = world
         self._tasks = tasks
         self._generation = 1
+        self._fetch: ModelFetch | None = None
+        self._fetching: asyncio.Task[None] | None = None
         self._supervisors: dict[Role, dict[int, Supervisor]] = {"engine": {}, "router": {}}
         self._endpoints: tuple[Endpoint, ...] | None = None
         self._leaving = False
@@ -41,16 +48,18 @@ class ServiceRunner:
 
     @property
     def ready(self) -> bool:
-        """Whether all of it answers requests."""
+        """Whether requests are answered."""
         condition = find_condition(self.service.status, "Ready")
         return condition is not None and condition.status == "True"
 
-    def change(self, service: InferenceService) -> bool:
-        """Take a new spec. Returns whether it differs from the last one."""
-        before = self.service
-        if before.spec == service.spec and before.metadata == service.metadata:
+    def change(self, wanted: Wanted) -> bool:
+        """Take a new spec, or new settings by a profile. Returns whether they differ from the last ones."""
+        before, service = self.service, wanted.service
+        same = before.spec == service.spec and before.metadata == service.metadata
+        if same and self._resolved == wanted.resolved:
             return False
         self._generation += before.spec != service.spec
+        self._resolved = wanted.resolved
         self.service = service.model_copy(update={"status": before.status})
         return True
 
@@ -66,12 +75,15 @@ class ServiceRunner:
 
     def reconcile(self) -> None:
         """Take the next steps towards the wanted state, and tell the routers and the status what is so."""
+        self._follow_model()
         plan = self._plan()
         if self._leaving:
             self._drain_in_order()
-        else:
-            for workload in (plan.engine, plan.router):
-                self._take_steps(workload)
+        elif not self.service.spec.paused:
+            # Engines of the model before serve until the next one is here.
+            if self._fetch is None or self._fetch.complete or plan.engine.replicas == 0:
+                self._take_steps(plan.engine)
+            self._take_steps(plan.router)
         self._write_endpoints()
         if not self._leaving:
             self._update_status(plan)
@@ -82,10 +94,44 @@ class ServiceRunner:
         return ServiceView(self.service.name, status, tuple((one.name, one.observe()) for one in self._all()))
 
     def _plan(self) -> Plan:
-        gpus = self._world.launcher.gpus
-        resources = self.service.spec.resources
-        spare = gpus.total > (resources.gpus or 0) * self.service.spec.replicas
-        return plan_workloads(self.service, self._world.timing.drain, spare_gpu=spare)
+        gpus, resolved = self._world.launcher.gpus, self._resolved
+        spare = gpus.total > resolved.gpus * self.service.spec.replicas
+        return plan_workloads(self.service, resolved, self._location(), spare_gpu=spare)
+
+    def _location(self) -> str:
+        """Return what engines load: known before it is there."""
+        if self._fetch is not None:
+            return str(self._fetch.order.folder)
+        uri = self._resolved.uri
+        return uri.local_path if uri.scheme == "file" else self.service.spec.model.uri
+
+    def _follow_model(self) -> None:
+        """Have the wanted model downloaded, and no other."""
+        world, service = self._world, self.service
+        order = None if self._leaving else model_order(service, self._resolved.uri, world.settings.models_dir)
+        if order == (self._fetch.order if self._fetch else None) or (service.spec.paused and not self._leaving):
+            return
+        if self._fetching is not None:
+            self._fetching.cancel()
+            self._fetching = None
+        self._fetch = None
+        if order is not None:
+            backoff = Backoff(world.timing.backoff_first, world.timing.backoff_most, world.jitter)
+            self._fetch = ModelFetch(order, world.settings.download, world.environment, backoff, self._tell)
+            self._fetching = self._tasks.create_task(self._fetch.run())
+
+    def _model_seen(self) -> ModelSeen:
+        if self._fetch is not None:
+            return self._fetch.seen()
+        if self._resolved.uri.remote:
+            paused = Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the model downloaded")
+            return ModelSeen(complete=False, failure=paused)
+        return ModelSeen()
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._world.reporter.say(f"{self.service.name}: {text}")
+        self._world.changed()
 
     def _take_steps(self, workload: Workload) -> None:
         supervisors = self._supervisors[workload.role]
@@ -132,6 +178,7 @@ class ServiceRunner:
             engines=tuple(one.observe() for one in self._supervisors["engine"].values()),
             routers=tuple(one.observe() for one in self._supervisors["router"].values()),
             generation=self._generation,
+            model=self._model_seen(),
             url=self.url,
         )
         before, status = self.service.status, service_status(self.service, plan, seen, now)
@@ -146,19 +193,22 @@ class ServiceRunner:
 def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus) -> list[str]:
     """Return what became different enough to be told: being ready or not, and the end of a rollout, good or bad."""
     lines = []
-    ready, was_ready = find_condition(status, "Ready"), find_condition(before, "Ready")
-    if was_ready and ready and was_ready.status != ready.status:
-        word = "ready" if ready.status == "True" else "partly ready" if _serves(status) else "not ready"
+    if before and _word(before) != _word(status):
         # What went wrong with which instance was told when it happened.
-        lines.append(f"{word}, {ready.message.partition(';')[0]}")
+        parts = [find_condition(status, kind) for kind in ("EngineReady", "RouterReady", "Ready")]
+        first = next((part for part in parts if part and part.status != "True"), parts[-1])
+        lines.append(f"{_word(status)}, {first.message.partition(';')[0] if first else ''}")
     progress, was_progress = find_condition(status, "Progressing"), find_condition(before, "Progressing")
     if was_progress and progress and was_progress.reason != progress.reason:
-        if progress.reason == "RolloutStopped":
+        if progress.reason == Reason.ROLLOUT_STOPPED:
             lines.append(f"the rollout stopped: {progress.message}")
-        elif progress.reason == "Settled" and was_progress.reason in ("RollingOut", "Scaling"):
+        elif progress.reason == Reason.SETTLED and was_progress.reason in (Reason.ROLLING_OUT, Reason.SCALING):
             lines.append(f"settled, {progress.message}")
     return lines
 
 
-def _serves(status: InferenceServiceStatus) -> bool:
-    return all(role.ready for role in status.roles)
+def _word(status: InferenceServiceStatus) -> str:
+    held = {one.type for one in status.conditions if one.status == "True"}
+    if "Ready" not in held:
+        return "not ready"
+    return "ready" if {"EngineReady", "RouterReady"} <= held else "partly ready"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagefleet_operator.download.download import download
 from pagefleet_operator.errors import CommandMissing
+from pagefleet_operator.local.model_fetch import Download
 from pagefleet_operator.plan.workloads import Verb
 
 
@@ -46,8 +50,8 @@ class Timing:
     """Failed readiness probes in a row that take a ready process out of traffic."""
     live_failures: int = 6
     """Failed liveness probes in a row that end a process."""
-    startup: float = 1800.0
-    """A process that is not ready once after this long is ended; large models load for minutes."""
+    startup: float = math.inf
+    """A process that is not ready once after this long is ended, or after spec.rollout.progressSeconds."""
     backoff_first: float = 1.0
     backoff_most: float = 60.0
     """Pause before a failed process is started again: doubles from the first to the most."""
@@ -55,10 +59,8 @@ class Timing:
     """A process that was ready for this long starts again from the first pause."""
     settle: float = 1.0
     """Between taking an engine out of the endpoints file and asking it to end: the routers have to read the file."""
-    drain: float = 30.0
-    """What running requests get after SIGTERM."""
     kill_grace: float = 5.0
-    """Beyond `drain`, before SIGKILL."""
+    """Beyond spec.rollout.drainSeconds, before SIGKILL."""
     file_poll: float = 0.5
     """Between two looks at the file; an edit counts once two looks agree."""
     resync: float = 2.0
@@ -73,12 +75,22 @@ class LocalSettings:
     """File or folder of InferenceServices."""
     state_dir: Path
     """Logs, endpoints files and the record of processes."""
+    models_dir: Path
+    """Downloaded models, for all fleets of this user."""
     commands: Commands
+    download: Download = download
+    """Brings a model into a folder."""
     host: str = "127.0.0.1"
     """Address of the routers; engines listen on the loopback only."""
     port: int = 8000
     """Of the first router; 0 takes a free one."""
     timing: Timing = Timing()
+
+
+def default_models_dir(environment: Mapping[str, str]) -> Path:
+    """Return the folder of downloaded models: under $XDG_CACHE_HOME, or ~/.cache."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "pagefleet" / "models"
 
 
 def _find(program: str) -> str:

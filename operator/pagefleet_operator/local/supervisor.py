@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pagefleet_operator.errors import OperatorError
@@ -14,7 +14,7 @@ from pagefleet_operator.local.log_files import ProcessLog, without_stamp
 from pagefleet_operator.local.probe import probe
 from pagefleet_operator.local.process import Child, Launch, exit_text
 from pagefleet_operator.local.reporter import Reporter
-from pagefleet_operator.local.settings import Timing
+from pagefleet_operator.local.settings import LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.workloads import Workload
@@ -24,13 +24,20 @@ from pagefleet_operator.plan.workloads import Workload
 class World:
     """What supervisors share."""
 
-    timing: Timing
+    settings: LocalSettings
+    environment: Mapping[str, str]
+    """Our own."""
     launcher: Launcher
     state: StateDir
     reporter: Reporter
     changed: Callable[[], None]
     """Called whenever an observation may differ from the last one."""
     jitter: Callable[[], float]
+
+    @property
+    def timing(self) -> Timing:
+        """How long things take."""
+        return self.settings.timing
 
 
 class Supervisor:
@@ -139,6 +146,7 @@ class Supervisor:
     async def _watch(self, url: str) -> str:
         """Follow the probes. Returns why the process has to be ended."""
         timing, paths = self._world.timing, self._workload.probes
+        longest = min(timing.startup, self._workload.progress_s)
         began = time.monotonic()
         ready_since: float | None = None
         num_unready = num_dead = 0
@@ -164,8 +172,8 @@ class Supervisor:
                 self._enter(State.NOT_READY, problem)
             if ready_since is None:
                 # A router waits for engines as long as it has to.
-                if elapsed > timing.startup and self._workload.role == "engine":
-                    return f"not ready after {timing.startup:g} s: {problem}"
+                if elapsed > longest and self._workload.role == "engine":
+                    return f"not ready after {longest:g} s: {problem}"
                 continue
             dead = await probe(url + paths.live, timing.probe_timeout)
             num_dead = 0 if dead is None else num_dead + 1

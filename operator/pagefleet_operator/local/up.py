@@ -13,7 +13,7 @@ from rich.console import Console
 from pagefleet_operator.errors import OperatorError
 from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.reporter import LiveReporter, PlainReporter, Reporter
-from pagefleet_operator.local.settings import Commands, LocalSettings
+from pagefleet_operator.local.settings import Commands, LocalSettings, default_models_dir
 from pagefleet_operator.local.state_dir import StateDir, default_state_dir
 
 
@@ -23,6 +23,7 @@ def up(*, manifest: Path, host: str, port: int, state_dir: Path | None, environm
         settings = LocalSettings(
             manifest=manifest,
             state_dir=state_dir or default_state_dir(manifest, environment),
+            models_dir=default_models_dir(environment),
             commands=Commands.installed(),
             host=host,
             port=port,

@@ -1,6 +1,7 @@
 """What an InferenceService needs to run: one workload of engines, one of routers.
 
-A workload says what every one of its instances is like. Where it runs (host, port, device) is for whoever runs it.
+A workload says what every one of its instances is like. Where it runs (host, port, device) is for whoever runs it:
+`local/` here. In a cluster `objects/` says the same with Deployments, from the same command lines.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import unquote
 
-from pagefleet_protocol.inference_service import InferenceService, Resources
+from pagefleet_protocol.inference_service import EnvVar, InferenceService
 from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
+
+from pagefleet_operator.plan.command_lines import engine_args, router_args
+from pagefleet_operator.plan.resolved import Resolved
 
 Role = Literal["engine", "router"]
 Verb = Literal["serve", "route"]
@@ -52,16 +55,23 @@ class Workload:
     args: tuple[str, ...]
     """Flags apart from host, port and device."""
     replicas: int
-    resources: Resources
     drain_timeout_s: float
     """Time that running requests get after SIGTERM."""
     rollout: Rollout
+    env: tuple[EnvVar, ...] = ()
+    gpus: int = 0
+    """Of each instance."""
+    cpu: str | None = None
+    """Cores of each instance, as a quantity; None: an equal share."""
+    progress_s: float = 1800.0
+    """An instance that is not ready after so long has failed."""
     probes: Probes = Probes()
 
     @property
     def revision(self) -> str:
         """Hash of all that needs a new process when it changes; `replicas` does not."""
-        parts = [self.verb, self.args, self.resources.model_dump(mode="json")]
+        env = [variable.model_dump(mode="json") for variable in self.env]
+        parts = [self.verb, self.args, env, self.gpus, self.cpu]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -73,34 +83,38 @@ class Plan:
     router: Workload
 
 
-def plan_workloads(service: InferenceService, drain_timeout_s: float, spare_gpu: bool = True) -> Plan:
+def plan_workloads(service: InferenceService, resolved: Resolved, location: str, spare_gpu: bool = True) -> Plan:
     """Return what `service` needs.
 
     Args:
         service: what is wanted.
-        drain_timeout_s: time that running requests get when an instance is replaced.
+        resolved: the settings in force.
+        location: of the model where engines run: a folder, or builtin://tiny.
         spare_gpu: whether one engine more than `replicas` finds a GPU. Without one, an old engine has to go before the
             new one starts.
     """
-    surge = spare_gpu or not service.spec.resources.gpus
+    spec = service.spec
+    drain_timeout_s = float(spec.rollout.drain_seconds)
     return Plan(
         engine=Workload(
             name=f"{service.name}-engine",
             role="engine",
             verb="serve",
-            args=_engine_args(service, drain_timeout_s),
-            replicas=service.spec.replicas,
-            resources=service.spec.resources,
+            args=engine_args(service, resolved, location),
+            replicas=spec.replicas,
             drain_timeout_s=drain_timeout_s,
-            rollout=Rollout(max_surge=1, max_unavailable=0) if surge else Rollout(max_surge=0, max_unavailable=1),
+            rollout=_engine_rollout(service, resolved, spare_gpu),
+            env=resolved.env,
+            gpus=resolved.gpus,
+            cpu=resolved.cpu,
+            progress_s=float(spec.rollout.progress_seconds),
         ),
         router=Workload(
             name=router_name(service),
             role="router",
             verb="route",
-            args=("--policy", service.spec.router.policy, "--drain-timeout", f"{drain_timeout_s:g}"),
-            replicas=service.spec.router.replicas,
-            resources=Resources(),
+            args=router_args(service),
+            replicas=spec.router.replicas,
             drain_timeout_s=drain_timeout_s,
             rollout=Rollout(max_surge=0, max_unavailable=1, keep_slots=True),
         ),
@@ -112,19 +126,9 @@ def router_name(service: InferenceService) -> str:
     return f"{service.name}-router"
 
 
-def _engine_args(service: InferenceService, drain_timeout_s: float) -> tuple[str, ...]:
-    engine = service.spec.engine
-    context = () if engine.max_model_len is None else ("--max-model-len", str(engine.max_model_len))
-    return (
-        _model_location(service.spec.model.uri),
-        *("--served-model-name", service.model_name),
-        *("--dtype", engine.dtype or "auto"),
-        *context,
-        *("--drain-timeout", f"{drain_timeout_s:g}"),
-        *engine.args,
-    )
-
-
-def _model_location(uri: str) -> str:
-    """Return what `pagefleet serve` takes: a path for file://, the URI itself for builtin models."""
-    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+def _engine_rollout(service: InferenceService, resolved: Resolved, spare_gpu: bool) -> Rollout:
+    """What a person wrote counts; else what is known of this moment's GPUs, before what a profile supposes."""
+    written = service.spec.rollout
+    if not resolved.gpus or written.max_surge is not None or written.max_unavailable is not None:
+        return Rollout(resolved.max_surge, resolved.max_unavailable)
+    return Rollout(max_surge=1, max_unavailable=0) if spare_gpu else Rollout(max_surge=0, max_unavailable=1)

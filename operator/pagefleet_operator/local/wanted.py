@@ -1,0 +1,102 @@
+"""What a manifest asks of this machine: each InferenceService with its settings in force, or why it cannot run here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagefleet_protocol.inference_service import InferenceService
+
+from pagefleet_operator.errors import ManifestError
+from pagefleet_operator.local.manifest import Manifest
+from pagefleet_operator.plan.refusal import Refusal
+from pagefleet_operator.plan.resolve import resolve
+from pagefleet_operator.plan.resolved import Resolved
+
+_NOT_HERE = {
+    "pvc": "pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files",
+    "oci": "oci:// images are mounted by a cluster's nodes: on this machine give hf://organization/name, or "
+    "file:///path of a folder",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One InferenceService, ready to be planned."""
+
+    service: InferenceService
+    resolved: Resolved
+
+    @property
+    def name(self) -> str:
+        """The service's name."""
+        return self.service.name
+
+    @property
+    def gpus(self) -> int:
+        """Of all its engines."""
+        return self.resolved.gpus * self.service.spec.replicas
+
+
+def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wanted, ...]:
+    """Decide the settings of all services of a manifest.
+
+    Raises:
+        ManifestError: with everything that keeps one of them from running here.
+    """
+    profiles = {profile.name: profile for profile in manifest.profiles}
+    wanted: list[Wanted] = []
+    problems: list[str] = []
+    for service in manifest.services:
+        resolved = resolve(service, profiles, None, None)
+        if isinstance(resolved, Refusal):
+            problems.append(f"{service.name}: {resolved}")
+            continue
+        wanted.append(Wanted(service, resolved))
+        problems += [f"{service.name}: {problem}" for problem in _obstacles(resolved, environment)]
+    if problems:
+        raise ManifestError(problems)
+    return tuple(wanted)
+
+
+def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
+    """Return the fields of a service that change nothing on this machine, with what to do instead where there is."""
+    spec, resolved = wanted.service.spec, wanted.resolved
+    found = {
+        "engine.image": spec.engine.image is not None,
+        "cache": spec.cache != type(spec.cache)(),
+        "model.secretRef (credentials come from the environment: HF_TOKEN, AWS_ACCESS_KEY_ID, "
+        "GOOGLE_APPLICATION_CREDENTIALS ...)": spec.model.secret_ref is not None,
+        "resources.memory (--kv-cache-memory in spec.engine.args bounds the KV cache)": resolved.memory is not None,
+        "resources.shm": spec.resources.shm is not None,
+        "resources.gpuType (no InferenceProfile here has it)": bool(spec.resources.gpu_type) and not resolved.profile,
+        "router.auth (PAGEFLEET_ROUTER_API_KEY_FILE=FILE has the routers ask for keys)": spec.router.auth is not None,
+        "router.resources": spec.router.resources != type(spec.router.resources)(),
+        "expose": spec.expose.type != "ClusterIP",
+        "monitoring": spec.monitoring != type(spec.monitoring)(),
+        "podTemplate": bool(spec.pod_template),
+    }
+    return tuple(f"spec.{field}" for field, given in found.items() if given)
+
+
+def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:
+    """Return what is wrong with the GPUs that services ask for, one line each; nothing when they fit."""
+    asked = sum(one.gpus for one in wanted)
+    if asked <= total:
+        return []
+    have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
+    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas"
+    parts = ", ".join(f"{one.name} {one.gpus}" for one in wanted if one.gpus)
+    return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
+
+
+def _obstacles(resolved: Resolved, environment: Mapping[str, str]) -> list[str]:
+    found = [f"spec.model.uri: {_NOT_HERE[resolved.uri.scheme]}"] if resolved.uri.scheme in _NOT_HERE else []
+    for variable in resolved.env:
+        source = variable.value_from
+        if source is not None and variable.name not in environment:
+            found.append(
+                f"spec.engine.env: {variable.name} comes from the Secret {source.secret_key_ref.name}, which only a "
+                f"cluster has: on this machine set the environment variable {variable.name}"
+            )
+    return found

@@ -1,0 +1,37 @@
+"""Plans of InferenceServices for this machine, as tests want them. No test in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagefleet_operator.plan.resolve import resolve
+from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.workloads import Plan, plan_workloads
+from pagefleet_protocol.inference_profile import parse_inference_profile
+from pagefleet_protocol.inference_service import InferenceService
+
+
+def profile_document(name: str = "h100", **spec: Any) -> dict[str, Any]:
+    """An InferenceProfile as YAML would give it."""
+    return {
+        "apiVersion": "pagefleet.dev/v1alpha1",
+        "kind": "InferenceProfile",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def resolved_of(service: InferenceService, *profiles: dict[str, Any]) -> Resolved:
+    """The settings in force with these profiles."""
+    parsed = [parse_inference_profile(profile) for profile in profiles]
+    found = resolve(service, {profile.name: profile for profile in parsed}, None, None)
+    assert isinstance(found, Resolved)
+    return found
+
+
+def local_plan(service: InferenceService, *profiles: dict[str, Any], spare_gpu: bool = True) -> Plan:
+    """The plan of a service whose model lies where its URI says."""
+    resolved = resolved_of(service, *profiles)
+    uri = resolved.uri
+    location = uri.local_path if uri.scheme == "file" else f"{uri.scheme}://{uri.path}"
+    return plan_workloads(service, resolved, location, spare_gpu)
