@@ -66,9 +66,11 @@ class Operator:
         self._view = ClusterView()
         self._live = LiveNumbers(outside.pods, self._view, _now)
         self._reconciler = _reconciler(settings, outside, self._view, self._live)
-        self._queue = WorkQueue(self._reconciler.reconcile, outside.metrics, settings.timing.resync)
+        self._queue = WorkQueue(
+            self._reconciler.reconcile, outside.metrics, settings.timing.resync, settings.timing.pace
+        )
         self._auditor = Auditor(outside.cluster, self._view)
-        self._watches = Watches(self._view, outside.credentials, self._queue.add)
+        self._watches = Watches(self._view, outside.credentials, self._queue.add, settings.timing.watch)
         self._profiles_readable = True
         self._synced = asyncio.Event()
         self.port = 0

@@ -30,7 +30,7 @@ NEVER_S = float("inf")
 NOT_READY_LOOK_S = 10.0
 """Events of pods are not watched: while some are not ready, they are read so often."""
 GOING_LOOK_S = 30.0
-_GOING = "because it is being terminated"
+_GOING = "being terminated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

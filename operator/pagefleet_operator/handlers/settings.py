@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pagefleet_operator.handlers.backlog import Pace
 from pagefleet_operator.handlers.lease import LeaseTimes
+from pagefleet_operator.handlers.watches import WatchTimes
 from pagefleet_operator.plan.settings import ClusterSettings
 
 
@@ -24,6 +26,8 @@ class Timing:
     finish: float = 5.0
     """What reconciles under way get when the operator is stopped."""
     lease: LeaseTimes = field(default_factory=LeaseTimes)
+    watch: WatchTimes = field(default_factory=WatchTimes)
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ its own, cluster-wide scans for namespaces and definitions.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
@@ -22,20 +22,36 @@ from pagefleet_operator.handlers.audit import Scope
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, managed_selector
 
 _LOG = logging.getLogger(__name__)
-SERVER_TIMEOUT_S = 300
-"""The API server ends a watch after so long; it is continued where it was."""
-INACTIVITY_S = 90.0
-"""A watch without an event or a bookmark (one a minute) for so long is broken, whatever TCP says."""
 PAGE_SIZE = 500
 STOP_S = 10.0
-_RESTART_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+MOST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTimes:
+    """Seconds."""
+
+    server: int = 300
+    """The API server ends a watch after so long; it is continued where it was."""
+    inactivity: float = 90.0
+    """A watch without an event or a bookmark (one a minute) for so long is broken, whatever TCP says."""
+    reconnect: float = 1.0
+    """Before a broken watch is opened again."""
+    retry: float = 1.0
+    """Before a request that failed is made again, the first time; it doubles up to `MOST_PAUSE_S`."""
 
 
 class _Backoffs:
     """Pauses between attempts at one request, for ever: kopf ends with an error after the last."""
 
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+
     def __iter__(self) -> Iterator[float]:
-        return itertools.chain((1.0, 2.0, 4.0, 8.0, 15.0), itertools.repeat(30.0))
+        pause = self._first_s
+        while True:
+            yield pause
+            pause = min(MOST_PAUSE_S, pause * 2)
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
@@ -55,12 +71,17 @@ class Watches:
     """Keeps a view up to date, and says which InferenceServices to look at."""
 
     def __init__(
-        self, view: ClusterView, credentials: Callable[[], Credentials], wake: Callable[[Collection[Key]], None]
+        self,
+        view: ClusterView,
+        credentials: Callable[[], Credentials],
+        wake: Callable[[Collection[Key]], None],
+        times: WatchTimes = WatchTimes(),
     ) -> None:
         """`credentials` is asked again whenever the API server no longer takes the ones it has."""
         self._view = view
         self._credentials = credentials
         self._wake = wake
+        self._times = times
         self._again = asyncio.Event()
         self.restarts = 0
         """How often kopf was started again."""
@@ -73,20 +94,20 @@ class Watches:
 
     async def run(self, scope: Callable[[], Scope], started: Callable[[], None]) -> None:
         """Watch for ever. `scope` says what, at each start; `started` is called after kopf has taken over signals."""
-        failures = 0
+        pauses = iter(_Backoffs(self._times.retry))
         while True:
             self._again.clear()
             began = asyncio.get_running_loop().time()
             await self._run_once(scope(), started)
             self.restarts += 1
-            lasted = asyncio.get_running_loop().time() - began
-            failures = 0 if lasted > _RESTART_S[-1] else failures + 1
-            await asyncio.sleep(_RESTART_S[min(failures, len(_RESTART_S) - 1)] if failures else 0.1)
+            if asyncio.get_running_loop().time() - began > MOST_PAUSE_S:
+                pauses = iter(_Backoffs(self._times.retry))
+            await asyncio.sleep(next(pauses))
 
     async def _run_once(self, scope: Scope, started: Callable[[], None]) -> None:
         tasks = await kopf.spawn_tasks(
             registry=self._registry(scope.kinds),
-            settings=_settings(scope.kinds),
+            settings=_settings(scope.kinds, self._times),
             standalone=True,
             clusterwide=not scope.namespaces,
             namespaces=tuple(scope.namespaces),
@@ -122,18 +143,18 @@ class Watches:
                 self._wake(keys)
 
 
-def _settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+def _settings(kinds: Iterable[Kind], times: WatchTimes) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.process.ultimate_exiting_timeout = None  # else kopf would kill this process 10 min after a restart of it
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.persistence.finalizer = f"{GROUP}/none"
     settings.persistence.diffbase_storage = _NoDiffBase()
-    settings.watching.server_timeout = SERVER_TIMEOUT_S
-    settings.watching.inactivity_timeout = INACTIVITY_S
-    settings.watching.reconnect_backoff = 1.0
+    settings.watching.server_timeout = times.server
+    settings.watching.inactivity_timeout = times.inactivity
+    settings.watching.reconnect_backoff = times.reconnect
     settings.watching.chunk_size = PAGE_SIZE
-    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.error_backoffs = _Backoffs(times.retry)
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = 5.0
     # A worker keeps its object in memory until it has been idle for so long.
