@@ -13,6 +13,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.fakes.http_faults import Answer, FaultyServer, Seen
 
+SIGNATURE = "X-Amz-Credential=a%2Fb%2Bc&name=%27%7E%27&Signature=s~"
+"""Holds only for the very letters it was made of."""
+
 
 @dataclass
 class Repository:
@@ -73,8 +76,9 @@ class HubServer(FaultyServer):
         if self.repositories[repository].gated and not self._is_known(request):
             return Answer(b"", 401, {"X-Error-Code": "GatedRepo"})
         if self._content_host and name.endswith(".safetensors"):
-            self._content_host.contents[f"/{name}"] = data
-            return Answer(b"", 302, {"Location": f"{self._content_host.url}/{name}"})
+            place = f"/{name}?{SIGNATURE}"
+            self._content_host.contents[place] = data
+            return Answer(b"", 302, {"Location": f"{self._content_host.url}{place}"})
         return Answer(data, faults_as=name)
 
     def _find(self, request: Seen, name: str, revision: str) -> tuple[dict[str, bytes], str] | Answer:
@@ -100,7 +104,8 @@ class ContentServer(FaultyServer):
         self.contents: dict[str, bytes] = {}
 
     def answer(self, request: Seen) -> Answer:
-        return Answer(self.contents[request.path], faults_as=request.path.lstrip("/"))
+        data = self.contents.get(request.path)
+        return Answer(data) if data is not None else Answer(b"the signature is of another URL", 403)
 
 
 def _sibling(name: str, data: bytes, with_sizes: bool) -> dict[str, object]:

@@ -18,7 +18,7 @@ from pagefleet_operator.download.download import amount, download, inspect
 from pagefleet_operator.download.errors import BadSettings
 from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.progress_server import serve_progress
-from pagefleet_operator.download.settings import DownloadSettings, settings_for
+from pagefleet_operator.download.settings import settings_for
 
 _DESCRIPTION = """\
 Brings the files of a model into FOLDER, verified and resumable, and prints one line of JSON: the facts that are needed
@@ -44,13 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result.exit_code
 
 
-def settings_from(arguments: argparse.Namespace, environment: Mapping[str, str]) -> DownloadSettings:
-    """Flags, and where they are silent the variables that each store's own tools read."""
-    return settings_for(arguments.uri, arguments.revision or None, arguments.endpoint, environment)
-
-
 async def _run(arguments: argparse.Namespace, environment: Mapping[str, str]) -> DownloadResult:
-    settings = settings_from(arguments, environment)
+    settings = settings_for(arguments.uri, arguments.revision or None, arguments.endpoint, environment)
     progress = ProgressMeter()
     task = asyncio.current_task()
     assert task is not None

@@ -113,15 +113,18 @@ class _Download:
         await asyncio.to_thread(folder.make_room, model.files)
         progress.expect(sum(file.size for file in model.files), len(model.files))
         progress.begin("verifying")
-        installed = {file.name: await asyncio.to_thread(folder.present, before, file) for file in model.files}
-        missing = [file for file in model.files if installed[file.name] is None]
-        progress.add_bytes(sum(file.size for file in model.files if installed[file.name]))
-        progress.add_files(len(model.files) - len(missing))
+        there: dict[str, InstalledFile] = {}
+        for file in model.files:
+            if found := await asyncio.to_thread(folder.present, before, file):
+                there[file.name] = found
+                progress.add_bytes(file.size)
+                progress.add_files()
+        missing = [file for file in model.files if file.name not in there]
         await asyncio.to_thread(self._check_space, missing)
         progress.begin("downloading")
-        arrived = await self._fetch(store, missing)
+        there |= await self._fetch(store, missing)
         progress.begin("verifying")
-        files = tuple(installed[file.name] or arrived[file.name] for file in model.files)
+        files = tuple(there[file.name] for file in model.files)
         manifest = Manifest(self._uri, self._settings.revision or "", files, model.facts)
         await asyncio.to_thread(folder.install, manifest, before)
         return model.facts

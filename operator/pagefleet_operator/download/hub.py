@@ -10,9 +10,11 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import aiohttp
 from pagefleet_protocol.version import VERSION
+from yarl import URL
 
 from pagefleet_operator.download.errors import BadSettings, Interrupted
 from pagefleet_operator.download.hub_refusals import HubModel, hub_refusal
@@ -48,12 +50,11 @@ class HubSource:
         """Where a server ignores Range, what was not asked for is read and thrown away."""
         from huggingface_hub import hf_hub_url  # noqa: PLC0415 - see _new_api
 
-        url = hf_hub_url(
-            self._model.repository, file.name, revision=self._commit, endpoint=self._model.endpoint
-        )  # of the commit: a branch may have moved since it was listed
+        # Of the commit: a branch may have moved since it was listed.
+        url = hf_hub_url(self._model.repository, file.name, revision=self._commit, endpoint=self._model.endpoint)
         headers = {} if (start, stop) == (0, file.size) else {"Range": f"bytes={start}-{stop - 1}"}
         try:
-            async with self._session.get(url, headers=headers) as response:
+            async with self._session.get(URL(url, encoded=True), headers=headers) as response:
                 if response.status >= 400:
                     named = {name.lower(): value for name, value in response.headers.items()}
                     raise hub_refusal(self._model, response.status, named)
@@ -61,12 +62,17 @@ class HubSource:
                 async for chunk in response.content.iter_chunked(_CHUNK):
                     yield chunk[skip:]  # also an empty one: something arrived
                     skip = max(0, skip - len(chunk))
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise Interrupted(f"{self._model.endpoint}: {file.name}: {_said(error)}") from error
+        except ValueError as error:
+            # aiohttp takes credentials from there, and then does not know which to send.
+            raise BadSettings(
+                f"{self._model.endpoint} cannot be asked ({_said(error)}): is there an entry for it in ~/.netrc?"
+            ) from error
 
     def _ask(self) -> ModelInfo:
         import httpx2  # noqa: PLC0415 - see _new_api
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled  # noqa: PLC0415
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # noqa: PLC0415
 
         model = self._model
         try:
@@ -75,6 +81,8 @@ class HubSource:
             )
         except OfflineModeIsEnabled as error:
             raise BadSettings("HF_HUB_OFFLINE is set, so nothing can be downloaded: unset it") from error
+        except HFValidationError as error:
+            raise BadSettings(f"hf://{model.repository} is no name of a repository: {_said(error)}") from error
         except HfHubHTTPError as error:
             named = {name.lower(): value for name, value in error.response.headers.items()}
             raise hub_refusal(model, error.response.status_code, named) from error
@@ -90,9 +98,7 @@ class HubSource:
 @asynccontextmanager
 async def open_hub(repository: str, settings: DownloadSettings) -> AsyncIterator[HubSource]:
     """Connect to the hub, or to the mirror that the settings name."""
-    endpoint = (settings.endpoint or DEFAULT_ENDPOINT).rstrip("/")
-    if not endpoint.startswith(("https://", "http://")):
-        raise BadSettings(f"the endpoint {endpoint[:80]} is no URL: give https://host")
+    endpoint = _checked(settings.endpoint or DEFAULT_ENDPOINT)
     model = HubModel(repository, settings.revision or "main", endpoint, has_token=bool(settings.token))
     headers = {"User-Agent": f"pagefleet/{VERSION}", "Accept-Encoding": "identity"}
     if settings.token:
@@ -103,8 +109,17 @@ async def open_hub(repository: str, settings: DownloadSettings) -> AsyncIterator
         trust_env=True,  # proxies
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         read_bufsize=_CHUNK,
+        requote_redirect_url=False,  # it is signed as it is
     ) as session:
         yield HubSource(model, _new_api(endpoint, settings.token), session)
+
+
+def _checked(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("https", "http") or not parts.hostname or "@" in parts.netloc:
+        shown = endpoint.rpartition("@")[2][:80]
+        raise BadSettings(f"the endpoint {shown} is no URL of a hub: give https://host, credentials in HF_TOKEN alone")
+    return endpoint.rstrip("/")
 
 
 def _new_api(endpoint: str, token: str | None) -> HfApi:

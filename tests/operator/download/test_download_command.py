@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -13,7 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from pagefleet_operator.download.cli import main, settings_from
+from pagefleet_operator.download.cli import main
+from pagefleet_operator.download.settings import settings_for
 from pagefleet_protocol.model_facts import decode_result
 
 from tests.fakes.downloads import visible
@@ -108,8 +108,7 @@ def test_a_port_that_is_none(port: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_settings_from_flags_and_environment(
     uri: str, endpoint: str | None, environment: dict[str, str], expected: tuple[str | None, str | None]
 ) -> None:
-    arguments = argparse.Namespace(uri=uri, endpoint=endpoint, revision="")
-    settings = settings_from(arguments, environment)
+    settings = settings_for(uri, None, endpoint, environment)
     assert (settings.endpoint, settings.token) == expected
     assert settings.revision is None
     assert "token" not in repr(settings)

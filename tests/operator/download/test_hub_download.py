@@ -409,6 +409,25 @@ def test_an_endpoint_that_is_no_hub(hub: HubServer, tmp_path: Path, path: str) -
     assert hub.url in result.message
 
 
-def test_an_endpoint_must_be_a_url(tmp_path: Path) -> None:
-    result = run(URI, tmp_path, fast(endpoint="hub.example"))
+@pytest.mark.parametrize("endpoint", ["hub.example", "ftp://hub.example", "https://", "https://me:hidden@hub.example"])
+def test_an_endpoint_must_be_a_url_without_credentials(tmp_path: Path, endpoint: str) -> None:
+    result = run(URI, tmp_path, fast(endpoint=endpoint))
     assert (result.reason, "give https://" in result.message) == ("BadSettings", True)
+    assert "hidden" not in result.message
+
+
+def test_a_name_that_no_repository_can_have(hub: HubServer, tmp_path: Path) -> None:
+    result = run("hf://org/a--b", tmp_path, fast(endpoint=hub.url))
+    assert (result.reason, result.exit_code) == ("BadSettings", 2)
+    assert "hf://org/a--b is no name of a repository" in result.message
+
+
+def test_credentials_of_netrc_do_not_mix_with_a_token(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hidden\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    hub.repositories["org/model"].commit(sharded())
+    result = run(URI, tmp_path / "m", fast(endpoint=hub.url, token="hf_right"))
+    assert (result.reason, "~/.netrc" in result.message) == ("BadSettings", True)
+    assert "hidden" not in result.message
