@@ -53,8 +53,9 @@ format: $(VENV)/installed-dev  ## Put the code into shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-crds: $(VENV)/installed  ## Write crds/ from the types in protocol
+crds: $(VENV)/installed  ## Write crds/, and the chart's copy, from the types in protocol
 	@$(BIN)/python -m pagefleet_operator.api.crdgen crds
+	@cp crds/*.yaml charts/pagefleet/files/crds/
 
 chart: $(VENV)/installed-dev  ## Render, lint and test the Helm chart; KUBEBUILDER_ASSETS=... adds a real API server
 	@$(BIN)/python -m pytest tests/chart tests/kubernetes/test_chart.py

@@ -69,7 +69,10 @@ def test_a_secret_of_a_cluster_is_a_variable_here(document: Any) -> None:
         ({"engine": {"image": "registry/engine:1"}}, ["spec.engine.image"]),
         ({"model": HF, "cache": {"type": "pvc", "size": "1Gi"}}, ["spec.cache"]),
         ({"model": {**HF, "secretRef": {"name": "t"}}}, ["spec.model.secretRef (credentials come from the env"]),
-        ({"router": {"auth": {"secretRef": {"name": "k", "key": "a"}}}}, ["spec.router.auth (PAGEFLEET_ROUTER_API_K"]),
+        (
+            {"router": {"auth": {"secretRef": {"name": "k", "key": "a"}}}},
+            ["spec.router.auth (routers ask for keys where P"],
+        ),
         ({"router": {"resources": {"cpu": 1}}}, ["spec.router.resources"]),
         (
             {

@@ -70,7 +70,8 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
         "resources.memory (--kv-cache-memory in spec.engine.args bounds the KV cache)": resolved.memory is not None,
         "resources.shm": spec.resources.shm is not None,
         "resources.gpuType (no InferenceProfile here has it)": bool(spec.resources.gpu_type) and not resolved.profile,
-        "router.auth (PAGEFLEET_ROUTER_API_KEY_FILE=FILE has the routers ask for keys)": spec.router.auth is not None,
+        "router.auth (routers ask for keys where PAGEFLEET_ROUTER_API_KEY_FILE names a file of them)": spec.router.auth
+        is not None,
         "router.resources": spec.router.resources != type(spec.router.resources)(),
         "expose": spec.expose.type != "ClusterIP",
         "monitoring": spec.monitoring != type(spec.monitoring)(),
