@@ -7,12 +7,12 @@ time, and kept for some seconds, so that services of one namespace share what th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from pagefleet_operator.apply.cluster import Body, Cluster
 from pagefleet_operator.handlers.pod_view import timestamp
-from pagefleet_operator.plan.observed import Child, ChildKey, EventSeen, PodSeen
+from pagefleet_operator.plan.observed import Child, ChildKey, EventSeen, Observed
 
 MAX_PODS = 6
 """Pods of one service whose events are read; others of the same revision fail for the same reason."""
@@ -31,16 +31,14 @@ class EventReader:
         self._clock = clock
         self._answers: dict[_Question, tuple[float, tuple[EventSeen, ...]]] = {}
 
-    async def read(
-        self, namespace: str, service: str, pods: Sequence[PodSeen], children: Mapping[ChildKey, Child]
-    ) -> tuple[EventSeen, ...]:
-        """Return what is said about the parts of a service that are not as they should be, the oldest first.
+    async def read(self, namespace: str, service: str, about: Sequence[ChildKey]) -> tuple[EventSeen, ...]:
+        """Return what is said about these parts of a service, the oldest first.
 
         Raises:
-            ClusterError: they cannot be listed.
+            ClusterError: events cannot be listed.
         """
         found: list[EventSeen] = []
-        for kind, name in _questions(pods, children):
+        for kind, name in about:
             for event in await self._about((namespace, kind, name)):
                 if name or event.name.startswith(f"{service}-"):
                     found.append(event)
@@ -77,10 +75,15 @@ def event_seen(body: Body) -> EventSeen:
     )
 
 
-def _questions(pods: Sequence[PodSeen], children: Mapping[ChildKey, Child]) -> Sequence[tuple[str, str]]:
-    waiting = [pod.name for pod in pods if not pod.ready and not pod.deleting and pod.phase != "Succeeded"]
+def suspects(observed: Observed, claims: Sequence[str]) -> Sequence[ChildKey]:
+    """Return what is not as it should be, and so may have events that say why.
+
+    `claims` are those of others that pods mount. An empty name is all of the kind in the namespace.
+    """
+    waiting = [pod.name for pod in observed.pods if not pod.ready and not pod.deleting and pod.phase != "Succeeded"]
     asked = [("Pod", name) for name in waiting[:MAX_PODS]]
-    for (kind, name), child in children.items():
+    asked += [("PersistentVolumeClaim", name) for name in claims if waiting]
+    for (kind, name), child in observed.children.items():
         status = child.body.get("status") or {}
         unbound = kind == "PersistentVolumeClaim" and status.get("phase") != "Bound"
         idle = kind == "Job" and not status.get("active") and not status.get("succeeded")

@@ -14,7 +14,7 @@ from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.handlers.child_view import stored_child
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
-from pagefleet_operator.handlers.event_reader import EventReader
+from pagefleet_operator.handlers.event_reader import EventReader, suspects
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.observed import Child, ChildKey, Observed, PodSeen
@@ -53,19 +53,15 @@ class Observer:
             live=sources.live.sample(key),
         )
 
-    async def look(self, key: Key, service: InferenceService, glance: Observed, uid: str) -> Observed:
-        """Add what has to be asked for: events, the download's progress, claims that are not ours.
+    async def look(self, key: Key, service: InferenceService, glance: Observed) -> Observed:
+        """Add what has to be asked for: events, and the download's progress.
 
         Raises:
             ClusterError: the API server does not answer.
         """
-        children = dict(glance.children)
-        claims = [("PersistentVolumeClaim", name) for name in named_claims(service)]
-        children |= await self.find(key, uid, [claim for claim in claims if claim not in children])
         return replace(
             glance,
-            children=children,
-            events=await self._sources.events.read(*key, glance.pods, children),
+            events=await self._sources.events.read(*key, suspects(glance, named_claims(service))),
             progress=await self._progress(glance.pods),
         )
 

@@ -82,7 +82,7 @@ class Reconciler:
     ) -> float | None:
         tools = self._tools
         previous = tools.statuses.previous(key, stored)
-        observed = await tools.observer.look(key, service, glance, stored.uid)
+        observed = await tools.observer.look(key, service, glance)
         await self._keep_facts(key, observed)
         plan = tools.planner.plan(service, previous, observed)
         unseen = [name for name in map(key_of, plan.objects) if name not in observed.children]
