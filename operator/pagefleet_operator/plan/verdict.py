@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
 
 MAX_MESSAGE_LENGTH = 500
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ def one_line(text: str, most: int = MAX_MESSAGE_LENGTH) -> str:
 
     What containers and stores say is foreign: it goes to terminals and logs.
     """
-    clean = _UNPRINTABLE.sub(" ", text).strip()
+    clean = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 4 * most]).split())
     return clean if len(clean) <= most else clean[: most - 3].rstrip() + "..."
 
 
