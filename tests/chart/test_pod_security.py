@@ -31,7 +31,10 @@ def test_pods_are_restricted(name: str) -> None:
 def test_pods_write_nowhere_but_into_their_own_folders(name: str) -> None:
     spec = PODS[name]["spec"]
     assert all(container["securityContext"]["readOnlyRootFilesystem"] for container in spec["containers"])
-    assert all(volume["emptyDir"]["sizeLimit"] for volume in spec.get("volumes", []))
+    emptied = [volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume]
+    assert all(one["sizeLimit"] for one in emptied)
+    others = [volume for volume in spec["volumes"] if "emptyDir" not in volume]
+    assert all(set(volume) == {"name", "projected"} for volume in others), "projected volumes are read-only"
 
 
 @pytest.mark.parametrize("name", PODS)

@@ -103,7 +103,14 @@ def test_only_the_own_lease_can_be_changed() -> None:
 def test_tokens_are_mounted_where_they_are_used_only() -> None:
     objects = render()
     assert find(objects, "ServiceAccount")["automountServiceAccountToken"] is False
-    assert find(objects, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    pod = find(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if "serviceaccount" in one["mountPath"]]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+    token, authority, namespace = volume["projected"]["sources"]
+    assert token["serviceAccountToken"] == {"path": "token", "expirationSeconds": 3600}
+    assert authority["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert namespace["downwardAPI"]["items"][0]["path"] == "namespace"
 
 
 def test_users_get_inference_services_through_the_built_in_roles() -> None:
