@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pagefleet_protocol.inference_profile import InferenceProfile
-from pagefleet_protocol.model_facts import ModelFacts, Progress
+from pagefleet_protocol.model_facts import Progress
 
 Component = Literal["engine", "router", "model"]
 ChildKey = tuple[str, str]
@@ -124,7 +124,5 @@ class Observed:
     """Of ServiceMonitor, HTTPRoute, Ingress: those that the cluster knows."""
     progress: Progress | None = None
     """Of the model job, while it runs."""
-    facts: ModelFacts | None = None
-    """Of the model, from the job's result; none while they are not known."""
     live: LiveSample | None = None
     failures: tuple[ApplyFailure, ...] = ()

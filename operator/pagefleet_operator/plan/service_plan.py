@@ -102,23 +102,20 @@ def _resolve(service: InferenceService, observed: Observed, settings: ClusterSet
     if isinstance(resolved, Refusal):
         return resolved
     job = see_job(model_job(service, resolved, settings), resolved, observed) if needs_job(resolved) else None
-    facts = _facts(job, observed)
+    facts = _facts(job) if job else None
     known = resolve(service, observed.profiles, facts, settings) if facts else resolved
     assert not isinstance(known, Refusal), "facts of a model refuse nothing"
     return check_allowed(service, known, settings) or _Model(job, known)
 
 
-def _facts(job: JobSeen | None, observed: Observed) -> ModelFacts | None:
-    """Return the facts of the wanted model alone: those of the one before may be about as well."""
-    if job is None:
-        return None
+def _facts(job: JobSeen) -> ModelFacts | None:
+    """Return what the job of the wanted model found out; jobs of the model before may be about as well."""
     kept = (job.body or {}).get("metadata", {}).get("annotations") or {}
     try:
         facts = decode_result(str(kept[ANNOTATION_FACTS])).facts if ANNOTATION_FACTS in kept else None
     except DownloadResultError:
         facts = None
-    others = any(kind == "Job" and name != job.name for kind, name in observed.children)
-    return facts or facts_from_pods(job) or (None if others or job.body is None else observed.facts)
+    return facts or facts_from_pods(job)
 
 
 def _untouched(
@@ -207,7 +204,7 @@ def _carried_out(
 def _gate(model: _Model, fit: Fit, cached: Verdict) -> Verdict | None:
     """Say why the wanted engines are not made."""
     if fit.refusal:
-        return Verdict(False, Reason.DOES_NOT_FIT, str(fit.refusal))
+        return Verdict(False, fit.refusal.reason, str(fit.refusal))
     if model.ready:
         return None
     return Verdict(False, Reason.WAITING_FOR_MODEL, f"engines wait for the model: {cached.message}")
