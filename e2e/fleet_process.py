@@ -22,11 +22,11 @@ ENGINE_ARGS = ["--num-threads", "1", "--num-kv-blocks", "2048"]
 
 
 class FleetProcess:
-    """One running `pagefleet up` of one InferenceService of builtin://tiny.
+    """One running `pagefleet up` of one InferenceService, of builtin://tiny unless another model is given.
 
     Args:
         folder: for the manifest, the state and the output.
-        spec: fields of the InferenceService's spec besides its model and the engine's args.
+        spec: fields of the InferenceService's spec besides the engine's args.
     """
 
     def __init__(self, folder: Path, **spec: Any) -> None:
@@ -41,7 +41,7 @@ class FleetProcess:
                 [*command, "--state-dir", str(self.state_dir)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")},
                 # Of its own group, so that a Ctrl-C can be given to it and to whatever shares its terminal.
                 start_new_session=True,
             )
@@ -78,13 +78,13 @@ class FleetProcess:
             "apiVersion": "pagefleet.dev/v1alpha1",
             "kind": "InferenceService",
             "metadata": {"name": SERVICE},
-            "spec": {**self.spec, "model": {"uri": "builtin://tiny"}, "engine": engine},
+            "spec": {**self.spec, "model": {"uri": "builtin://tiny", **self.spec.get("model", {})}, "engine": engine},
         }
         part = self._manifest.with_suffix(".part")
         part.write_text(yaml.safe_dump(document))
         part.replace(self._manifest)
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 40.0) -> float:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 90.0) -> float:
         """Wait for something to become true; returns the seconds it took."""
         started = time.monotonic()
         while not condition():

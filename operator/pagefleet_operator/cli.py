@@ -11,7 +11,11 @@ from pathlib import Path
 _DESCRIPTION = """\
 Serves the InferenceServices of a YAML file, or of all YAML files of a folder, as processes of this machine: engines,
 and a router in front of them. Edit the file while it runs: replicas are added and removed, other changes replace one
-engine after the other without losing a request. Ctrl-C lets running requests finish; once more ends them."""
+engine after the other without losing a request. Ctrl-C lets running requests finish; once more ends them.
+
+Models of hf://, s3:// and gs:// are downloaded into ~/.cache/pagefleet/models first; credentials come from the
+environment (HF_TOKEN, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS). InferenceProfiles of the file give defaults.
+Fields that mean something in a cluster alone are named when a service starts."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -146,7 +146,7 @@ class Resources(Object):
     """What each engine gets."""
 
     gpus: Annotated[int, Field(ge=0, le=1)] | None = None
-    """GPUs per engine, 0 or 1; default 0: computes on the CPU."""
+    """GPUs per engine, 0 or 1; 0: computes on the CPU; default: 1 where a GPU type is named, else 0."""
     gpu_type: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Class of GPU: the InferenceProfile with this spec.gpuType gives the defaults."""
     cpu: Quantity | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -13,6 +13,16 @@ from hypothesis import strategies as st
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.inference_service import parse_inference_service
+from pagefleet_protocol.inference_status import (
+    Condition,
+    ConditionType,
+    InferenceServiceStatus,
+    LiveStatus,
+    ResolvedMemory,
+    ResolvedStatus,
+    Role,
+    RoleStatus,
+)
 from pagefleet_protocol.resource_rules import PROFILE_RULES, SERVICE_RULES
 
 from tests.fakes.kube_control_plane import apply
@@ -222,6 +232,53 @@ def test_status_changes_nothing_else(admin: httpx.Client, namespace: str) -> Non
     assert scale["status"] == {"replicas": 2, "selector": "pagefleet.dev/service=qwen"}
 
 
+def test_every_field_of_the_status_is_kept(admin: httpx.Client, namespace: str) -> None:
+    moment = "2026-01-01T00:00:00Z"
+    status = InferenceServiceStatus(
+        observed_generation=1,
+        model_name="qwen",
+        mode="Paused",
+        url="http://qwen.apps.svc.cluster.local",
+        ready="1/2",
+        replicas=2,
+        selector="pagefleet.dev/service=qwen",
+        conditions=tuple(
+            Condition(
+                type=kind,
+                status="Unknown",
+                reason="Waiting",
+                message="waits",
+                last_transition_time=moment,
+                observed_generation=1,
+            )
+            for kind in get_args(ConditionType)
+        ),
+        roles=tuple(
+            RoleStatus(name=role, replicas=2, ready=1, updated=2, revision="0123456789") for role in get_args(Role)
+        ),
+        resolved=ResolvedStatus(
+            revision="main",
+            profile="h100",
+            image="registry/engine:1",
+            dtype="bfloat16",
+            quantization="fp8",
+            cache="pvc",
+            gpus=1,
+            max_model_len=4096,
+            memory=ResolvedMemory(weights=15.3, kv=0.5, device=80.0),
+            why=("resources.gpus: 1, from profile h100",),
+        ),
+        live=LiveStatus(requests_running=1, requests_waiting=2, tokens_per_second=41.5, kv_usage=0.25, at=moment),
+    ).model_dump(mode="json", exclude_none=True)
+    admin.post(services(namespace), json=service()).raise_for_status()
+    path = f"{services(namespace)}/qwen/status"
+    headers = {"content-type": "application/merge-patch+json"}
+    params = {"fieldValidation": "Strict"}
+    seen = admin.patch(path, params=params, json={"status": status}, headers=headers).raise_for_status().json()
+    assert seen["status"] == status
+    assert InferenceServiceStatus.model_validate(seen["status"]).model_dump(mode="json", exclude_none=True) == status
+
+
 def test_columns_tell_what_a_person_asks(admin: httpx.Client, namespace: str) -> None:
     path = services(namespace)
     admin.post(path, json=service()).raise_for_status()
@@ -331,6 +388,25 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+PROFILE_VALUES: dict[str, tuple[Any, ...]] = {
+    "gpuType": ("h100", "", "t" * 64),
+    "gpuMemory": ("80Gi", 80, "80 GB", 0),
+    "gpuResource": ("nvidia.com/gpu", "r" * 254),
+    "spareGpus": (True, "yes"),
+    "runtimeClassName": ("nvidia", None),
+    "nodeSelector": ({"gpu": "h100"}, {"gpu": "a b"}, {f"l{number}": "" for number in range(17)}, {"gpu": None}),
+    "tolerations": (
+        [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        [{}],
+        [{"operator": "In"}],
+        [{"effect": None}],
+        [{}] * 17,
+    ),
+    "engine": ({"dtype": "float16"}, {"args": ["--port", "1"]}, {"env": [{"name": "A"}]}, {"dtype": "int8"}, None),
+    "resources": ({"gpus": 1, "memory": "8Gi"}, {"gpus": 2}, {"gpus": "1"}),
+}
+
+
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     spec: dict[str, Any] = {"model": {"uri": "builtin://tiny"}}
@@ -356,12 +432,13 @@ def single_fields() -> Iterator[dict[str, Any]]:
 
 
 def assert_judged_alike(admin: httpx.Client, namespace: str, document: dict[str, Any]) -> None:
+    is_service = document["kind"] == "InferenceService"
     refused = ""
     try:
-        parse_inference_service(document)
+        (parse_inference_service if is_service else parse_inference_profile)(document)
     except InvalidDocument as invalid:
         refused = str(invalid)
-    answer = try_create(admin, services(namespace), document)
+    answer = try_create(admin, services(namespace) if is_service else PROFILES, document)
     assert answer.status_code in (201, 400, 422), answer.text
     assert bool(refused) == (answer.status_code != 201), f"{document}\nours: {refused}\ntheirs: {answer.text}"
 
@@ -369,6 +446,12 @@ def assert_judged_alike(admin: httpx.Client, namespace: str, document: dict[str,
 def test_each_value_is_judged_alike_by_us_and_by_the_api_server(admin: httpx.Client, namespace: str) -> None:
     for document in single_fields():
         assert_judged_alike(admin, namespace, document)
+
+
+def test_each_value_of_a_profile_is_judged_alike(admin: httpx.Client, namespace: str) -> None:
+    for field, values in PROFILE_VALUES.items():
+        for value in values:
+            assert_judged_alike(admin, namespace, profile(**{field: value}))
 
 
 @example(document=service(model=HF, cache={"type": "pvc", "claim": "models"}))
