@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells every request
     try:
         result = asyncio.run(_run(arguments, os.environ))
     except (asyncio.CancelledError, KeyboardInterrupt):
