@@ -12,6 +12,7 @@ import yaml
 from pagefleet_protocol.inference_service import parse_inference_service
 
 from tests.fakes.helm_chart import CHART, ROOT, find, render
+from tests.fakes.pod_security import violations
 
 DOCUMENTS = [ROOT / "docs" / "kubernetes.md", ROOT / "SECURITY.md", ROOT / "README.md"]
 DOCUMENTS += sorted((ROOT / "examples").glob("*/README.md"))
@@ -45,6 +46,7 @@ def test_pieces_of_yaml_are_taken() -> None:
         document = yaml.safe_load(block)
         if "kind" in document:
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+            assert violations(document) == [], "the document asks for a namespace that enforces `restricted`"
             continue
         spec = {"model": {"uri": "builtin://tiny"}, **document["spec"]}
         service = {"apiVersion": "pagefleet.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "a"}}

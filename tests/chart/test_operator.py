@@ -95,6 +95,13 @@ def test_by_default_the_operator_is_strict(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.cluster.allowed_host_paths == ()
 
 
+def test_the_lease_goes_with_the_release_and_is_the_operators_to_fill() -> None:
+    lease = find(render(name="llm"), "Lease")
+    assert lease["metadata"]["name"] == "llm-pagefleet-operator"
+    assert "spec" not in lease
+    assert f"--lease-name={lease['metadata']['name']}" in operator_container(render(name="llm"))["args"]
+
+
 def test_no_variable_of_a_service_is_taken_for_a_flag() -> None:
     """PAGEFLEET_OPERATOR_PORT would be both, in pods that are told of all Services."""
     assert find(render(), "Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False

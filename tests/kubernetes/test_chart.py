@@ -94,8 +94,8 @@ def test_services_survive_upgrade_uninstall_and_reinstall(
     installed.upgrade(newer_chart, RELEASE, namespace=NAMESPACE)
     wait_until(lambda: "Paused" in columns(client))
     installed.uninstall(RELEASE)
-    left = client.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments").json()["items"]
-    assert left == []
+    for collection in ("apps/v1/namespaces/models/deployments", "coordination.k8s.io/v1/namespaces/models/leases"):
+        assert client.get(f"/apis/{collection}").raise_for_status().json()["items"] == []
     assert client.get(f"{SERVICES}/tiny").json()["metadata"]["uid"] == created["metadata"]["uid"]
     installed.install(CHART, RELEASE, namespace=NAMESPACE)
     wait_until(lambda: "Paused" not in columns(client))
@@ -117,6 +117,16 @@ def test_an_upgrade_that_changes_nothing_writes_nothing(installed: Config, clien
     after = client.get(path).json()["metadata"]
     assert after["generation"] == before["generation"]
     assert after["uid"] == before["uid"]
+
+
+def test_an_upgrade_leaves_the_active_operator_its_lease(installed: Config, client: httpx.Client) -> None:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/pagefleet-operator"
+    lease = client.get(path).raise_for_status().json()
+    assert not lease.get("spec")
+    held = {**lease, "spec": {"holderIdentity": "first", "leaseDurationSeconds": 12}}
+    client.put(path, json=held).raise_for_status()
+    installed.upgrade(CHART, RELEASE, {"operator": {"workers": 2}}, namespace=NAMESPACE)
+    assert client.get(path).json()["spec"]["holderIdentity"] == "first"
 
 
 def test_a_rollback_brings_the_values_back(installed: Config, client: httpx.Client) -> None:
