@@ -11,16 +11,6 @@ from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService
 
 
-def profile_document(name: str = "h100", **spec: Any) -> dict[str, Any]:
-    """An InferenceProfile as YAML would give it."""
-    return {
-        "apiVersion": "pagefleet.dev/v1alpha1",
-        "kind": "InferenceProfile",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-
 def resolved_of(service: InferenceService, *profiles: dict[str, Any]) -> Resolved:
     """The settings in force with these profiles."""
     parsed = [parse_inference_profile(profile) for profile in profiles]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.inference_service import parse_inference_service
@@ -26,6 +23,7 @@ from pagefleet_protocol.inference_status import (
 from pagefleet_protocol.resource_rules import PROFILE_RULES, SERVICE_RULES
 
 from tests.fakes.kube_control_plane import apply
+from tests.fakes.resource_documents import profile_document, service_document
 
 pytestmark = pytest.mark.usefixtures("established")
 GROUP = "/apis/pagefleet.dev/v1alpha1"
@@ -39,59 +37,41 @@ def services(namespace: str) -> str:
     return f"{GROUP}/namespaces/{namespace}/inferenceservices"
 
 
-def service(name: str = "qwen", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "pagefleet.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {"model": {"uri": "builtin://tiny"}, **spec},
-    }
-
-
-def profile(name: str = "h100", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "pagefleet.dev/v1alpha1",
-        "kind": "InferenceProfile",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-
-
 def try_create(admin: httpx.Client, path: str, document: Mapping[str, Any]) -> httpx.Response:
     return admin.post(path, params={"dryRun": "All"}, json=document)
 
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [
-    ("metadata.name", service("a" * 41)),
-    ("metadata.name", service("1st")),
-    ("metadata.name", service("qwen.eu")),
-    ("metadata.name", service("qwen-router")),
-    ("spec.model.aliases", service(model={**HF, "name": "chat", "aliases": ["best", "chat"]})),
-    ("spec.model.aliases", service(model={**HF, "aliases": ["qwen"]})),
-    ("spec.model.revision", service(model={"uri": "s3://bucket/model", "revision": "main"})),
-    ("spec.model.secretRef", service(model={**PVC, "secretRef": {"name": "token"}})),
-    ("spec.model.endpoint", service(model={"uri": "gs://bucket/model", "endpoint": "https://mirror"})),
-    ("spec.cache.type", service(model=HF, cache={"type": "image"})),
-    ("spec.cache.type", service(model={"uri": "oci://registry/model:1"}, cache={"type": "none"})),
-    ("spec.cache.type", service(model=PVC, cache={"type": "none"})),
-    ("spec.cache.type", service(cache={"type": "pvc"})),
-    ("spec.cache", service(model=HF, cache={"size": "1Gi"})),
-    ("spec.cache", service(model=HF, cache={"type": "pvc", "claim": "models", "size": "1Gi"})),
-    ("spec.cache", service(model=HF, cache={"type": "pvc", "claim": "models", "storageClass": "fast"})),
-    ("spec.cache", service(model=PVC, cache={"type": "pvc", "claim": "models"})),
-    ("spec.cache.path", service(model=HF, cache={"type": "hostPath"})),
-    ("spec.cache.path", service(model=HF, cache={"type": "none", "path": "/models"})),
-    ("spec.rollout", service(rollout={"maxSurge": 0, "maxUnavailable": 0})),
-    ("spec.expose.host", service(expose={"type": "Ingress"})),
-    ("spec.expose.host", service(expose={"host": "llm.example.org"})),
-    ("spec.expose.gatewayRef", service(expose={"type": "Gateway", "host": "llm.example.org"})),
+    ("metadata.name", service_document("a" * 41)),
+    ("metadata.name", service_document("1st")),
+    ("metadata.name", service_document("qwen.eu")),
+    ("metadata.name", service_document("qwen-router")),
+    ("spec.model.aliases", service_document(model={**HF, "name": "chat", "aliases": ["best", "chat"]})),
+    ("spec.model.aliases", service_document(model={**HF, "aliases": ["qwen"]})),
+    ("spec.model.revision", service_document(model={"uri": "s3://bucket/model", "revision": "main"})),
+    ("spec.model.secretRef", service_document(model={**PVC, "secretRef": {"name": "token"}})),
+    ("spec.model.endpoint", service_document(model={"uri": "gs://bucket/model", "endpoint": "https://mirror"})),
+    ("spec.cache.type", service_document(model=HF, cache={"type": "image"})),
+    ("spec.cache.type", service_document(model={"uri": "oci://registry/model:1"}, cache={"type": "none"})),
+    ("spec.cache.type", service_document(model=PVC, cache={"type": "none"})),
+    ("spec.cache.type", service_document(cache={"type": "pvc"})),
+    ("spec.cache", service_document(model=HF, cache={"size": "1Gi"})),
+    ("spec.cache", service_document(model=HF, cache={"type": "pvc", "claim": "models", "size": "1Gi"})),
+    ("spec.cache", service_document(model=HF, cache={"type": "pvc", "claim": "models", "storageClass": "fast"})),
+    ("spec.cache", service_document(model=PVC, cache={"type": "pvc", "claim": "models"})),
+    ("spec.cache.path", service_document(model=HF, cache={"type": "hostPath"})),
+    ("spec.cache.path", service_document(model=HF, cache={"type": "none", "path": "/models"})),
+    ("spec.rollout", service_document(rollout={"maxSurge": 0, "maxUnavailable": 0})),
+    ("spec.expose.host", service_document(expose={"type": "Ingress"})),
+    ("spec.expose.host", service_document(expose={"host": "llm.example.org"})),
+    ("spec.expose.gatewayRef", service_document(expose={"type": "Gateway", "host": "llm.example.org"})),
     (
         "spec.expose.gatewayRef",
-        service(expose={"type": "Ingress", "host": "llm.example.org", "gatewayRef": {"name": "edge"}}),
+        service_document(expose={"type": "Ingress", "host": "llm.example.org", "gatewayRef": {"name": "edge"}}),
     ),
     (
         "spec.expose",
-        service(
+        service_document(
             expose={
                 "type": "Gateway",
                 "host": "llm.example.org",
@@ -100,13 +80,13 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
             }
         ),
     ),
-    ("spec.expose", service(expose={"className": "nginx"})),
-    ("spec.engine.args", service(engine={"args": ["--seed", "1", "--port=9000"]})),
-    ("spec.engine.args", service(engine={"args": ["--max-model", "9"]})),
-    ("spec.engine.env[1]", service(engine={"env": [{"name": "A", "value": ""}, {"name": "B"}]})),
+    ("spec.expose", service_document(expose={"className": "nginx"})),
+    ("spec.engine.args", service_document(engine={"args": ["--seed", "1", "--port=9000"]})),
+    ("spec.engine.args", service_document(engine={"args": ["--max-model", "9"]})),
+    ("spec.engine.env[1]", service_document(engine={"env": [{"name": "A", "value": ""}, {"name": "B"}]})),
     (
         "spec.engine.env[0]",
-        service(
+        service_document(
             engine={"env": [{"name": "A", "value": "x", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
         ),
     ),
@@ -142,9 +122,9 @@ def test_every_rule_has_a_document_that_breaks_it() -> None:
 
 def test_profiles_have_the_rules_of_engines(admin: httpx.Client) -> None:
     broken = [
-        profile("H100".lower() * 11),
-        profile(engine={"args": ["--dtype=float16"]}),
-        profile(engine={"env": [{"name": "A"}]}),
+        profile_document("H100".lower() * 11),
+        profile_document(engine={"args": ["--dtype=float16"]}),
+        profile_document(engine={"env": [{"name": "A"}]}),
     ]
     for document in broken:
         refusal = try_create(admin, PROFILES, document)
@@ -157,19 +137,21 @@ def test_profiles_have_the_rules_of_engines(admin: httpx.Client) -> None:
 
 
 def test_five_lines_get_the_defaults_that_we_have(admin: httpx.Client, namespace: str) -> None:
-    created = admin.post(services(namespace), json=service()).raise_for_status().json()
-    ours = parse_inference_service(service()).spec.model_dump(mode="json", exclude_none=True)
+    created = admin.post(services(namespace), json=service_document()).raise_for_status().json()
+    ours = parse_inference_service(service_document()).spec.model_dump(mode="json", exclude_none=True)
     assert _without_empty(created["spec"]) == _without_empty(ours)
     assert created["spec"]["router"] == {"policy": "prefix", "replicas": 1, "resources": {}}
 
 
 def test_unknown_fields_are_dropped_and_pod_templates_kept(admin: httpx.Client, namespace: str) -> None:
     template = {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"example.com/nic": 1}}}]}}
-    document = service(rooter={"replicas": 2}, podTemplate=template)
+    document = service_document(rooter={"replicas": 2}, podTemplate=template)
     created = admin.post(services(namespace), json=document).raise_for_status().json()
     assert "rooter" not in created["spec"]
     assert created["spec"]["podTemplate"] == template
-    strict = admin.post(services(namespace), params={"fieldValidation": "Strict"}, json=service("other", rooter={}))
+    strict = admin.post(
+        services(namespace), params={"fieldValidation": "Strict"}, json=service_document("other", rooter={})
+    )
     assert strict.status_code == 400
     assert 'unknown field "spec.rooter"' in strict.json()["message"]
 
@@ -177,7 +159,7 @@ def test_unknown_fields_are_dropped_and_pod_templates_kept(admin: httpx.Client, 
 def test_variables_of_two_managers_are_merged_by_name(admin: httpx.Client, namespace: str) -> None:
     path = f"{services(namespace)}/qwen"
     for manager, name in (("chart", "A"), ("person", "B")):
-        document = service(engine={"env": [{"name": name, "value": manager}]})
+        document = service_document(engine={"env": [{"name": name, "value": manager}]})
         apply(admin, path, document, manager=manager).raise_for_status()
     seen = admin.get(path).json()["spec"]["engine"]["env"]
     assert seen == [{"name": "A", "value": "chart"}, {"name": "B", "value": "person"}]
@@ -185,7 +167,7 @@ def test_variables_of_two_managers_are_merged_by_name(admin: httpx.Client, names
 
 def test_scale_reads_and_writes_replicas(admin: httpx.Client, namespace: str) -> None:
     path = f"{services(namespace)}/qwen"
-    admin.post(services(namespace), json=service(replicas=2)).raise_for_status()
+    admin.post(services(namespace), json=service_document(replicas=2)).raise_for_status()
     scale = admin.get(f"{path}/scale").raise_for_status().json()
     assert (scale["spec"], scale["status"]) == ({"replicas": 2}, {"replicas": 0})
     scale["spec"]["replicas"] = 5
@@ -218,7 +200,7 @@ def status_document(**fields: Any) -> dict[str, Any]:
 
 def test_status_changes_nothing_else(admin: httpx.Client, namespace: str) -> None:
     path = f"{services(namespace)}/qwen"
-    created = admin.post(services(namespace), json=service()).raise_for_status().json()
+    created = admin.post(services(namespace), json=service_document()).raise_for_status().json()
     patch = {"spec": {"replicas": 9}, "status": status_document()}
     headers = {"content-type": "application/merge-patch+json"}
     admin.patch(f"{path}/status", json=patch, headers=headers).raise_for_status()
@@ -270,7 +252,7 @@ def test_every_field_of_the_status_is_kept(admin: httpx.Client, namespace: str) 
         ),
         live=LiveStatus(requests_running=1, requests_waiting=2, tokens_per_second=41.5, kv_usage=0.25, at=moment),
     ).model_dump(mode="json", exclude_none=True)
-    admin.post(services(namespace), json=service()).raise_for_status()
+    admin.post(services(namespace), json=service_document()).raise_for_status()
     path = f"{services(namespace)}/qwen/status"
     headers = {"content-type": "application/merge-patch+json"}
     params = {"fieldValidation": "Strict"}
@@ -281,7 +263,7 @@ def test_every_field_of_the_status_is_kept(admin: httpx.Client, namespace: str) 
 
 def test_columns_tell_what_a_person_asks(admin: httpx.Client, namespace: str) -> None:
     path = services(namespace)
-    admin.post(path, json=service()).raise_for_status()
+    admin.post(path, json=service_document()).raise_for_status()
     live = {
         "requestsRunning": 1,
         "requestsWaiting": 0,
@@ -314,7 +296,7 @@ def test_columns_tell_what_a_person_asks(admin: httpx.Client, namespace: str) ->
 
 
 def test_profiles_belong_to_the_cluster_and_are_listed(admin: httpx.Client) -> None:
-    document = profile("a100", gpuType="a100", gpuMemory="80Gi", nodeSelector={"gpu": "a100"})
+    document = profile_document("a100", gpuType="a100", gpuMemory="80Gi", nodeSelector={"gpu": "a100"})
     admin.post(PROFILES, json=document).raise_for_status()
     try:
         table = admin.get(PROFILES, headers=TABLE).json()
@@ -322,147 +304,6 @@ def test_profiles_belong_to_the_cluster_and_are_listed(admin: httpx.Client) -> N
         assert row[:4] == ["a100", "a100", "80Gi", "nvidia.com/gpu"]
     finally:
         admin.delete(f"{PROFILES}/a100").raise_for_status()
-
-
-VALUES: dict[str, tuple[Any, ...]] = {
-    "model.uri": (
-        *("hf://org/name", "hf://name", "hf://../name", "s3://bucket/a/b/", "s3://bucket", "s3://bucket/../a"),
-        *("s3://bucket/...", "s3://bucket/a b", "s3://bucket/a\u00a0b", "gs://bucket/.a", "gs://bucket/a/.."),
-        *("pvc://claim", "pvc://claim/a/./b", "pvc://Claim", "oci://ghcr.io/org/model:1", "oci://host:5000/a/../b"),
-        *(
-            "file:///models/a",
-            "file:///models/../a",
-            "file://models",
-            "file:///a\nb",
-            "builtin://tiny",
-            "builtin://big",
-        ),
-        *("hf://org/name\n", "hf://org/" + "n" * 1024, "", 5, None),
-    ),
-    "model.revision": ("main", "a b", "a" * 129, "", "refs/pr/1", None),
-    "model.name": ("Org/Name", "two words", "-x", "n" * 129, "qwen"),
-    "model.aliases": (["a"], ["a", "a"], [], ["a", ""], [f"a{number}" for number in range(9)], "a", ["qwen"]),
-    "model.secretRef": ({"name": "token"}, {"name": "Token"}, {}, {"name": "a" * 254}),
-    "model.endpoint": ("https://mirror.example.org/hf", "mirror", "https://a b", "https://user@host", "http://h?x"),
-    "cache.type": ("auto", "none", "pvc", "hostPath", "image", "Image"),
-    "cache.size": ("100Gi", 5, 0, -1, "0", "0.0", "0.5", "00.50Gi", "1e3", "1" * 33, 10**15, "8 Gi", "", True),
-    "cache.claim": ("models", "-models"),
-    "cache.storageClass": ("fast", ""),
-    "cache.path": ("/models", "models", "/a:b", "/"),
-    "engine.image": ("registry/name:1", "bad image", "a" * 513),
-    "engine.args": (["--seed", "1"], ["--port"], ["--p=1"], ["--"], ["--=x"], ["a" * 1025], ["-x"] * 65, [1], ["\x00"]),
-    "engine.env": (
-        [{"name": "A", "value": "1"}],
-        [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
-        [{"name": "1A", "value": ""}],
-        [{"name": "A"}],
-        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
-        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k/k"}}}],
-        [{"name": "A", "value": None}],
-    ),
-    "engine.dtype": ("auto", "bf16", None),
-    "engine.quantization": ("fp8", "int4"),
-    "engine.maxModelLen": (1, 0, 4096, 16_777_217, "5", None),
-    "replicas": (0, 256, 257, -1, "1", None, True),
-    "resources.gpus": (0, 1, 2, None),
-    "resources.gpuType": ("h100", "", "t" * 64),
-    "resources.cpu": ("500m", 4, 0),
-    "resources.shm": ("1Gi", "1gi"),
-    "router.replicas": (1, 0, 17),
-    "router.policy": ("prefix", "least-load", "random"),
-    "router.auth": ({"secretRef": {"name": "keys", "key": "api"}}, {}, {"secretRef": {"name": "keys"}}),
-    "rollout.maxSurge": (0, 1, 257),
-    "rollout.maxUnavailable": (0, 1),
-    "rollout.drainSeconds": (0, 3601),
-    "rollout.progressSeconds": (29, 30),
-    "expose.type": ("ClusterIP", "Ingress", "Gateway", "LoadBalancer"),
-    "expose.host": ("llm.example.org", "LLM.example.org", "a..b", "h" * 254),
-    "expose.gatewayRef": ({"name": "edge"}, {"name": "edge", "namespace": "infra", "sectionName": "https"}, {}),
-    "expose.tls": ({"secretName": "cert"}, {}),
-    "expose.className": ("nginx",),
-    "monitoring.serviceMonitor": (True, False, "yes"),
-    "monitoring.labels": ({"release": "prom"}, {"release": "a b"}, {"release": None}, {"release": 1}, {}),
-    "podTemplate": ({}, {"spec": {"nodeName": None}}, [], "x"),
-    "profileRef": ({"name": "h100"}, {"name": "H100"}),
-    "paused": (True, "true"),
-}
-
-
-PROFILE_VALUES: dict[str, tuple[Any, ...]] = {
-    "gpuType": ("h100", "", "t" * 64),
-    "gpuMemory": ("80Gi", 80, "80 GB", 0),
-    "gpuResource": ("nvidia.com/gpu", "r" * 254),
-    "spareGpus": (True, "yes"),
-    "runtimeClassName": ("nvidia", None),
-    "nodeSelector": ({"gpu": "h100"}, {"gpu": "a b"}, {f"l{number}": "" for number in range(17)}, {"gpu": None}),
-    "tolerations": (
-        [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        [{}],
-        [{"operator": "In"}],
-        [{"effect": None}],
-        [{}] * 17,
-    ),
-    "engine": ({"dtype": "float16"}, {"args": ["--port", "1"]}, {"env": [{"name": "A"}]}, {"dtype": "int8"}, None),
-    "resources": ({"gpus": 1, "memory": "8Gi"}, {"gpus": 2}, {"gpus": "1"}),
-}
-
-
-@st.composite
-def documents(draw: st.DrawFn) -> dict[str, Any]:
-    spec: dict[str, Any] = {"model": {"uri": "builtin://tiny"}}
-    for path in draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=4, unique=True)):
-        *parents, last = path.split(".")
-        node = spec
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = copy.deepcopy(draw(st.sampled_from(VALUES[path])))
-    return service(**spec)
-
-
-def single_fields() -> Iterator[dict[str, Any]]:
-    for path, values in VALUES.items():
-        for value in values:
-            first, _, second = path.partition(".")
-            spec: dict[str, Any] = {"model": {"uri": "hf://org/name"}}
-            if second:
-                spec.setdefault(first, {})[second] = value
-            else:
-                spec[first] = value
-            yield service(**spec)
-
-
-def assert_judged_alike(admin: httpx.Client, namespace: str, document: dict[str, Any]) -> None:
-    is_service = document["kind"] == "InferenceService"
-    refused = ""
-    try:
-        (parse_inference_service if is_service else parse_inference_profile)(document)
-    except InvalidDocument as invalid:
-        refused = str(invalid)
-    answer = try_create(admin, services(namespace) if is_service else PROFILES, document)
-    assert answer.status_code in (201, 400, 422), answer.text
-    assert bool(refused) == (answer.status_code != 201), f"{document}\nours: {refused}\ntheirs: {answer.text}"
-
-
-def test_each_value_is_judged_alike_by_us_and_by_the_api_server(admin: httpx.Client, namespace: str) -> None:
-    for document in single_fields():
-        assert_judged_alike(admin, namespace, document)
-
-
-def test_each_value_of_a_profile_is_judged_alike(admin: httpx.Client, namespace: str) -> None:
-    for field, values in PROFILE_VALUES.items():
-        for value in values:
-            assert_judged_alike(admin, namespace, profile(**{field: value}))
-
-
-@example(document=service(model=HF, cache={"type": "pvc", "claim": "models"}))
-@given(document=documents())
-@settings(
-    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_documents_are_judged_alike_by_us_and_by_the_api_server(
-    admin: httpx.Client, namespace: str, document: dict[str, Any]
-) -> None:
-    assert_judged_alike(admin, namespace, document)
 
 
 def _without_empty(value: Any) -> Any:

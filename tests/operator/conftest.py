@@ -27,6 +27,7 @@ from pagefleet_protocol.inference_status import Condition, ConditionType
 from pagefleet_protocol.model_facts import DownloadResult
 
 from tests.fakes.fleet_processes import recorded_pids
+from tests.fakes.resource_documents import service_document
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -39,19 +40,10 @@ class Document(Protocol):
     def __call__(self, name: str = ..., **spec: Any) -> dict[str, Any]: ...
 
 
-def make_document(name: str = "qwen", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "pagefleet.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {"model": {"uri": "builtin://tiny"}, **spec},
-    }
-
-
 @pytest.fixture
 def document() -> Document:
     """Make an InferenceService as YAML would give it."""
-    return make_document
+    return service_document
 
 
 @pytest.fixture
@@ -59,7 +51,7 @@ def build() -> Build:
     """Make an InferenceService with these fields of its spec."""
 
     def make(name: str = "qwen", **spec: Any) -> InferenceService:
-        return parse_inference_service(make_document(name, **spec))
+        return parse_inference_service(service_document(name, **spec))
 
     return make
 

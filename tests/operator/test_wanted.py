@@ -11,7 +11,7 @@ from pagefleet_operator.errors import ManifestError
 from pagefleet_operator.local.manifest import Source, parse_manifest
 from pagefleet_operator.local.wanted import Wanted, check_gpus, ignored_fields, read_wanted
 
-from tests.fakes.local_plans import profile_document
+from tests.fakes.resource_documents import profile_document
 
 HF = {"uri": "hf://org/name"}
 

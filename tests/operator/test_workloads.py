@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pagefleet_operator.plan.workloads import Plan
 
-from tests.fakes.local_plans import local_plan, profile_document
+from tests.fakes.local_plans import local_plan
+from tests.fakes.resource_documents import profile_document
 
 
 def test_five_lines_need_one_engine_and_one_router(build: Any) -> None:

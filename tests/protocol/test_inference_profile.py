@@ -10,19 +10,12 @@ from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
 from pydantic_core import PydanticCustomError
 
-
-def document(name: str = "h100", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "pagefleet.dev/v1alpha1",
-        "kind": "InferenceProfile",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+from tests.fakes.resource_documents import profile_document
 
 
 def test_every_field_arrives() -> None:
     profile = parse_inference_profile(
-        document(
+        profile_document(
             gpuType="h100",
             gpuMemory="80Gi",
             spareGpus=True,
@@ -40,7 +33,7 @@ def test_every_field_arrives() -> None:
 
 
 def test_a_profile_may_say_nothing() -> None:
-    profile = parse_inference_profile({key: value for key, value in document().items() if key != "spec"})
+    profile = parse_inference_profile({key: value for key, value in profile_document().items() if key != "spec"})
     assert profile.spec.resources.gpus is None
     assert profile.spec.gpu_memory is None
 
@@ -48,11 +41,11 @@ def test_a_profile_may_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (document("H100"), "metadata.name: must be at most 40 lower-case letters"),
-        (document(engine={"args": ["--port=1"]}), "spec.engine.args: must not hold --host"),
-        (document(engine={"env": [{"name": "A"}]}), "spec.engine.env[0]: give either value or valueFrom"),
-        (document(gpuMemory="80 GB"), "spec.gpuMemory: must be a Kubernetes quantity"),
-        (document(model={}), "spec.model: unknown field"),
+        (profile_document("H100"), "metadata.name: must be at most 40 lower-case letters"),
+        (profile_document(engine={"args": ["--port=1"]}), "spec.engine.args: must not hold --host"),
+        (profile_document(engine={"env": [{"name": "A"}]}), "spec.engine.env[0]: give either value or valueFrom"),
+        (profile_document(gpuMemory="80 GB"), "spec.gpuMemory: must be a Kubernetes quantity"),
+        (profile_document(model={}), "spec.model: unknown field"),
     ],
 )
 def test_mistakes_are_told_with_their_paths(wrong: dict[str, Any], said: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_service import Cache, InferenceService, Monitoring, RouterResources
 
 from pagefleet_operator.errors import ManifestError
 from pagefleet_operator.local.manifest import Manifest
@@ -17,6 +17,13 @@ _NOT_HERE = {
     "pvc": "pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files",
     "oci": "oci:// images are mounted by a cluster's nodes: on this machine give hf://organization/name, or "
     "file:///path of a folder",
+}
+
+_INSTEAD = {
+    "model.secretRef": "credentials come from the environment: HF_TOKEN, AWS_ACCESS_KEY_ID ...",
+    "resources.memory": "--kv-cache-memory in spec.engine.args bounds the KV cache",
+    "resources.gpuType": "no InferenceProfile here has it",
+    "router.auth": "routers ask for keys where PAGEFLEET_ROUTER_API_KEY_FILE names a file of them",
 }
 
 
@@ -62,22 +69,22 @@ def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wan
 def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
     """Return the fields of a service that change nothing on this machine, with what to do instead where there is."""
     spec, resolved = wanted.service.spec, wanted.resolved
-    found = {
-        "engine.image": spec.engine.image is not None,
-        "cache": spec.cache != type(spec.cache)(),
-        "model.secretRef (credentials come from the environment: HF_TOKEN, AWS_ACCESS_KEY_ID, "
-        "GOOGLE_APPLICATION_CREDENTIALS ...)": spec.model.secret_ref is not None,
-        "resources.memory (--kv-cache-memory in spec.engine.args bounds the KV cache)": resolved.memory is not None,
+    unknown_type = bool(spec.resources.gpu_type) and resolved.profile is None
+    given = {
+        "model.secretRef": spec.model.secret_ref is not None,
+        "cache": spec.cache != Cache(),
+        "engine.image": bool(resolved.image),
+        "resources.memory": resolved.memory is not None,
         "resources.shm": spec.resources.shm is not None,
-        "resources.gpuType (no InferenceProfile here has it)": bool(spec.resources.gpu_type) and not resolved.profile,
-        "router.auth (routers ask for keys where PAGEFLEET_ROUTER_API_KEY_FILE names a file of them)": spec.router.auth
-        is not None,
-        "router.resources": spec.router.resources != type(spec.router.resources)(),
+        "resources.gpuType": unknown_type,
+        "router.auth": spec.router.auth is not None,
+        "router.resources": spec.router.resources != RouterResources(),
         "expose": spec.expose.type != "ClusterIP",
-        "monitoring": spec.monitoring != type(spec.monitoring)(),
+        "monitoring": spec.monitoring != Monitoring(),
         "podTemplate": bool(spec.pod_template),
     }
-    return tuple(f"spec.{field}" for field, given in found.items() if given)
+    names = [name for name, is_given in given.items() if is_given]
+    return tuple(f"spec.{name} ({_INSTEAD[name]})" if name in _INSTEAD else f"spec.{name}" for name in names)
 
 
 def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:

@@ -1,0 +1,162 @@
+"""Documents before our types and before a real API server: both take them, or both refuse them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pagefleet_protocol.field_errors import InvalidDocument
+from pagefleet_protocol.inference_profile import parse_inference_profile
+from pagefleet_protocol.inference_service import parse_inference_service
+
+from tests.fakes.resource_documents import profile_document, service_document
+
+pytestmark = pytest.mark.usefixtures("established")
+GROUP = "/apis/pagefleet.dev/v1alpha1"
+HF = {"uri": "hf://org/name"}
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "model.uri": (
+        *("hf://org/name", "hf://name", "hf://../name", "s3://bucket/a/b/", "s3://bucket", "s3://bucket/../a"),
+        *("s3://bucket/...", "s3://bucket/a b", "s3://bucket/a\u00a0b", "gs://bucket/.a", "gs://bucket/a/.."),
+        *("pvc://claim", "pvc://claim/a/./b", "pvc://Claim", "oci://ghcr.io/org/model:1", "oci://host:5000/a/../b"),
+        *(
+            "file:///models/a",
+            "file:///models/../a",
+            "file://models",
+            "file:///a\nb",
+            "builtin://tiny",
+            "builtin://big",
+        ),
+        *("hf://org/name\n", "hf://org/" + "n" * 1024, "", 5, None),
+    ),
+    "model.revision": ("main", "a b", "a" * 129, "", "refs/pr/1", None),
+    "model.name": ("Org/Name", "two words", "-x", "n" * 129, "qwen"),
+    "model.aliases": (["a"], ["a", "a"], [], ["a", ""], [f"a{number}" for number in range(9)], "a", ["qwen"]),
+    "model.secretRef": ({"name": "token"}, {"name": "Token"}, {}, {"name": "a" * 254}),
+    "model.endpoint": ("https://mirror.example.org/hf", "mirror", "https://a b", "https://user@host", "http://h?x"),
+    "cache.type": ("auto", "none", "pvc", "hostPath", "image", "Image"),
+    "cache.size": ("100Gi", 5, 0, -1, "0", "0.0", "0.5", "00.50Gi", "1e3", "1" * 33, 10**15, "8 Gi", "", True),
+    "cache.claim": ("models", "-models"),
+    "cache.storageClass": ("fast", ""),
+    "cache.path": ("/models", "models", "/a:b", "/"),
+    "engine.image": ("registry/name:1", "bad image", "a" * 513),
+    "engine.args": (["--seed", "1"], ["--port"], ["--p=1"], ["--"], ["--=x"], ["a" * 1025], ["-x"] * 65, [1], ["\x00"]),
+    "engine.env": (
+        [{"name": "A", "value": "1"}],
+        [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
+        [{"name": "1A", "value": ""}],
+        [{"name": "A"}],
+        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k/k"}}}],
+        [{"name": "A", "value": None}],
+    ),
+    "engine.dtype": ("auto", "bf16", None),
+    "engine.quantization": ("fp8", "int4"),
+    "engine.maxModelLen": (1, 0, 4096, 16_777_217, "5", None),
+    "replicas": (0, 256, 257, -1, "1", None, True),
+    "resources.gpus": (0, 1, 2, None),
+    "resources.gpuType": ("h100", "", "t" * 64),
+    "resources.cpu": ("500m", 4, 0),
+    "resources.shm": ("1Gi", "1gi"),
+    "router.replicas": (1, 0, 17),
+    "router.policy": ("prefix", "least-load", "random"),
+    "router.auth": ({"secretRef": {"name": "keys", "key": "api"}}, {}, {"secretRef": {"name": "keys"}}),
+    "rollout.maxSurge": (0, 1, 257),
+    "rollout.maxUnavailable": (0, 1),
+    "rollout.drainSeconds": (0, 3601),
+    "rollout.progressSeconds": (29, 30),
+    "expose.type": ("ClusterIP", "Ingress", "Gateway", "LoadBalancer"),
+    "expose.host": ("llm.example.org", "LLM.example.org", "a..b", "h" * 254),
+    "expose.gatewayRef": ({"name": "edge"}, {"name": "edge", "namespace": "infra", "sectionName": "https"}, {}),
+    "expose.tls": ({"secretName": "cert"}, {}),
+    "expose.className": ("nginx",),
+    "monitoring.serviceMonitor": (True, False, "yes"),
+    "monitoring.labels": ({"release": "prom"}, {"release": "a b"}, {"release": None}, {"release": 1}, {}),
+    "podTemplate": ({}, {"spec": {"nodeName": None}}, [], "x"),
+    "profileRef": ({"name": "h100"}, {"name": "H100"}),
+    "paused": (True, "true"),
+}
+
+
+PROFILE_VALUES: dict[str, tuple[Any, ...]] = {
+    "gpuType": ("h100", "", "t" * 64),
+    "gpuMemory": ("80Gi", 80, "80 GB", 0),
+    "gpuResource": ("nvidia.com/gpu", "r" * 254),
+    "spareGpus": (True, "yes"),
+    "runtimeClassName": ("nvidia", None),
+    "nodeSelector": ({"gpu": "h100"}, {"gpu": "a b"}, {f"l{number}": "" for number in range(17)}, {"gpu": None}),
+    "tolerations": (
+        [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        [{}],
+        [{"operator": "In"}],
+        [{"effect": None}],
+        [{}] * 17,
+    ),
+    "engine": ({"dtype": "float16"}, {"args": ["--port", "1"]}, {"env": [{"name": "A"}]}, {"dtype": "int8"}, None),
+    "resources": ({"gpus": 1, "memory": "8Gi"}, {"gpus": 2}, {"gpus": "1"}),
+}
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    spec: dict[str, Any] = {"model": {"uri": "builtin://tiny"}}
+    for path in draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=4, unique=True)):
+        *parents, last = path.split(".")
+        node = spec
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = copy.deepcopy(draw(st.sampled_from(VALUES[path])))
+    return service_document(**spec)
+
+
+def single_fields() -> Iterator[dict[str, Any]]:
+    for path, values in VALUES.items():
+        for value in values:
+            first, _, second = path.partition(".")
+            spec: dict[str, Any] = {"model": {"uri": "hf://org/name"}}
+            if second:
+                spec.setdefault(first, {})[second] = value
+            else:
+                spec[first] = value
+            yield service_document(**spec)
+
+
+def assert_judged_alike(admin: httpx.Client, namespace: str, document: dict[str, Any]) -> None:
+    is_service = document["kind"] == "InferenceService"
+    refused = ""
+    try:
+        (parse_inference_service if is_service else parse_inference_profile)(document)
+    except InvalidDocument as invalid:
+        refused = str(invalid)
+    path = f"{GROUP}/namespaces/{namespace}/inferenceservices" if is_service else f"{GROUP}/inferenceprofiles"
+    answer = admin.post(path, params={"dryRun": "All"}, json=document)
+    assert answer.status_code in (201, 400, 422), answer.text
+    assert bool(refused) == (answer.status_code != 201), f"{document}\nours: {refused}\ntheirs: {answer.text}"
+
+
+def test_each_value_is_judged_alike_by_us_and_by_the_api_server(admin: httpx.Client, namespace: str) -> None:
+    for document in single_fields():
+        assert_judged_alike(admin, namespace, document)
+
+
+def test_each_value_of_a_profile_is_judged_alike(admin: httpx.Client, namespace: str) -> None:
+    for field, values in PROFILE_VALUES.items():
+        for value in values:
+            assert_judged_alike(admin, namespace, profile_document(**{field: value}))
+
+
+@example(document=service_document(model=HF, cache={"type": "pvc", "claim": "models"}))
+@given(document=documents())
+@settings(
+    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_documents_are_judged_alike_by_us_and_by_the_api_server(
+    admin: httpx.Client, namespace: str, document: dict[str, Any]
+) -> None:
+    assert_judged_alike(admin, namespace, document)
