@@ -111,13 +111,21 @@ class Component:
 class ControlPlane:
     """A real API server with its store. Use as a context manager; `folder` has to exist and be empty.
 
-    Authorization is RBAC. `admin_token` may do everything; `token_of` gives a ServiceAccount's own.
+    Authorization is RBAC. `admin_token` may do everything; `token_of` gives a ServiceAccount's own. Without controllers
+    nobody makes the account `default` that pods need: make it, or disable the admission plugin `ServiceAccount`.
     """
 
-    def __init__(self, folder: Path, binaries: Path, controllers: Sequence[str] = CONTROLLERS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        binaries: Path,
+        controllers: Sequence[str] = CONTROLLERS,
+        disabled_admission: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._binaries = binaries
         self._controllers = tuple(controllers)
+        self._disabled_admission = tuple(disabled_admission)
         self._etcd_url, self._peer_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self._port = free_port()
         self.url = f"https://127.0.0.1:{self._port}"
@@ -259,7 +267,7 @@ class ControlPlane:
             "service-account-signing-key-file": key,
             "endpoint-reconciler-type": "none",
             "allow-privileged": "true",
-            **({} if self.has_controllers else {"disable-admission-plugins": "ServiceAccount"}),
+            **({"disable-admission-plugins": ",".join(self._disabled_admission)} if self._disabled_admission else {}),
         }
 
     def _manager_flags(self) -> dict[str, str]:

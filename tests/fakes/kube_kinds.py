@@ -52,8 +52,9 @@ def _kinds(api_version: str, names: str) -> Iterator[Kind]:
         yield Kind(group, version, plural or regular, name, has_status=subresource == "status")
 
 
+NAMESPACE = Kind("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True)
 BUILT_IN: tuple[Kind, ...] = (
-    Kind("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True),
+    NAMESPACE,
     Kind("", "v1", "nodes", "Node", namespaced=False, has_status=True),
     Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False),
     *_kinds("v1", "ConfigMap Event PersistentVolumeClaim/status Pod/status ResourceQuota/status Secret"),

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakes.kube_fields import Fields, fields_v1, leaves, merged, owned_fields, value_at, without
-from tests.fakes.kube_kinds import Kind
+from tests.fakes.kube_kinds import NAMESPACE, Kind
 
 Document = dict[str, Any]
 ObjectKey = tuple[Kind, str | None, str]
+KEPT_CHANGES = 20_000
 
 
 class Refused(Exception):
@@ -67,7 +69,7 @@ class Store:
         self._uids = itertools.count(1)
         self.version = 1
         self.compacted = 0  # watches from before this version are told that it is gone
-        self.changes: list[Change] = []
+        self.changes: deque[Change] = deque()
         self.listeners: list[Callable[[Change], None]] = []
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Document:
@@ -264,6 +266,8 @@ class Store:
         ]
         change = Change(self.version, type_, kind, copy.deepcopy(entry.document), before)
         self.changes.append(change)
+        if len(self.changes) > KEPT_CHANGES:
+            self.compacted = self.changes.popleft().version
         for listener in tuple(self.listeners):
             listener(change)
 
@@ -274,7 +278,7 @@ class Store:
         uid = entry.document["metadata"]["uid"]
         for (of, where, what), other in list(self._entries.items()):
             owners = other.document["metadata"].get("ownerReferences", [])
-            inside = kind.plural == "namespaces" and where == name
+            inside = kind == NAMESPACE and where == name
             if (inside or any(owner["uid"] == uid for owner in owners)) and (of, where, what) in self._entries:
                 self.delete(of, where, what)
 
@@ -286,17 +290,11 @@ class Store:
     def _refuse_namespace(self, namespace: str | None) -> None:
         if namespace is None:
             return
-        found = [
-            entry
-            for (kind, _, name), entry in self._entries.items()
-            if (kind.plural, name) == ("namespaces", namespace)
-        ]
-        if not found:
+        found = self._entries.get((NAMESPACE, None, namespace))
+        if found is None:
             raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
-        if found[0].document["metadata"].get("deletionTimestamp"):
-            raise Refused(
-                403, "Forbidden", f"unable to create new content in namespace {namespace}: it is being terminated"
-            )
+        if found.document["metadata"].get("deletionTimestamp"):
+            raise Refused(403, "Forbidden", f"namespace {namespace} is being terminated: nothing can be created in it")
 
     @staticmethod
     def _operation(write: Write) -> str:
