@@ -92,6 +92,8 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
             text = f"must be at most {limits['le']}, not {_shown(given)}"
         case "too_long":
             text = f"has {limits['actual_length']} entries; at most {limits['max_length']} are allowed"
+        case "string_too_short":
+            text = "must not be empty"
         case "string_too_long":
             text = f"has {len(given)} characters; at most {limits['max_length']} are allowed"
         case _:

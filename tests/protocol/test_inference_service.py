@@ -135,6 +135,7 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
             "spec.engine.env: has 'A' twice; every name must be there once",
         ),
         ("spec.cache.path", "models", "spec.cache.path: must be an absolute path"),
+        ("spec.resources.gpuType", "", "spec.resources.gpuType: must not be empty"),
         ("spec.profileRef", {"name": "H100"}, "spec.profileRef.name: must be a Kubernetes object's name"),
         ("spec.monitoring.labels", {"a": "b c"}, "spec.monitoring.labels.a: must be a label's value"),
         ("spec.model.uri", None, "spec.model.uri: must be text (put it in quotes), not empty"),
