@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pagefleet_operator.plan.gpu_fit import check_fit
+from pagefleet_operator.plan.resolve import resolve
+from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.model_facts import ModelFacts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*/*.yaml"))
@@ -57,6 +61,27 @@ def test_the_gpu_example_names_the_class_that_its_profile_is_for() -> None:
     assert service("04-gpu").spec.resources.gpu_type == profile().spec.gpu_type
     assert profile().spec.resources.gpus == 1
     assert profile().spec.gpu_memory == "80Gi"
+
+
+def test_the_arithmetic_of_a_model_that_does_not_fit_is_what_the_operator_says() -> None:
+    llama_70b = ModelFacts(
+        revision="6f6073b423013f6a7d4d9f39144961bfbfbc386b",
+        weights_bytes=141_107_412_992,
+        num_files=30,
+        architecture="llama",
+        dtype="bfloat16",
+        num_layers=80,
+        num_attention_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        max_position_embeddings=131_072,
+    )
+    written = document("04-gpu")
+    written["spec"]["model"]["uri"] = "hf://meta-llama/Llama-3.3-70B-Instruct"
+    resolved = resolve(parse_inference_service(written), {"h100": profile()}, llama_70b, None)
+    assert isinstance(resolved, Resolved)
+    shown = " ".join((EXAMPLES / "04-gpu" / "README.md").read_text().split())
+    assert str(check_fit(resolved).refusal) in shown
 
 
 def test_several_engines_behind_two_routers() -> None:
