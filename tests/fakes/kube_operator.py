@@ -30,7 +30,7 @@ from tests.fakes.kube_store import Write
 NAMESPACE = "apps"
 QUICK = Timing(
     finish=1.0,
-    lease=LeaseTimes(lease_s=0.9, renew_deadline_s=0.6, retry_s=0.1, request_s=0.3),
+    lease=LeaseTimes(lease_s=2.5, renew_deadline_s=1.8, retry_s=0.2, request_s=1.0),
     watch=WatchTimes(reconnect=0.02, retry=0.05),
     pace=Pace(least_s=0.02, first_retry_s=0.05, most_retry_s=0.4),
 )

@@ -15,7 +15,8 @@ from pagefleet_operator.handlers.backlog import Backlog, Pace
 from pagefleet_operator.handlers.cluster_view import Key
 
 _LOG = logging.getLogger(__name__)
-MOST_HELD_S = 30.0
+OUTAGE_LOOKS = 5
+"""So many looks in a row without an answer from the API server are its fault, not theirs."""
 Reconcile = Callable[[Key], Awaitable[float | None]]
 """Makes one InferenceService as it is wanted; returns the seconds to the next look, None: it is no more."""
 
@@ -145,7 +146,8 @@ class WorkQueue:
         """Hold all keys back while the API server is away: a thousand of them would ask it all the time."""
         if isinstance(failure, Unavailable):
             self._outage += 1
-            pause = min(MOST_HELD_S, 2.0 ** min(self._outage - 5, 10)) if self._outage > 5 else 0.0
-            self._held_until = self._clock() + pause
+            doublings = min(self._outage - OUTAGE_LOOKS, 16)
+            pause = min(self._pace.most_retry_s / 2, self._pace.first_retry_s * 2.0**doublings)
+            self._held_until = self._clock() + pause if doublings > 0 else 0.0
         else:
             self._outage = 0
