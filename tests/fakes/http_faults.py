@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,14 @@ class Answer:
     """Under which name faults are looked up."""
 
 
+class _QuietServer(ThreadingHTTPServer):
+    """Clients that hang up are what it is for."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 class FaultyServer:
     """Answers from threads of its own. Subclasses say what; `faults` says what goes wrong, in order, by name."""
 
@@ -60,7 +69,7 @@ class FaultyServer:
             def log_message(self, _format: str, *_args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _QuietServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 

@@ -111,7 +111,7 @@ async def open_hub(repository: str, settings: DownloadSettings) -> AsyncIterator
         read_bufsize=_CHUNK,
         requote_redirect_url=False,  # it is signed as it is
     ) as session:
-        yield HubSource(model, _new_api(endpoint, settings.token), session)
+        yield HubSource(model, await asyncio.to_thread(_new_api, endpoint, settings.token), session)
 
 
 def _checked(endpoint: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 from pathlib import Path
 
 import pytest
 from pagefleet_operator.download.download import inspect
+from pagefleet_operator.download.part_file import PartFile
 from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.settings import Patience
 
@@ -162,14 +164,14 @@ def test_small_files_are_verified_by_their_git_name(hub: HubServer, tmp_path: Pa
 def test_a_stalled_transfer_is_tried_again_and_then_given_up(hub: HubServer, tmp_path: Path) -> None:
     files = sharded()
     hub.repositories["org/model"].commit(files)
-    hub.faults[SHARD] = [Fault("cut", after=8), *[Fault("stall", after=100)] * 2]
-    settings = fast(endpoint=hub.url, patience=Patience(stall=0.15))
-    assert run(URI, tmp_path / "twice", settings).reason == ""
-    hub.faults[SHARD] = [Fault("cut", after=8), *[Fault("stall")] * 3]
-    settings = fast(endpoint=hub.url, patience=Patience(stall=0.1, attempts=3))
+    hub.faults[SHARD] = [Fault("cut", after=8), Fault("stall", after=100)]
+    settings = fast(endpoint=hub.url, patience=Patience(stall=0.4))
+    assert run(URI, tmp_path / "once", settings).reason == ""
+    hub.faults[SHARD] = [Fault("cut", after=8), *[Fault("stall")] * 2]
+    settings = fast(endpoint=hub.url, patience=Patience(stall=0.5, attempts=2))
     result = run(URI, tmp_path / "always", settings)
     assert (result.reason, result.exit_code) == ("StoreUnreachable", 1)
-    assert "no byte came for 0.1 s" in result.message
+    assert "no byte came for 0.5 s" in result.message
 
 
 def test_a_server_that_asks_for_a_pause_gets_it_within_bounds(hub: HubServer, tmp_path: Path) -> None:
@@ -317,6 +319,28 @@ def test_what_does_not_fit_is_refused_before_the_first_byte(hub: HubServer, tmp_
     assert "give the volume 2.0 KiB more" in result.message
     assert hub.num_body_bytes < 5000
     assert run(URI, tmp_path, fast(endpoint=hub.url, free_bytes=total)).reason == ""
+
+
+def test_a_disk_that_fills_on_the_way_is_told_and_what_fits_is_kept(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sharded(50_000)
+    hub.repositories["org/model"].commit(files)
+    real = PartFile.write
+
+    def full(part: PartFile, data: bytes | bytearray) -> None:
+        if part.size + len(data) > 40_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(part, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartFile, "write", full)
+        result = run(URI, tmp_path, fast(endpoint=hub.url))
+    assert (result.reason, result.exit_code) == ("DiskFull", 1)
+    assert "No space left on device: give the volume more space" in result.message
+    assert visible(tmp_path) == set()
+    assert run(URI, tmp_path, fast(endpoint=hub.url)).reason == ""
+    assert (tmp_path / SHARD).read_bytes() == files[SHARD]
 
 
 def test_a_part_that_is_here_already_needs_no_space(hub: HubServer, tmp_path: Path) -> None:

@@ -145,9 +145,9 @@ def test_a_store_that_fails_for_a_while(store: ObjectStoreServer, tmp_path: Path
 def test_a_stalled_store_is_tried_again(store: ObjectStoreServer, tmp_path: Path) -> None:
     store.faults[SHARD] = [Fault("cut", after=8), Fault("stall", after=10)]
     store.faults["list"] = [Fault("stall")]
-    settings = fast(endpoint=store.url, patience=Patience(stall=0.2))
+    settings = fast(endpoint=store.url, patience=Patience(stall=0.4))
     assert run(URI["s3"], tmp_path, settings).reason == ""
-    assert len(store.requests_for("list-type")) == 2
+    assert len(store.requests_for("list-type")) >= 2
 
 
 def test_a_revision_is_refused(store: ObjectStoreServer, tmp_path: Path) -> None:
