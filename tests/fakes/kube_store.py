@@ -6,18 +6,20 @@ server. Owners do take what they own along.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from tests.fakes.kube_fields import Fields, fields_v1, leaves, merged, owned_fields, value_at, without
 from tests.fakes.kube_kinds import NAMESPACE, Kind
 
 Document = dict[str, Any]
+T = TypeVar("T")
 ObjectKey = tuple[Kind, str | None, str]
 KEPT_CHANGES = 20_000
 
@@ -74,12 +76,12 @@ class Store:
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Document:
         """Return a copy of one object."""
-        return copy.deepcopy(self._entry(kind, namespace, name).document)
+        return copied(self._entry(kind, namespace, name).document)
 
     def find(self, kind: Kind, namespace: str | None, name: str) -> Document | None:
         """Return a copy of one object, or None."""
         entry = self._entries.get((kind, namespace, name))
-        return copy.deepcopy(entry.document) if entry else None
+        return copied(entry.document) if entry else None
 
     def all_of(self, kind: Kind, namespace: str | None = None) -> Iterator[Document]:
         """Yield the objects of a kind, in one namespace or in all; they must not be changed."""
@@ -89,7 +91,7 @@ class Store:
 
     def create(self, kind: Kind, namespace: str | None, document: Document, write: Write | None = None) -> Document:
         write = write or Write()
-        document = copy.deepcopy(document)
+        document = copied(document)
         metadata = document.setdefault("metadata", {})
         if prefix := metadata.get("generateName"):
             metadata.setdefault("name", f"{prefix}{next(self._uids):05d}")
@@ -113,7 +115,7 @@ class Store:
         entry.owners[write.manager, self._operation(write), ""] = owned_fields(document)
         self._entries[kind, namespace, name] = entry
         self._publish("ADDED", kind, entry, None)
-        return copy.deepcopy(entry.document)
+        return copied(entry.document)
 
     def replace(self, kind: Kind, namespace: str | None, name: str, document: Document, write: Write) -> Document:
         """Put an object; refuses one that was read before somebody else's change."""
@@ -125,7 +127,7 @@ class Store:
         fixed = ("uid", "creationTimestamp", "generation", "name", "namespace", "deletionTimestamp")
         old = entry.document["metadata"]
         kept = {name: old[name] for name in fixed if name in old}
-        wanted = {**copy.deepcopy(document), "metadata": {**copy.deepcopy(metadata), **kept}}
+        wanted = {**copied(document), "metadata": {**copied(metadata), **kept}}
         return self._store(kind, entry, wanted, write)
 
     def merge_patch(self, kind: Kind, namespace: str | None, name: str, patch: Document, write: Write) -> Document:
@@ -140,7 +142,7 @@ class Store:
 
     def json_patch(self, kind: Kind, namespace: str | None, name: str, steps: list[Document], write: Write) -> Document:
         entry = self._entry(kind, namespace, name)
-        document = copy.deepcopy(entry.document)
+        document = copied(entry.document)
         for step in steps:
             _json_patch_step(document, step)
         return self._store(kind, entry, document, write)
@@ -166,7 +168,7 @@ class Store:
         wanted = owned_fields(applied)
         self._take_from_others(entry, owner, wanted, applied, write.force)
         others = frozenset().union(*(fields for who, fields in entry.owners.items() if who != owner))
-        document = copy.deepcopy(entry.document)
+        document = copied(entry.document)
         for gone in sorted(entry.owners.get(owner, frozenset()) - wanted - others, key=repr):
             document = without(document, gone)
         document = merged(document, applied)
@@ -184,12 +186,12 @@ class Store:
                 raise Refused(409, "Conflict", f'Precondition failed: {field_name} of {kind.plural} "{name}"')
         if metadata.get("finalizers"):
             if "deletionTimestamp" not in metadata:
-                before = copy.deepcopy(entry.document)
+                before = copied(entry.document)
                 metadata["deletionTimestamp"] = f"{self._now():%Y-%m-%dT%H:%M:%SZ}"
                 self._publish("MODIFIED", kind, entry, before)
-            return copy.deepcopy(entry.document)
+            return copied(entry.document)
         self._remove((kind, namespace, name))
-        return copy.deepcopy(entry.document)
+        return copied(entry.document)
 
     def compact(self) -> None:
         """Forget all changes so far: a watch that starts before them is told 410 Gone."""
@@ -202,7 +204,7 @@ class Store:
         before = entry.document
         after = self._part(kind, before, document, write.subresource)
         if _unversioned(after) == _unversioned(before) and not owners_changed:
-            return copy.deepcopy(before)
+            return copied(before)
         if self._operation(write) == "Update":
             self._take_changed(entry, before, after, write)
         metadata = after["metadata"] = {**after.get("metadata", {}), "uid": before["metadata"]["uid"]}
@@ -212,7 +214,7 @@ class Store:
         self._publish("MODIFIED", kind, entry, before)
         if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
             self._remove((kind, metadata.get("namespace"), metadata["name"]))
-        return copy.deepcopy(entry.document)
+        return copied(entry.document)
 
     @staticmethod
     def _part(kind: Kind, before: Document, wanted: Document, subresource: str) -> Document:
@@ -264,7 +266,7 @@ class Store:
             }
             for (manager, operation, subresource), fields in entry.owners.items()
         ]
-        change = Change(self.version, type_, kind, copy.deepcopy(entry.document), before)
+        change = Change(self.version, type_, kind, copied(entry.document), before)
         self.changes.append(change)
         if len(self.changes) > KEPT_CHANGES:
             self.compacted = self.changes.popleft().version
@@ -301,6 +303,11 @@ class Store:
         return "Apply" if write.content_type.startswith("application/apply-patch") else "Update"
 
 
+def copied(value: T) -> T:
+    """Return a copy of what came as JSON; many times quicker than deepcopy."""
+    return cast(T, msgspec.json.decode(msgspec.json.encode(value)))
+
+
 def _unversioned(document: Document) -> Document:
     hidden = ("resourceVersion", "managedFields", "generation")
     metadata = {name: value for name, value in document["metadata"].items() if name not in hidden}
@@ -314,7 +321,7 @@ def _spec(document: Document) -> Document:
 def _merge_patched(target: Any, patch: Any) -> Any:
     """RFC 7396."""
     if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(target) if isinstance(target, Mapping) else {}
     for name, value in patch.items():
         if value is None:
