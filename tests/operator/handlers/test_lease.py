@@ -194,7 +194,7 @@ def test_times_that_are_not_safe_are_our_own_mistake() -> None:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_never_two_lead_whatever_fails(seed: int) -> None:
-    run(_history(Lab(), random.Random(seed)))  # noqa: S311
+    run(_history(Lab(), random.Random(seed)))
 
 
 async def _history(lab: Lab, chance: random.Random) -> None:
