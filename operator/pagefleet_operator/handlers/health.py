@@ -12,7 +12,7 @@ from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 from pagefleet_operator.errors import PortError
 
 STUCK_S = 120.0
-"""A key that has been due, or worked on, for so long while the API server answers: the operator hangs."""
+"""Keys are due and no look has ended, or one look has taken, for so long while the API server answers: it hangs."""
 SILENT_S = 600.0
 """A watch that has been behind for so long, though it was started again, stays so."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -25,7 +25,7 @@ class Vitals:
     leads: Callable[[], bool]
     synced: Callable[[], bool]
     """Whether the watches have told everything once."""
-    oldest_key_s: Callable[[], float]
+    stalled_s: Callable[[], float]
     longest_work_s: Callable[[], float]
     watch_lag_s: Callable[[], float]
     cluster_answers: Callable[[], bool]
@@ -39,8 +39,8 @@ def sickness(vitals: Vitals) -> str:
     """
     if not vitals.cluster_answers():
         return ""
-    if vitals.leads() and vitals.synced() and vitals.oldest_key_s() > STUCK_S:
-        return f"an InferenceService has waited {vitals.oldest_key_s():.0f} s for its turn"
+    if vitals.leads() and vitals.synced() and vitals.stalled_s() > STUCK_S:
+        return f"InferenceServices wait for their turn and no look has ended for {vitals.stalled_s():.0f} s"
     if vitals.longest_work_s() > STUCK_S:
         return f"an InferenceService has been worked on for {vitals.longest_work_s():.0f} s"
     if vitals.watch_lag_s() > SILENT_S:

@@ -190,7 +190,7 @@ class Operator:
         return Vitals(
             leads=self._leads,
             synced=self._synced.is_set,
-            oldest_key_s=lambda: self._queue.longest_wait_s,
+            stalled_s=lambda: self._queue.stalled_s,
             longest_work_s=lambda: self._queue.longest_work_s,
             cluster_answers=self._metrics.cluster_answers,
             watch_lag_s=self._auditor.longest_lag_s,

@@ -50,6 +50,7 @@ class WorkQueue:
         self._outage = 0
         """How many looks in a row got no answer from the API server."""
         self._held_until = 0.0
+        self._ended_at = clock()
 
     def add(self, keys: Iterable[Key], delay_s: float = 0.0) -> None:
         """Have keys looked at."""
@@ -61,7 +62,7 @@ class WorkQueue:
     def start_over(self) -> None:
         """Forget what was asked for while nobody worked."""
         self._backlog = Backlog(self._pace, random.random)
-        self._outage, self._held_until = 0, 0.0
+        self._outage, self._held_until, self._ended_at = 0, 0.0, self._clock()
 
     @property
     def depth(self) -> int:
@@ -72,6 +73,14 @@ class WorkQueue:
     def longest_wait_s(self) -> float:
         """How long the first of them has waited."""
         return self._backlog.longest_wait_s(self._clock())
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long keys have been due and no look has ended; 0 while none is due, or all are held back."""
+        now = self._clock()
+        if now < self._held_until:
+            return 0.0
+        return min(self._backlog.longest_wait_s(now), now - self._ended_at)
 
     @property
     def longest_work_s(self) -> float:
@@ -139,7 +148,8 @@ class WorkQueue:
                 spread = self._resync_s * (0.8 + 0.2 * random.random())  # noqa: S311 - no secret
                 self._backlog.settled(key, self._clock(), min(look_again_s, spread))
         finally:
-            self._observer.reconcile_done(self._clock() - started, error)
+            self._ended_at = self._clock()
+            self._observer.reconcile_done(self._ended_at - started, error)
             self._changed.set()
 
     def _note_outage(self, failure: ClusterError) -> None:

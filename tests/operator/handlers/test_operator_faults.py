@@ -124,9 +124,9 @@ def test_an_api_server_that_is_away_is_asked_little_and_the_process_stays() -> N
 
 
 async def ask(running: Running, path: str) -> int:
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{running.operator.port}{path}") as answer:
-            return answer.status
+    url = f"http://127.0.0.1:{running.operator.port}{path}"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status
 
 
 def test_an_operator_that_starts_without_an_api_server_waits_for_it() -> None:

@@ -40,7 +40,7 @@ async def work(
     queue.add(keys)
     working = asyncio.create_task(queue.work(workers, stopping, finish_s))
     async with asyncio.timeout(5):
-        while not done(record):
+        while not done(record):  # noqa: ASYNC110 - the record has no event
             await asyncio.sleep(0.002)
     stopping.set()
     await working
@@ -164,11 +164,34 @@ def test_starting_over_forgets_what_waited() -> None:
     asyncio.run(scenario())
 
 
+def test_keys_that_wait_while_others_are_finished_are_no_standstill() -> None:
+    clock = [0.0]
+
+    async def scenario() -> None:
+        async def reconcile(key: Key) -> float:
+            clock[0] += 50.0
+            return 1000.0
+
+        queue = WorkQueue(reconcile, Record(), 10_000.0, QUICK, lambda: clock[0])
+        queue.add([A, B])
+        clock[0] = 40.0
+        assert queue.stalled_s == 40.0
+        stopping = asyncio.Event()
+        working = asyncio.create_task(queue.work(1, stopping, 1.0))
+        while queue.depth:
+            await asyncio.sleep(0)
+        assert queue.stalled_s == 0.0
+        stopping.set()
+        await working
+
+    asyncio.run(scenario())
+
+
 def test_a_key_that_is_no_more_is_not_looked_at_again() -> None:
     async def reconcile(key: Key) -> None:
         return None
 
-    queue, record = asyncio.run(work(reconcile, [A], lambda record: record.done == 1))
+    queue, _ = asyncio.run(work(reconcile, [A], lambda record: record.done == 1))
     assert queue.depth == 0
 
 
