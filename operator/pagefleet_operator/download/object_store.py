@@ -24,6 +24,7 @@ from pagefleet_operator.download.errors import (
     Interrupted,
     ModelNotFound,
 )
+from pagefleet_operator.download.selection import CONFIG
 from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import Digest, Listing, RemoteFile
 
@@ -97,17 +98,23 @@ class ObjectStoreSource:
     async def _tags_are_md5(self, files: list[RemoteFile]) -> bool:
         """Whether tags that look like MD5 are: objects encrypted with a customer's key have other tags of that length.
 
-        One small object is read and compared.
+        The configuration is read and compared. What differs in the same way twice was not damaged on the way.
         """
-        with_digest = [file for file in files if file.digest and 0 < file.size <= _SAMPLE_BYTES]
-        if not with_digest:
+        sample = next((file for file in files if file.name == CONFIG and file.digest), None)
+        if sample is None or sample.digest is None or not 0 < sample.size <= _SAMPLE_BYTES:
             return True
-        sample = min(with_digest, key=lambda file: file.size)
-        assert sample.digest is not None
-        hasher = sample.digest.hasher(sample.size)
-        async for chunk in self.read(sample, 0, sample.size):
+        first = await self._digest(sample, sample.digest)
+        if first == sample.digest:
+            return True
+        if await self._digest(sample, sample.digest) != first:
+            raise Interrupted(f"{self._uri}/{sample.name} arrived damaged")
+        return False
+
+    async def _digest(self, file: RemoteFile, like: Digest) -> Digest:
+        hasher = like.hasher(file.size)
+        async for chunk in self.read(file, 0, file.size):
             hasher.update(chunk)
-        return hasher.hexdigest() == sample.digest.hexdigest
+        return Digest(like.algorithm, hasher.hexdigest())
 
     def _meaning(self, error: Exception) -> DownloadError | Interrupted:
         from obstore.exceptions import (  # noqa: PLC0415

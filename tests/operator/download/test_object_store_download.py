@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pagefleet_operator.download.settings import Patience
 
-from tests.fakes.downloads import fast, run, visible
+from tests.fakes.downloads import Pauses, fast, run, visible
 from tests.fakes.http_faults import Fault
 from tests.fakes.model_files import WANTED, sharded
 from tests.fakes.object_store import ObjectStoreServer
@@ -90,6 +90,14 @@ def test_tags_of_encrypted_objects_are_no_md5(store: ObjectStoreServer, tmp_path
     result = run(URI["s3"], tmp_path, fast(endpoint=store.url))
     assert (result.reason, result.message) == ("", "")
     assert visible(tmp_path) == WANTED
+
+
+def test_a_damaged_sample_does_not_switch_the_comparison_off(store: ObjectStoreServer, tmp_path: Path) -> None:
+    store.faults["config.json"] = [Fault("corrupt", after=3)]
+    store.faults[SHARD] = [Fault("cut", after=8), *[Fault("corrupt", after=99)] * 2]
+    pauses = Pauses()
+    assert run(URI["s3"], tmp_path, fast(pauses, endpoint=store.url)).reason == "ChecksumMismatch"
+    assert len(pauses.taken) >= 1
 
 
 def test_objects_that_were_uploaded_in_parts_are_compared_by_size(store: ObjectStoreServer, tmp_path: Path) -> None:
