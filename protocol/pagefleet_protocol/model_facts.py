@@ -108,7 +108,7 @@ def decode_result(data: bytes | str) -> DownloadResult:
     Raises:
         DownloadResultError: it is no result, or one of another format.
     """
-    text = data if isinstance(data, bytes) else data.encode()
+    text = data if isinstance(data, bytes) else data.encode(errors="replace")
     lines = text.strip().splitlines() or [b""]
     try:
         result = msgspec.json.decode(lines[-1], type=DownloadResult)

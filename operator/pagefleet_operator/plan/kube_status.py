@@ -46,6 +46,8 @@ class Situation:
     fit: Fit = field(default_factory=Fit)
     gate: Verdict | None = None
     """Why the engines that are wanted are not made yet."""
+    nothing: Verdict | None = None
+    """Why neither engines nor routers are made or changed."""
     degraded: Verdict | None = None
     """What keeps the operator from carrying out the spec."""
 
@@ -53,8 +55,8 @@ class Situation:
 def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
-    engine = role_verdict(now.engines, now.gate)
-    router = _router(now.routers, now.engines)
+    engine = role_verdict(now.engines, now.nothing or now.gate)
+    router = _router(now.routers, now.engines, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
     progress = _progress(now)
@@ -184,9 +186,9 @@ def _says_why(degraded: Verdict) -> bool:
     return degraded.reason not in (Reason.KIND_MISSING,)
 
 
-def _router(routers: RoleSeen, engines: RoleSeen) -> Verdict:
+def _router(routers: RoleSeen, engines: RoleSeen, nothing: Verdict | None) -> Verdict:
     """Return RouterReady. Routers without an engine take no requests, which is no fault of theirs."""
-    verdict = role_verdict(routers)
+    verdict = role_verdict(routers, nothing)
     idle = [pod for pod in routers.pods if any(one.state == "running" for one in pod.containers)]
     if verdict.reason in (Reason.NOT_READY, Reason.STARTING) and idle and not engines.ready:
         return Verdict(False, Reason.NOT_READY, f"{routers.count}; routers take requests once an engine is ready")

@@ -222,7 +222,7 @@ def _volumes(pod: PodSeen, log: EventLog, namespace: str) -> Trouble | None:
     secret = _missing_secret(pod, text, namespace)
     if secret:
         return secret
-    remedy = f"kubectl -n {namespace} describe pod {pod.name}"
+    remedy = f"See kubectl -n {namespace} describe pod {pod.name}"
     if "Multi-Attach" in text:
         remedy = "The volume is on another node: use one with ReadWriteMany"
     return Trouble(Reason.VOLUME_FAILED, f"{pod.name} waits for a volume: {quoted(text)}. {remedy}")

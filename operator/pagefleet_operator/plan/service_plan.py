@@ -145,6 +145,7 @@ def _untouched(
             routers=see_role("router", key, service.spec.router.replicas, "", observed),
             resolved=resolved,
             fit=check_fit(resolved) if resolved else Fit(),
+            nothing=_nothing(outcome),
             degraded=refused(outcome) if isinstance(outcome, Refusal) else None,
         )
     )
@@ -182,7 +183,7 @@ def _carried_out(
         routers=routers,
         resolved=model.resolved,
         fit=fit,
-        gate=_gate(model, fit, cached),
+        gate=_gate(model, fit),
         degraded=(refused(fit.refusal) if fit.refusal else None)
         or name_taken(taken, service, observed)
         or apply_refused(observed.failures, namespace)
@@ -201,13 +202,20 @@ def _carried_out(
     )
 
 
-def _gate(model: _Model, fit: Fit, cached: Verdict) -> Verdict | None:
+def _nothing(outcome: _Model | Refusal) -> Verdict:
+    """Say why nothing is made."""
+    if isinstance(outcome, Refusal):
+        return Verdict(False, outcome.reason, "none are made while the spec is refused; Degraded says why")
+    return Verdict(False, Reason.PAUSED, "none are made while spec.paused is true")
+
+
+def _gate(model: _Model, fit: Fit) -> Verdict | None:
     """Say why the wanted engines are not made."""
     if fit.refusal:
         return Verdict(False, fit.refusal.reason, str(fit.refusal))
     if model.ready:
         return None
-    return Verdict(False, Reason.WAITING_FOR_MODEL, f"engines wait for the model: {cached.message}")
+    return Verdict(False, Reason.WAITING_FOR_MODEL, "engines wait for the model; ModelCached says more")
 
 
 def _unwanted(children: Sequence[Mapping[str, Any]], observed: Observed, settled: bool) -> tuple[ChildKey, ...]:
