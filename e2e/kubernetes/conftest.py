@@ -7,14 +7,25 @@ get. Without any of the four the tests are skipped.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e.kubernetes.cluster import Cluster, Images
+from e2e.kubernetes.installation import Installation
+from e2e.kubernetes.load import Load
+from e2e.kubernetes.service import API_VERSION, KIND, Service
 from e2e.kubernetes.tunnel import ServiceTunnel
+
+FLEET: Mapping[str, Any] = {
+    "replicas": 2,
+    "router": {"replicas": 2, "resources": {"cpu": "50m", "memory": "256Mi"}},
+    "resources": {"cpu": "100m"},
+    "rollout": {"drainSeconds": 20},
+}
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +68,58 @@ def service_url(cluster: Cluster, images: Images, namespace: str) -> Iterator[Ca
             return open_tunnels.enter_context(ServiceTunnel(cluster, images.operator, namespace, host, port)).url
 
         yield open_tunnel
+
+
+@pytest.fixture(scope="session")
+def namespaces(cluster: Cluster, images: Images) -> Iterator[tuple[str, str, str]]:
+    """Three `restricted` namespaces: the release's, one more that it serves, and one that will be deleted."""
+    with cluster.new_namespace() as first, cluster.new_namespace() as second, cluster.new_namespace() as third:
+        yield first, second, third
+
+
+@pytest.fixture(scope="session")
+def installation(cluster: Cluster, images: Images, namespaces: tuple[str, str, str]) -> Iterator[Installation]:
+    """The chart, installed once for the whole session."""
+    installed = Installation(cluster, images, namespaces)
+    installed.install()
+    yield installed
+    for name in namespaces:
+        for service in cluster.list(API_VERSION, KIND, name):
+            cluster.delete(API_VERSION, KIND, service["metadata"]["name"], name)
+    installed.uninstall()
+    installed.close()
+
+
+@pytest.fixture(scope="session")
+def served(cluster: Cluster, installation: Installation) -> Service:
+    """One engine behind one router: the five lines. Wait until it is ready, each test may have changed it."""
+    service = Service(cluster, installation.namespace, "tiny")
+    service.apply()
+    return service
+
+
+@pytest.fixture(scope="session")
+def session_fleet(cluster: Cluster, installation: Installation) -> Service:
+    return Service(cluster, installation.namespace, "fleet")
+
+
+@pytest.fixture
+def fleet(session_fleet: Service) -> Service:
+    """Two engines behind two routers, all ready."""
+    session_fleet.apply(**FLEET)
+    session_fleet.wait_until_settled()
+    return session_fleet
+
+
+@pytest.fixture
+def load(cluster: Cluster, images: Images, fleet: Service) -> Iterator[Load]:
+    """Requests to `fleet` that never pause."""
+    with Load(cluster, images.operator, fleet.namespace, fleet.name) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def privileged(cluster: Cluster) -> Iterator[str]:
+    """A namespace whose pods may do to the node what they like."""
+    with cluster.new_namespace("privileged") as name:
+        yield name

@@ -1,0 +1,64 @@
+"""What only the node can do to a pod: kill its processes, keep files. Needs a namespace that admits privileged pods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from e2e.kubernetes.cluster import Cluster, wait_until
+
+KILLER = Path(__file__).with_name("kill_pod.py")
+
+
+def kill_processes(cluster: Cluster, image: str, namespace: str, pod: dict[str, Any]) -> None:
+    """SIGKILL every process of a pod, as when memory runs out: nothing is told, nothing tidied up."""
+    uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+    container = {"image": image, "command": ["python", "-c", KILLER.read_text(), uid]}
+    container["securityContext"] = {"runAsUser": 0, "privileged": True}
+    run_on_node(cluster, namespace, {"hostPID": True, "nodeName": node, "containers": [{"name": "main", **container}]})
+
+
+def copy_to_node(cluster: Cluster, image: str, namespace: str, source: Sequence[str], folder: str) -> None:
+    """Copy files of an image into a new folder of the node, which everybody may write to.
+
+    Args:
+        cluster: where.
+        image: whose files.
+        namespace: that admits host paths.
+        source: a package's name, and a folder in it; the copy keeps that folder's own name.
+        folder: on the node; it is made.
+    """
+    program = (
+        "import importlib.util, pathlib, shutil, sys\n"
+        "package = pathlib.Path(importlib.util.find_spec(sys.argv[1]).origin).parent\n"
+        "source, node = package / sys.argv[2], pathlib.Path('/node')\n"
+        "shutil.copytree(source, node / source.name)\n"
+        "node.chmod(0o777)\n"
+    )
+    container = {
+        "name": "main",
+        "image": image,
+        "command": ["python", "-c", program, *source],
+        "securityContext": {"runAsUser": 0},
+        "volumeMounts": [{"name": "node", "mountPath": "/node"}],
+    }
+    volume = {"name": "node", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+    run_on_node(cluster, namespace, {"containers": [container], "volumes": [volume]})
+
+
+def run_on_node(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
+    """Run a pod to its end; the test fails when the pod does."""
+    name = "on-node"
+    spec = {"restartPolicy": "Never", "automountServiceAccountToken": False, **spec}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
+
+    def ended() -> str:
+        phase = (cluster.get("v1", "Pod", name, namespace) or {}).get("status", {}).get("phase")
+        return str(phase) if phase in ("Succeeded", "Failed") else ""
+
+    how = wait_until(ended, f"pod {name} ends")
+    said = cluster.logs(name, namespace)
+    cluster.delete("v1", "Pod", name, namespace)
+    wait_until(lambda: not cluster.get("v1", "Pod", name, namespace), f"pod {name} is gone")
+    assert how == "Succeeded", said

@@ -1,0 +1,108 @@
+"""What breaks takes with it at most what was in flight there; who is asked next answers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from e2e.kubernetes.cluster import Cluster, Images, wait_until
+from e2e.kubernetes.conftest import FLEET
+from e2e.kubernetes.installation import Installation
+from e2e.kubernetes.load import Account, Load
+from e2e.kubernetes.load_pod import ASKERS, STREAMERS
+from e2e.kubernetes.node import kill_processes
+from e2e.kubernetes.service import Service
+
+FAILOVER_S = 20
+
+
+def failed(before: Account, after: Account) -> Counter[str]:
+    """Count what failed in between, by `ask` and `stream`."""
+    new = after.failures[len(before.failures) :]
+    return Counter(failure.split()[1].rstrip(":") for failure in new)
+
+
+def test_a_deleted_engine_drains(cluster: Cluster, fleet: Service, load: Load) -> None:
+    name = min(fleet.pod_names("engine"))
+    cluster.delete("v1", "Pod", name, fleet.namespace)
+    wait_until(lambda: not cluster.get("v1", "Pod", name, fleet.namespace), "the engine is gone")
+    fleet.wait_until_settled()
+    assert load.go_on().failures == ()
+
+
+def test_a_killed_engine_fails_only_the_streams_that_it_had(
+    cluster: Cluster, images: Images, privileged: str, fleet: Service, load: Load
+) -> None:
+    before = load.go_on()
+    kill_processes(cluster, images.operator, privileged, fleet.pods("engine")[0])
+    after = load.go_on(asked=40, streamed=4)
+    lost = failed(before, after)
+    assert lost["ask"] == 0, f"the router asks the other engine again: {after.failures}"
+    assert lost["stream"] <= STREAMERS, after.failures
+    fleet.wait_until_settled()
+    assert load.go_on().failures == after.failures
+
+
+def test_a_deleted_router_drains(cluster: Cluster, fleet: Service, load: Load) -> None:
+    name = min(fleet.pod_names("router"))
+    cluster.delete("v1", "Pod", name, fleet.namespace)
+    wait_until(lambda: not cluster.get("v1", "Pod", name, fleet.namespace), "the router is gone")
+    fleet.wait_until_settled()
+    assert load.go_on().failures == ()
+
+
+def test_a_killed_router_fails_only_what_it_had(
+    cluster: Cluster, images: Images, privileged: str, fleet: Service, load: Load
+) -> None:
+    before = load.go_on()
+    kill_processes(cluster, images.operator, privileged, fleet.pods("router")[0])
+    fleet.wait_until_settled()
+    after = load.go_on()
+    # The Service leads to the killed one until its node has noticed: connections are refused at once, and counted.
+    ends = [failure for failure in after.failures if "refused" not in failure and "Cannot connect" not in failure]
+    assert len(ends) <= ASKERS + STREAMERS, ends
+    assert load.go_on().failures == after.failures
+    assert before.failures == ()
+
+
+def test_another_operator_takes_over_from_a_killed_one(
+    cluster: Cluster, images: Images, privileged: str, installation: Installation, fleet: Service, load: Load
+) -> None:
+    wait_until(lambda: installation.leader() in installation.operator_names(), "an operator leads")
+    leader = installation.leader()
+    (pod,) = (one for one in installation.operators() if one["metadata"]["name"] == leader)
+    kill_processes(cluster, images.operator, privileged, pod)
+
+    began = time.monotonic()
+    fleet.apply(**{**FLEET, "rollout": {"drainSeconds": 20, "progressSeconds": 1600}})
+    wait_until(lambda: progress_seconds(cluster, fleet) == 1600, "an edit takes effect", FAILOVER_S)
+    assert time.monotonic() - began < FAILOVER_S
+    assert load.go_on().failures == ()
+
+
+def test_without_any_operator_everything_serves_on(
+    cluster: Cluster, installation: Installation, fleet: Service, load: Load
+) -> None:
+    engines = fleet.pod_names("engine")
+    installation.scale(0)
+    try:
+        cluster.delete("v1", "Pod", min(engines), fleet.namespace)
+        assert load.go_on(asked=60, streamed=6).failures == ()
+        wait_until(lambda: len(ready(cluster, fleet)) == 2, "Kubernetes replaces the engine by itself", 120)
+        fleet.apply(**{**FLEET, "rollout": {"drainSeconds": 20, "progressSeconds": 1700}})
+    finally:
+        installation.scale(2)
+    fleet.wait_until_settled()
+    assert progress_seconds(cluster, fleet) == 1700, "what was asked for meanwhile is done now"
+    assert load.go_on().failures == ()
+
+
+def ready(cluster: Cluster, fleet: Service) -> list[str]:
+    return [name for name in fleet.pod_names("engine") if cluster.pod_is_ready(name, fleet.namespace)]
+
+
+def progress_seconds(cluster: Cluster, fleet: Service) -> int:
+    """Return what the engines' Deployment has of rollout.progressSeconds, which changes no pod."""
+    deployment = cluster.get("apps/v1", "Deployment", f"{fleet.name}-engine", fleet.namespace)
+    assert deployment is not None
+    return int(deployment["spec"]["progressDeadlineSeconds"])
