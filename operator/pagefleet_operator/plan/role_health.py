@@ -28,6 +28,17 @@ DOWNLOAD_REASONS = frozenset(
     }
 )
 """Of pods that download the model themselves: ModelCached tells these, EngineReady that it waits."""
+_MAY_PASS = frozenset(
+    {
+        Reason.INSUFFICIENT_GPU,
+        Reason.UNSCHEDULABLE,
+        Reason.CLAIM_PENDING,
+        Reason.NODE_LOST,
+        Reason.NOT_READY,
+        Reason.STORE_UNREACHABLE,
+    }
+)
+"""A rollout waits for these until its deadline: nodes are added, stores come back."""
 _ENDED_FOR = timedelta(minutes=10)
 """Pods that ended longer ago say nothing about now; they lie about until Kubernetes removes them."""
 
@@ -138,18 +149,20 @@ def role_verdict(seen: RoleSeen, gate: Verdict | None = None) -> Verdict:
 
 def role_progress(seen: RoleSeen) -> Verdict | None:
     """Return what is still on its way, or has stopped on it; None where everything is as wanted."""
-    failing = worst(one for one in seen.new_troubles if one.reason not in NORMAL and one.reason is not Reason.NOT_READY)
+    troubles = [one for one in seen.new_troubles if one.reason not in NORMAL]
+    failing = worst(one for one in troubles if one.reason not in _MAY_PASS)
     deadline = _condition(seen.body, "Progressing", "False", "ProgressDeadlineExceeded")
-    if (seen.old or deadline) and seen.wanted and (failing or deadline):
-        return _stopped(seen, failing)
-    updated = f"{seen.updated} of {seen.wanted} {seen.role}s run the new settings"
+    if seen.wanted and ((seen.old and failing) or (deadline and (seen.old or seen.ready < seen.wanted))):
+        return _stopped(seen, worst(troubles))
     if seen.old:
-        return Verdict(True, Reason.ROLLING_OUT, updated)
-    if len(seen.pods) != seen.wanted and not (failing and len(seen.pods) < seen.wanted):
+        updated = f"{seen.updated} of {seen.wanted} {seen.role}s run the new settings"
+        hindrance = worst(troubles)
+        return Verdict(True, Reason.ROLLING_OUT, f"{updated}; {hindrance.message}" if hindrance else updated)
+    if len(seen.pods) != seen.wanted and not (troubles and len(seen.pods) < seen.wanted):
         return Verdict(True, Reason.SCALING, f"{len(seen.pods)} {seen.role}s exist, {seen.wanted} are wanted")
     if seen.ready >= seen.wanted:
         return None
-    if failing or any(one.reason is Reason.NOT_READY for one in seen.troubles):
+    if troubles:
         return Verdict(False, Reason.WAITING, f"waits for {seen.role}s to recover; {seen.role.title()}Ready says why")
     return Verdict(True, Reason.STARTING, seen.count)
 
@@ -162,7 +175,7 @@ def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
         after = "The old revision is not ready either"
     else:
         # A Deployment that may not have one pod too many ends the only old one first.
-        after = "No old one is left: undoing the edit starts it again"
+        after = "None of an older one is left to serve"
     return Verdict(
         False, Reason.ROLLOUT_STOPPED, f"the new revision fails. {after}. Correct the spec, or undo the edit: {cause}"
     )

@@ -381,3 +381,22 @@ def test_weights_that_grew_are_seen_in_the_status() -> None:
     assert (status.resolved.memory.weights, status.resolved.memory.device) == (3, None)
     assert any("was not checked" in line for line in status.resolved.why)
     assert world.now > NOW
+
+
+@pytest.mark.parametrize(
+    ("unschedulable", "expected"),
+    [
+        ("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", ("True", "RollingOut")),
+        ('0/1 nodes are available: persistentvolumeclaim "models" not found.', ("False", "RolloutStopped")),
+    ],
+)
+def test_a_rollout_waits_for_what_may_pass(unschedulable: str, expected: tuple[str, str]) -> None:
+    world = World(service())
+    world.settle()
+    world.edit(engine={"args": ["--seed", "1"]})
+    waits: dict[str, Any] = {"phase": "Pending", "node": "", "unschedulable": unschedulable, "containers": ()}
+    world.breaks = {world.plan().status.roles[0].revision: lambda one: replace(one, **waits)}
+    status = world.settle()
+    assert told(status, "Progressing") == expected
+    assert "qwen-engine" in condition(status, "Progressing").message
+    assert told(status, "EngineReady") == ("True", "AllReady")
