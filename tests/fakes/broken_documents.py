@@ -1,0 +1,83 @@
+"""A document for each way to break a rule about several fields, and the place that has to be told. No test in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pagefleet_protocol.field_errors import InvalidDocument
+from pagefleet_protocol.inference_profile import parse_inference_profile
+from pagefleet_protocol.inference_service import parse_inference_service
+
+from tests.fakes.resource_documents import profile_document, service_document
+
+HF: dict[str, Any] = {"uri": "hf://org/name"}
+PVC: dict[str, Any] = {"uri": "pvc://claim/model"}
+
+BROKEN: list[tuple[str, dict[str, Any]]] = [
+    ("metadata.name", service_document("a" * 41)),
+    ("metadata.name", service_document("1st")),
+    ("metadata.name", service_document("qwen.eu")),
+    ("metadata.name", service_document("qwen-router")),
+    ("spec.model.aliases", service_document(model={**HF, "name": "chat", "aliases": ["best", "chat"]})),
+    ("spec.model.aliases", service_document(model={**HF, "aliases": ["qwen"]})),
+    ("spec.model.revision", service_document(model={"uri": "s3://bucket/model", "revision": "main"})),
+    ("spec.model.secretRef", service_document(model={**PVC, "secretRef": {"name": "token"}})),
+    ("spec.model.endpoint", service_document(model={"uri": "gs://bucket/model", "endpoint": "https://mirror"})),
+    ("spec.cache.type", service_document(model=HF, cache={"type": "image"})),
+    ("spec.cache.type", service_document(model={"uri": "oci://registry/model:1"}, cache={"type": "none"})),
+    ("spec.cache.type", service_document(model=PVC, cache={"type": "none"})),
+    ("spec.cache.type", service_document(cache={"type": "pvc"})),
+    ("spec.cache", service_document(model=HF, cache={"size": "1Gi"})),
+    ("spec.cache", service_document(model=HF, cache={"type": "pvc", "claim": "models", "size": "1Gi"})),
+    ("spec.cache", service_document(model=HF, cache={"type": "pvc", "claim": "models", "storageClass": "fast"})),
+    ("spec.cache", service_document(model=PVC, cache={"type": "pvc", "claim": "models"})),
+    ("spec.cache.path", service_document(model=HF, cache={"type": "hostPath"})),
+    ("spec.cache.path", service_document(model=HF, cache={"type": "none", "path": "/models"})),
+    ("spec.rollout", service_document(rollout={"maxSurge": 0, "maxUnavailable": 0})),
+    ("spec.expose.host", service_document(expose={"type": "Ingress"})),
+    ("spec.expose.host", service_document(expose={"host": "llm.example.org"})),
+    ("spec.expose.gatewayRef", service_document(expose={"type": "Gateway", "host": "llm.example.org"})),
+    (
+        "spec.expose.gatewayRef",
+        service_document(expose={"type": "Ingress", "host": "llm.example.org", "gatewayRef": {"name": "edge"}}),
+    ),
+    (
+        "spec.expose",
+        service_document(
+            expose={
+                "type": "Gateway",
+                "host": "llm.example.org",
+                "gatewayRef": {"name": "edge"},
+                "tls": {"secretName": "cert"},
+            }
+        ),
+    ),
+    ("spec.expose", service_document(expose={"className": "nginx"})),
+    ("spec.engine.args", service_document(engine={"args": ["--seed", "1", "--port=9000"]})),
+    ("spec.engine.args", service_document(engine={"args": ["--max-model", "9"]})),
+    ("spec.engine.env[1]", service_document(engine={"env": [{"name": "A", "value": ""}, {"name": "B"}]})),
+    (
+        "spec.engine.env[0]",
+        service_document(
+            engine={"env": [{"name": "A", "value": "x", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
+        ),
+    ),
+]
+
+
+BROKEN_PROFILES: list[tuple[str, dict[str, Any]]] = [
+    ("metadata.name", profile_document("h100" * 11)),
+    ("spec.engine.args", profile_document(engine={"args": ["--dtype=float16"]})),
+    ("spec.engine.env[0]", profile_document(engine={"env": [{"name": "A"}]})),
+]
+
+
+def only_mistake(document: dict[str, Any]) -> tuple[str, str]:
+    """The place and the words of the one mistake in a document."""
+    parse = parse_inference_service if document["kind"] == "InferenceService" else parse_inference_profile
+    with pytest.raises(InvalidDocument) as caught:
+        parse(document)
+    (mistake,) = caught.value.errors
+    path, _, message = str(mistake).partition(": ")
+    return path, message

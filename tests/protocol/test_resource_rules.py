@@ -1,0 +1,70 @@
+"""Rules about several fields: each is broken by a document and told at its place, and right documents pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pagefleet_protocol.inference_service import parse_inference_service
+from pagefleet_protocol.resource_rules import OWN_FLAGS, PROFILE_RULES, SERVICE_RULES, Rule
+
+from tests.fakes.broken_documents import BROKEN, BROKEN_PROFILES, HF, PVC, only_mistake
+from tests.fakes.resource_documents import service_document
+
+EDGE = {"type": "Gateway", "host": "llm.example.org", "gatewayRef": {"name": "edge"}}
+
+
+@pytest.mark.parametrize(("path", "document"), [*BROKEN, *BROKEN_PROFILES])
+def test_a_broken_rule_is_told_at_its_place(path: str, document: dict[str, Any]) -> None:
+    assert only_mistake(document)[0] == path
+
+
+def test_every_rule_has_a_document_that_breaks_it() -> None:
+    assert {only_mistake(document)[1] for _, document in BROKEN} == {rule.message for rule in SERVICE_RULES}
+    assert {only_mistake(document)[1] for _, document in BROKEN_PROFILES} == {rule.message for rule in PROFILE_RULES}
+
+
+def test_there_are_few_rules_and_none_says_the_same() -> None:
+    assert len(SERVICE_RULES) <= 15
+    assert len({rule.cel for rule in SERVICE_RULES}) == len({rule.message for rule in SERVICE_RULES})
+    assert set(PROFILE_RULES) <= set(SERVICE_RULES)
+
+
+@pytest.mark.parametrize("rule", SERVICE_RULES, ids=lambda rule: rule.field or ".".join(rule.at))
+def test_messages_are_sentences_that_go_on_from_their_path(rule: Rule) -> None:
+    assert rule.message == rule.message.strip()
+    assert not rule.message.endswith(".")
+    assert len(rule.message) < 500
+    assert "\n" not in rule.cel
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": {**HF, "revision": "main", "secretRef": {"name": "token"}, "endpoint": "https://mirror"}},
+        {"model": {"uri": "s3://bucket/model", "secretRef": {"name": "keys"}, "endpoint": "https://minio"}},
+        {"model": {**HF, "name": "chat", "aliases": ["qwen"]}},
+        {"model": HF, "cache": {"type": "pvc", "claim": "models"}},
+        {"model": HF, "cache": {"type": "pvc", "size": "1Gi", "storageClass": "fast"}},
+        {"model": HF, "cache": {"type": "hostPath", "path": "/models"}},
+        {"model": PVC, "cache": {"type": "pvc"}},
+        {"model": {"uri": "oci://registry/model:1"}, "cache": {"type": "image"}},
+        {"cache": {"type": "none"}},
+        {"rollout": {"maxSurge": 0}},
+        {"rollout": {"maxUnavailable": 0}},
+        {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+        {"expose": EDGE},
+        {"expose": {"type": "Ingress", "host": "a.b", "className": "nginx", "tls": {"secretName": "cert"}}},
+        {"engine": {"env": [{"name": "A", "value": ""}]}},
+    ],
+)
+def test_what_belongs_together_is_taken(spec: dict[str, Any]) -> None:
+    assert parse_inference_service(service_document(**spec)).name == "qwen"
+
+
+@pytest.mark.parametrize("flag", OWN_FLAGS)
+def test_every_form_of_our_own_flags_is_refused(flag: str) -> None:
+    for given in (flag, f"{flag}=1", flag[:4], f"{flag[:5]}=x=y"):
+        path, message = only_mistake(service_document(engine={"args": [given]}))
+        assert path == "spec.engine.args"
+        assert f"{flag} ({OWN_FLAGS[flag]})" in message
