@@ -97,7 +97,7 @@ def test_each_binding_names_a_role_and_an_account_of_this_release(values: dict[s
 def test_only_the_own_lease_can_be_changed() -> None:
     create, change = find(rbac(), "Role", "pagefleet-operator-lease")["rules"]
     assert (create["verbs"], create.get("resourceNames")) == (["create"], None)
-    assert (change["verbs"], change["resourceNames"]) == (["get", "patch", "update"], ["pagefleet-operator"])
+    assert (change["verbs"], change["resourceNames"]) == (["get", "update"], ["pagefleet-operator"])
 
 
 def test_tokens_are_mounted_where_they_are_used_only() -> None:

@@ -190,6 +190,8 @@ REFUSED = [
     ("delete", "pagefleet.dev", "inferenceservices", ""),
     ("escalate", "rbac.authorization.k8s.io", "roles", ""),
     ("bind", "rbac.authorization.k8s.io", "roles", ""),
+    ("update", "pagefleet.dev", "inferenceservices", "status"),
+    ("delete", "", "events", ""),
     ("create", "apps", "daemonsets", ""),
     ("patch", "coordination.k8s.io", "leases", ""),
 ]

@@ -9,7 +9,7 @@ impersonate: the Role that it makes for routers grants endpointslices, and nobod
   verbs: [get, list, watch]
 - apiGroups: [pagefleet.dev]
   resources: [inferenceservices/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: [create, delete, get, list, patch, watch]
@@ -42,5 +42,5 @@ impersonate: the Role that it makes for routers grants endpointslices, and nobod
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, get, list, patch, watch]
+  verbs: [create, list]
 {{- end -}}
