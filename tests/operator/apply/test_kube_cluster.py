@@ -218,7 +218,7 @@ def test_nothing_is_sent_past_a_closed_fence() -> None:
 
 
 @pytest.mark.parametrize("body", [None, "", "<html>bad gateway</html>", "[1]", b'{"message": "said", "reason": "R"}'])
-def test_an_answer_of_something_else_than_the_api_server_is_understood(body: object) -> None:
+def test_an_answer_of_something_else_than_the_api_server_is_understood(body: Any) -> None:
     failure = ApiException(status=502, reason="Bad Gateway")
     failure.body = body
     error = cluster_error(failure)

@@ -80,7 +80,7 @@ def test_a_child_that_looks_the_same_wakes_nobody(view: ClusterView) -> None:
 
 def test_who_scales_a_deployment_is_read_from_its_managed_fields(view: ClusterView) -> None:
     body = child("qwen-engine")
-    fields = {"f:spec": {"f:replicas": {}}}
+    fields: dict[str, Any] = {"f:spec": {"f:replicas": {}}}
     body["metadata"]["managedFields"] = [
         {"manager": "pagefleet-operator", "operation": "Apply", "fieldsV1": fields},
         {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": fields},

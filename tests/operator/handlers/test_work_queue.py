@@ -178,7 +178,7 @@ def test_keys_that_wait_while_others_are_finished_are_no_standstill() -> None:
         assert queue.stalled_s == 40.0
         stopping = asyncio.Event()
         working = asyncio.create_task(queue.work(1, stopping, 1.0))
-        while queue.depth:
+        while queue.depth:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
         assert queue.stalled_s == 0.0
         stopping.set()

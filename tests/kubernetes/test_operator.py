@@ -1,0 +1,278 @@
+"""The operator as a process, as the chart's own account, on a real API server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pagefleet_protocol.kube_names import PLURAL
+
+from tests.fakes.helm_chart import render
+from tests.fakes.kube_control_plane import ControlPlane, apply, free_port, wait_until
+
+SERVICES = "/apis/pagefleet.dev/v1alpha1/namespaces/{}/inferenceservices"
+ACCOUNT = "pagefleet-operator"
+KINDS = {
+    "ServiceAccount": "/api/v1",
+    "ConfigMap": "/api/v1",
+    "Service": "/api/v1",
+    "Role": "/apis/rbac.authorization.k8s.io/v1",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1",
+    "Lease": "/apis/coordination.k8s.io/v1",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1",
+    "Deployment": "/apis/apps/v1",
+    "PodDisruptionBudget": "/apis/policy/v1",
+}
+CHILDREN = {
+    "deployments": {"qwen-engine", "qwen-router"},
+    "services": {"qwen", "qwen-engine"},
+    "serviceaccounts": {"qwen-engine", "qwen-router"},
+    "configmaps": {"qwen-openai"},
+    "roles": {"qwen-router"},
+    "rolebindings": {"qwen-router"},
+    "networkpolicies": {"qwen-engine", "qwen-router"},
+    "poddisruptionbudgets": {"qwen-engine", "qwen-router"},
+}
+API = {
+    "deployments": "/apis/apps/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    "roles": "/apis/rbac.authorization.k8s.io/v1",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
+}
+OURS = {"labelSelector": "app.kubernetes.io/managed-by=pagefleet-operator"}
+
+
+class Operator:
+    """One process."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, log: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.log = log
+        command = [sys.executable, "-m", "pagefleet_operator.operate_cli", "--kubeconfig", str(kubeconfig)]
+        command += ["--namespace", namespace, "--operator-namespace", namespace, "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--engine-image", "engine:1", "--router-image", "router:1"]
+        with log.open("ab") as output:
+            self.process = subprocess.Popen([*command, "--operator-image", "operator:1", *flags], stderr=output)
+
+    def get(self, path: str) -> str:
+        """Return what it answers; empty: nothing."""
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False, timeout=5).text
+        except httpx.HTTPError:
+            assert self.process.poll() is None, self.log.read_text()
+            return ""
+
+    def role(self) -> str:
+        return self.get("/readyz").strip()
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's samples."""
+        lines = [line for line in self.get("/metrics").splitlines() if line.startswith(f"pagefleet_operator_{name}")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; returns the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def account(control_plane: ControlPlane, admin: httpx.Client, established: Any, namespace: str) -> str:
+    """The chart's account, with the chart's rights in the test's namespace; returns its token."""
+    for document in render(namespace=namespace):
+        kind, metadata = document["kind"], document["metadata"]
+        if kind not in ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Lease"):
+            continue
+        metadata.pop("annotations", None)
+        where = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
+        path = f"{KINDS[kind]}{where}/{kind.lower()}s/{metadata['name']}"
+        answer = apply(admin, path, document)
+        assert answer.status_code in (200, 201), answer.text
+    return control_plane.token_of(namespace, ACCOUNT)
+
+
+@pytest.fixture
+def start(
+    control_plane: ControlPlane, account: str, namespace: str, tmp_path: Path
+) -> Iterator[Callable[..., Operator]]:
+    """Return what starts an operator; all of them end with the test."""
+    kubeconfig = control_plane.write_kubeconfig(tmp_path / "kubeconfig", token=account, namespace=namespace)
+    with ExitStack() as stack:
+
+        def one(*flags: str) -> Operator:
+            operator = Operator(kubeconfig, namespace, tmp_path / "operator.log", *flags)
+            stack.callback(lambda: operator.process.poll() is None and operator.end(signal.SIGKILL))
+            return operator
+
+        yield one
+
+
+@pytest.fixture
+def deploy(admin: httpx.Client, namespace: str) -> Callable[..., dict[str, Any]]:
+    """Return what applies an InferenceService as a person would."""
+
+    def one(name: str = "qwen", **spec: Any) -> dict[str, Any]:
+        document = {
+            "apiVersion": "pagefleet.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": name},
+            "spec": {"model": {"uri": "builtin://tiny"}, **spec},
+        }
+        answer = apply(admin, f"{SERVICES.format(namespace)}/{name}", document)
+        assert answer.status_code in (200, 201), answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    return one
+
+
+def children(admin: httpx.Client, namespace: str) -> dict[str, set[str]]:
+    found = {}
+    for plural in CHILDREN:
+        path = f"{API.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
+        items = admin.get(path, params=OURS).raise_for_status().json()["items"]
+        found[plural] = {item["metadata"]["name"] for item in items}
+    return found
+
+
+def read(admin: httpx.Client, namespace: str, path: str = "inferenceservices/qwen") -> dict[str, Any]:
+    plural = path.partition("/")[0]
+    api = "/apis/pagefleet.dev/v1alpha1" if plural == PLURAL else API.get(plural, "/api/v1")
+    body: dict[str, Any] = admin.get(f"{api}/namespaces/{namespace}/{path}").json()
+    return body
+
+
+def reason(admin: httpx.Client, namespace: str, kind: str = "Ready") -> str:
+    conditions = read(admin, namespace).get("status", {}).get("conditions", ())
+    return next((str(one["reason"]) for one in conditions if one["type"] == kind), "")
+
+
+def test_five_lines_with_the_charts_rights_alone(
+    admin: httpx.Client, namespace: str, start: Callable[..., Operator], deploy: Callable[..., Any]
+) -> None:
+    operator = start()
+    deploy()
+    wait_until(lambda: children(admin, namespace) == CHILDREN, 30)
+    wait_until(lambda: reason(admin, namespace) in ("Starting", "Unschedulable", "NotReady"))
+    status = read(admin, namespace)["status"]
+    assert status["observedGeneration"] == 1
+    assert len(status["conditions"]) == 6
+    wait_until(lambda: operator.metric("queue_depth") == 0)
+    time.sleep(1.5)  # the last events of the Deployments' own controller
+    applied = operator.metric("applies_total")
+    assert applied == sum(map(len, CHILDREN.values()))  # each once: what came back is what was wanted
+    assert "Forbidden" not in operator.log.read_text()
+
+    # What somebody changes is put right, what somebody adds is kept.
+    patch = {"metadata": {"labels": {"their/own": "1"}}, "spec": {"selector": {"nobody": "at-home"}}}
+    content = {"Content-Type": "application/merge-patch+json"}
+    path = f"/api/v1/namespaces/{namespace}/services/qwen"
+    admin.patch(path, json=patch, headers=content).raise_for_status()
+    admin.delete(f"/api/v1/namespaces/{namespace}/configmaps/qwen-openai").raise_for_status()
+    wait_until(lambda: children(admin, namespace) == CHILDREN)
+    service = wait_until(
+        lambda: (
+            (body := read(admin, namespace, "services/qwen")) and operator.metric("applies_total") > applied and body
+        )
+    )
+    assert service["metadata"]["labels"]["their/own"] == "1"
+
+    # A replica count that somebody scales by the Deployment's own scale is theirs.
+    scale = f"/apis/apps/v1/namespaces/{namespace}/deployments/qwen-engine/scale?fieldManager=autoscaler"
+    admin.patch(scale, json={"spec": {"replicas": 3}}, headers=content).raise_for_status()
+    deploy(router={"replicas": 2})
+    wait_until(lambda: read(admin, namespace, "deployments/qwen-router")["spec"]["replicas"] == 2)
+    assert read(admin, namespace, "deployments/qwen-engine")["spec"]["replicas"] == 3
+    assert operator.end() == 0
+
+
+def test_what_belongs_to_a_deleted_service_is_collected(
+    control_plane: ControlPlane,
+    admin: httpx.Client,
+    namespace: str,
+    start: Callable[..., Operator],
+    deploy: Callable[..., Any],
+) -> None:
+    if not control_plane.has_controllers:
+        pytest.skip("kube-controller-manager is absent: garbage is not collected")
+    operator = start()
+    deploy()
+    wait_until(lambda: children(admin, namespace) == CHILDREN, 30)
+    admin.delete(f"{SERVICES.format(namespace)}/qwen").raise_for_status()
+    wait_until(lambda: not any(children(admin, namespace).values()), 30)
+    wait_until(lambda: operator.metric("queue_depth") == 0)
+    time.sleep(0.5)
+    assert not any(children(admin, namespace).values())
+    assert operator.metric("reconcile_errors_total") == 0
+
+
+def test_events_are_what_describe_shows(
+    admin: httpx.Client, namespace: str, start: Callable[..., Operator], deploy: Callable[..., Any]
+) -> None:
+    start()
+    uid = deploy(profileRef={"name": "nobody"})["metadata"]["uid"]
+    wait_until(lambda: reason(admin, namespace, "Degraded") == "ProfileNotFound", 30)
+    # The question that `kubectl describe` asks.
+    selector = f"involvedObject.name=qwen,involvedObject.namespace={namespace},involvedObject.uid={uid}"
+    path = f"/api/v1/namespaces/{namespace}/events"
+    events = wait_until(lambda: admin.get(path, params={"fieldSelector": selector}).json()["items"])
+    assert [event["reason"] for event in events] == ["ProfileNotFound"]
+
+
+def test_the_api_server_away_and_back(
+    control_plane: ControlPlane,
+    namespace: str,
+    start: Callable[..., Operator],
+    deploy: Callable[..., Any],
+) -> None:
+    operator = start()
+    wait_until(lambda: operator.role() == "leader", 30)
+    deploy()
+    control_plane.stop_api_server(signal.SIGKILL)
+    try:
+        before = operator.metric("api_answers_total")
+        time.sleep(5.0)
+        assert operator.metric("api_answers_total") - before < 30
+        assert operator.get("/livez") == "live\n"
+        assert operator.process.poll() is None
+    finally:
+        control_plane.start_api_server()
+    with control_plane.client() as admin:
+        wait_until(lambda: children(admin, namespace) == CHILDREN, 60)
+    assert operator.get("/livez") == "live\n"
+
+
+def test_a_standby_takes_over_from_one_that_was_killed(
+    admin: httpx.Client, namespace: str, start: Callable[..., Operator], deploy: Callable[..., Any]
+) -> None:
+    first = start()
+    wait_until(lambda: first.role() == "leader", 30)
+    second = start()
+    wait_until(lambda: second.role() == "standby", 30)
+    deploy()
+    wait_until(lambda: children(admin, namespace) == CHILDREN, 30)
+    assert second.metric("applies_total") == 0
+    first.end(signal.SIGKILL)
+    killed_at = time.monotonic()
+    deploy(replicas=2)
+    wait_until(lambda: read(admin, namespace, "deployments/qwen-engine")["spec"]["replicas"] == 2, 30)
+    assert time.monotonic() - killed_at < 20.0
+    third = start()
+    wait_until(lambda: third.role() == "standby", 30)
+    assert second.end() == 0
+    stopped_at = time.monotonic()
+    wait_until(lambda: third.role() == "leader", 10)
+    assert time.monotonic() - stopped_at < 3.0
+    assert os.path.getsize(third.log) > 0
