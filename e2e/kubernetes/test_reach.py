@@ -21,12 +21,13 @@ def test_an_engine_answers_through_a_service(
 ) -> None:
     arguments = ["serve", "builtin://tiny", "--host", "0.0.0.0", "--port", "8000"]
     probe = {"httpGet": {"path": "/readyz", "port": 8000}, "periodSeconds": 1}
-    container = {"image": images.engine, "args": arguments, "readinessProbe": probe}
+    one_thread = [{"name": "OMP_NUM_THREADS", "value": "1"}]  # more would wait for each other on a busy node
+    container = {"image": images.engine, "args": arguments, "readinessProbe": probe, "env": one_thread}
     cluster.apply(restricted_pod("engine", container, {"app": "engine"}), namespace)
     ports = [{"port": 80, "targetPort": 8000}]
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "engine"}}
     cluster.apply({**service, "spec": {"selector": {"app": "engine"}, "ports": ports}}, namespace)
-    wait_until(lambda: cluster.pod_is_ready("engine", namespace), "the engine's pod is ready")
+    wait_until(lambda: cluster.pod_is_ready("engine", namespace), "the engine's pod is ready", timeout_s=120)
 
     url = service_url("engine")
     assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
