@@ -19,7 +19,7 @@ _TRUE = frozenset({"1", "true", "yes"})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 after a clean stop, 1 after a failure, 2 when the settings cannot work."""
-    arguments = _parser(os.environ).parse_args(argv)
+    arguments = _parse(sys.argv[1:] if argv is None else argv, os.environ)
     # After parsing: --help is instant, and a mistake on the command line costs nothing.
     from pagefleet_operator.errors import OperatorError, SettingsError  # noqa: PLC0415
     from pagefleet_operator.handlers.operate import operate, settings_from  # noqa: PLC0415
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130  # before there was anything to stop
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pagefleet operate", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,24 +65,31 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--resync-seconds", type=_seconds, default=300.0, metavar="S", help="longest time without a look"
     )
     process.add_argument("--workers", type=_count, default=8, metavar="N", help="InferenceServices worked on at a time")
-    parser.set_defaults(**_from_environment(parser, environment))
     return parser
 
 
-def _from_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> dict[str, object]:
-    """Return the defaults that variables give: text is parsed as on the command line."""
-    given: dict[str, object] = {}
-    for action in parser._actions:
-        text = environment.get(_ENVIRONMENT + action.dest.upper())
-        if not text or action.dest == "help":
-            continue
-        if action.nargs == 0:
-            given[action.dest] = text.lower() in _TRUE
-        elif isinstance(action, argparse._AppendAction):
-            given[action.dest] = [part.strip() for part in text.split(",") if part.strip()]
-        else:
-            given[action.dest] = text  # argparse gives defaults that are text to the flag's type
-    return given
+def _parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    """Read the command line; what it does not give comes from variables."""
+    parser = _parser()
+    variables = [flag for action in parser._actions for flag in _as_flags(action, environment)]
+    given = parser.parse_args(argv)
+    # Lists of the two would add up otherwise.
+    lists = {name: values for name, values in vars(given).items() if isinstance(values, list)}
+    arguments = parser.parse_args([*variables, *argv])
+    vars(arguments).update(lists)
+    return arguments
+
+
+def _as_flags(action: argparse.Action, environment: Mapping[str, str]) -> list[str]:
+    """Return what a variable says as it would be written on the command line."""
+    text = environment.get(_ENVIRONMENT + action.dest.upper(), "")
+    flag = next(iter(action.option_strings), "")
+    if not text or not flag or action.dest == "help":
+        return []
+    if action.nargs == 0:
+        return [flag] if text.lower() in _TRUE else []
+    values = text.split(",") if isinstance(action, argparse._AppendAction) else [text]
+    return [f"{flag}={value.strip()}" for value in values if value.strip()]
 
 
 def _port(text: str) -> int:

@@ -182,12 +182,8 @@ def test_five_lines_with_the_charts_rights_alone(
     admin.patch(path, json=patch, headers=content).raise_for_status()
     admin.delete(f"/api/v1/namespaces/{namespace}/configmaps/qwen-openai").raise_for_status()
     wait_until(lambda: children(admin, namespace) == CHILDREN)
-    service = wait_until(
-        lambda: (
-            (body := read(admin, namespace, "services/qwen")) and operator.metric("applies_total") > applied and body
-        )
-    )
-    assert service["metadata"]["labels"]["their/own"] == "1"
+    wait_until(lambda: "nobody" not in read(admin, namespace, "services/qwen")["spec"]["selector"])
+    assert read(admin, namespace, "services/qwen")["metadata"]["labels"]["their/own"] == "1"
 
     # A replica count that somebody scales by the Deployment's own scale is theirs.
     scale = f"/apis/apps/v1/namespaces/{namespace}/deployments/qwen-engine/scale?fieldManager=autoscaler"

@@ -1,7 +1,7 @@
 """All that the watches have told and not taken back, by the InferenceService that it belongs to.
 
-Plain dicts of compact values. kopf's own indexes hold the same at twice the memory and cannot forget what was deleted
-while a watch was broken; these can (`keep_only`).
+Plain dicts of compact values. kopf's own indexes cannot forget what was deleted while a watch was broken, and do not
+know which InferenceService a change matters to; these do.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""The command: its flags, their variables, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pagefleet_operator import operate_cli
+from pagefleet_operator.handlers import operate
+from pagefleet_operator.handlers.settings import OperateSettings
+
+IMAGES = ["--engine-image", "e:1", "--router-image", "r:1", "--operator-image", "o:1"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[OperateSettings]:
+    """The settings that operators would have been started with."""
+    given: list[OperateSettings] = []
+
+    def run(settings: OperateSettings) -> int:
+        given.append(settings)
+        return 0
+
+    monkeypatch.setattr(operate, "operate", run)
+    for name in [name for name in os.environ if name.startswith("PAGEFLEET_OPERATOR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("POD_NAMESPACE", raising=False)
+    return given
+
+
+def test_flags_become_settings(started: list[OperateSettings]) -> None:
+    flags = ["--namespace", "a", "--namespace", "b", "--operator-namespace", "c", "--lease-name", "l", "--port", "0"]
+    flags += ["--image-pull-secret", "s", "--allowed-image", "x/", "--allowed-host-path", "/m", "--cluster-domain", "d"]
+    flags += ["--hf-endpoint", "https://m", "--allow-any-pod-template", "--no-network-policies", "--workers", "3"]
+    flags += ["--no-leader-election", "--resync-seconds", "60", "--host", "127.0.0.1", "--kubeconfig", "k"]
+    assert operate_cli.main([*IMAGES, *flags]) == 0
+    (settings,) = started
+    cluster = settings.cluster
+    assert (cluster.engine_image, cluster.router_image, cluster.operator_image) == ("e:1", "r:1", "o:1")
+    assert (settings.namespaces, cluster.operator_namespace, settings.lease_name) == (("a", "b"), "c", "l")
+    assert (cluster.image_pull_secrets, cluster.allowed_images, cluster.allowed_host_paths) == (
+        ("s",),
+        ("x/",),
+        ("/m",),
+    )
+    assert (cluster.cluster_domain, cluster.hf_endpoint) == ("d", "https://m")
+    assert cluster.allow_any_pod_template
+    assert not cluster.network_policies
+    assert not settings.leader_election
+    assert (settings.port, settings.workers, settings.timing.resync) == (0, 3, 60.0)
+    assert settings.kubeconfig == Path("k")
+
+
+def test_variables_set_the_same(started: list[OperateSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "ENGINE_IMAGE": "e:2",
+        "ROUTER_IMAGE": "r:2",
+        "OPERATOR_IMAGE": "o:2",
+        "NAMESPACE": "a, b",
+        "WORKERS": "5",
+        "NO_LEADER_ELECTION": "true",
+    }.items():
+        monkeypatch.setenv(f"PAGEFLEET_OPERATOR_{name}", value)
+    assert operate_cli.main(["--engine-image", "e:3"]) == 0
+    (settings,) = started
+    assert (settings.cluster.engine_image, settings.cluster.router_image) == ("e:3", "r:2")
+    assert (settings.namespaces, settings.workers, settings.leader_election) == (("a", "b"), 5, False)
+
+
+def test_a_flag_replaces_a_variables_list(started: list[OperateSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEFLEET_OPERATOR_NAMESPACE", "a")
+    assert operate_cli.main([*IMAGES, "--namespace", "b"]) == 0
+    assert started[0].namespaces == ("b",)
+
+
+def test_two_processes_have_two_names(started: list[OperateSettings]) -> None:
+    for _ in range(2):
+        operate_cli.main([*IMAGES, "--operator-namespace", "c"])
+    assert started[0].identity != started[1].identity
+
+
+def test_outside_a_cluster_the_lease_is_where_the_services_are(started: list[OperateSettings]) -> None:
+    operate_cli.main([*IMAGES, "--namespace", "a"])
+    assert started[0].cluster.operator_namespace == "a"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "error: give --engine-image, --router-image, --operator-image"),
+        (IMAGES, "error: give --operator-namespace"),
+    ],
+)
+def test_what_is_missing_is_told(
+    started: list[OperateSettings], flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert operate_cli.main(flags) == 2
+    assert capsys.readouterr().err.startswith(says)
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--port", "70000"), ("--workers", "0"), ("--resync-seconds", "1"), ("--workers", "many")]
+)
+def test_a_value_that_cannot_be_is_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        operate_cli.main([*IMAGES, flag, value])
+    assert ended.value.code == 2
+    assert value in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, pagefleet_operator.operate_cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit(any(name in sys.modules for name in ('kopf', 'kubernetes', 'aiohttp', 'pydantic')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "PAGEFLEET_OPERATOR_ENGINE_IMAGE is --engine-image" in done.stdout
+
+
+def test_a_real_start_without_a_cluster_ends_with_what_to_do(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pagefleet_operator.operate_cli", *IMAGES, "--operator-namespace", "a"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
+    kubeconfig = ["--kubeconfig", str(tmp_path / "none")]
+    for flags, says in ((kubeconfig, "there is no such file"), ([], "outside a cluster give --kubeconfig FILE")):
+        done: Any = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 2
+        assert says in done.stderr.splitlines()[-1]
