@@ -53,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     policy.add_argument("--allowed-host-path", action="append", metavar="DIR", help="folders of nodes; repeatable")
     policy.add_argument("--allow-any-pod-template", action="store_true", help="also privileges and host namespaces")
     policy.add_argument("--no-network-policies", action="store_true", help="make no NetworkPolicies")
+    policy.add_argument(
+        "--api-server-port",
+        action="append",
+        type=_port,
+        metavar="PORT",
+        help="of the API server, as pods reach it: NetworkPolicies let routers out to it; repeatable; default: 443, 6443",
+    )
     process = parser.add_argument_group("this process")
     process.add_argument("--operator-namespace", metavar="NS", help="where it runs; default: from its pod")
     process.add_argument(

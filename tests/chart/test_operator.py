@@ -37,6 +37,8 @@ def test_one_flag_for_each_setting() -> None:
         "--resync-seconds=300",
         "--workers=8",
         "--cluster-domain=cluster.local",
+        "--api-server-port=443",
+        "--api-server-port=6443",
     ]
 
 
@@ -47,7 +49,7 @@ def test_namespaces_are_the_releases_own_the_listed_or_all() -> None:
 
 
 def test_policy_becomes_flags() -> None:
-    assert arguments({"policy": POLICY, "images": {"pullSecrets": ["key"]}})[-7:] == [
+    assert arguments({"policy": POLICY, "images": {"pullSecrets": ["key"]}})[-9:-2] == [
         "--image-pull-secret=key",
         "--allowed-image=registry.example.org/a/",
         "--allowed-image=registry.example.org/b/",
@@ -73,6 +75,7 @@ def started_with(values: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_operator_understands_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"policy": POLICY, "images": {"pullSecrets": ["key"]}, "watch": {"namespaces": ["team-a", "team-b"]}}
+    values["networkPolicy"] = {"apiServerPorts": [16443]}
     settings = started_with({**values, "operator": {"workers": 4, "resyncSeconds": 60}}, monkeypatch)
     assert settings.namespaces == ("team-a", "team-b")
     assert (settings.workers, settings.timing.resync) == (4, 60)
@@ -83,6 +86,7 @@ def test_the_operator_understands_every_flag(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.cluster.allowed_host_paths == ("/var/models",)
     assert settings.cluster.allow_any_pod_template
     assert not settings.cluster.network_policies
+    assert settings.cluster.api_server_ports == (16443,)
     assert settings.cluster.hf_endpoint == "https://mirror.example.org"
 
 

@@ -58,6 +58,7 @@ def settings_from(arguments: argparse.Namespace, environment: Mapping[str, str])
             allowed_host_paths=tuple(arguments.allowed_host_path or ()),
             allow_any_pod_template=arguments.allow_any_pod_template,
             network_policies=not arguments.no_network_policies,
+            **({"api_server_ports": tuple(arguments.api_server_port)} if arguments.api_server_port else {}),
         ),
         namespaces=tuple(dict.fromkeys(arguments.namespace or ())),
         identity=f"{socket.gethostname()}_{secrets.token_hex(4)}",

@@ -27,3 +27,5 @@ class ClusterSettings:
     """True: podTemplate may also change service account, host namespaces, host paths and privileges."""
     network_policies: bool = True
     """Whether NetworkPolicies are made."""
+    api_server_ports: tuple[int, ...] = (443, 6443)
+    """Of the API server as pods reach it; network policies let routers out to these."""

@@ -37,6 +37,7 @@ def test_flags_become_settings(started: list[OperateSettings]) -> None:
     flags += ["--image-pull-secret", "s", "--allowed-image", "x/", "--allowed-host-path", "/m", "--cluster-domain", "d"]
     flags += ["--hf-endpoint", "https://m", "--allow-any-pod-template", "--no-network-policies", "--workers", "3"]
     flags += ["--no-leader-election", "--resync-seconds", "60", "--host", "127.0.0.1", "--kubeconfig", "k"]
+    flags += ["--api-server-port", "16443", "--api-server-port", "443"]
     assert operate_cli.main([*IMAGES, *flags]) == 0
     (settings,) = started
     cluster = settings.cluster
@@ -50,6 +51,7 @@ def test_flags_become_settings(started: list[OperateSettings]) -> None:
     assert (cluster.cluster_domain, cluster.hf_endpoint) == ("d", "https://m")
     assert cluster.allow_any_pod_template
     assert not cluster.network_policies
+    assert cluster.api_server_ports == (16443, 443)
     assert not settings.leader_election
     assert (settings.port, settings.workers, settings.timing.resync) == (0, 3, 60.0)
     assert settings.kubeconfig == Path("k")
@@ -68,6 +70,7 @@ def test_variables_set_the_same(started: list[OperateSettings], monkeypatch: pyt
     assert operate_cli.main(["--engine-image", "e:3"]) == 0
     (settings,) = started
     assert (settings.cluster.engine_image, settings.cluster.router_image) == ("e:3", "r:2")
+    assert settings.cluster.api_server_ports == (443, 6443)
     assert (settings.namespaces, settings.workers, settings.leader_election) == (("a", "b"), 5, False)
 
 
@@ -104,7 +107,14 @@ def test_what_is_missing_is_told(
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--port", "70000"), ("--workers", "0"), ("--resync-seconds", "1"), ("--workers", "many")]
+    ("flag", "value"),
+    [
+        ("--port", "70000"),
+        ("--workers", "0"),
+        ("--resync-seconds", "1"),
+        ("--workers", "many"),
+        ("--api-server-port", "x"),
+    ],
 )
 def test_a_value_that_cannot_be_is_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -25,7 +25,7 @@ def network_policies(
         return ()
     names = names_of(service)
     engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved, settings))
-    routers = _policy(service, names.router, "router", *_router_rules(service))
+    routers = _policy(service, names.router, "router", *_router_rules(service, settings))
     job = _policy(service, names.model, "model", *_job_rules(resolved, settings))
     return (engines, routers, job) if with_job else (engines, routers)
 
@@ -40,10 +40,10 @@ def _engine_rules(
     return [{"from": sources, "ports": _tcp(SERVING_PORT)}], [_names(), *([_everywhere()] if downloads else [])]
 
 
-def _router_rules(service: InferenceService) -> tuple[list[Object], list[Object]]:
+def _router_rules(service: InferenceService, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
     engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": _tcp(SERVING_PORT)}
-    # The API server is at an address that no selector matches and nobody here knows; its ports are these two.
-    api_server = {"ports": _tcp(443, 6443)}
+    # The API server is at an address that no selector matches and nobody here knows.
+    api_server = {"ports": _tcp(*settings.api_server_ports)}
     # Clients are pods of any namespace, and proxies outside of all of them: keys are for telling them apart.
     return [{"ports": _tcp(SERVING_PORT)}], [_names(), engines, api_server]
 
