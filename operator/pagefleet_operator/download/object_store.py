@@ -29,7 +29,7 @@ from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import Digest, Listing, RemoteFile
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, GCSStore, RetryConfig, S3Store
+    from obstore.store import ClientConfig, GCSStore, RetryConfig, S3Config, S3Store
 
 _CHUNK = 1 << 18
 _SAMPLE_BYTES = 1 << 20
@@ -167,9 +167,12 @@ async def open_object_store(
     try:
         store: S3Store | GCSStore
         if scheme == "s3":
+            config: S3Config = {"endpoint": endpoint} if endpoint else {}
+            if settings.web_identity:
+                config["skip_signature"] = False
             store = S3Store(
                 bucket,
-                config={"endpoint": endpoint} if endpoint else {},
+                config=config,
                 client_options=client,
                 retry_config=no_retries,
             )

@@ -56,6 +56,8 @@ class DownloadSettings:
     """Base URL of a mirror of the hub, or of an S3 or GCS service; default: the well-known one."""
     token: str | None = field(default=None, repr=False)
     """Of the hub. The stores' libraries find their own credentials in the environment."""
+    web_identity: bool = False
+    """The pod's account stands for a role at the store: requests are signed, whatever *_SKIP_SIGNATURE says."""
     parallel_files: int = 4
     patience: Patience = Patience()
     host: Host = Host()
@@ -70,4 +72,5 @@ def settings_for(
         revision=revision,
         endpoint=endpoint or next(filter(None, variables), None),
         token=environment.get("HF_TOKEN", "").strip() or None,
+        web_identity="AWS_WEB_IDENTITY_TOKEN_FILE" in environment,
     )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pagefleet_operator.download.settings import Patience
+from pagefleet_operator.download.settings import Patience, settings_for
 
 from tests.fakes.downloads import Pauses, fast, run, visible
 from tests.fakes.http_faults import Fault
@@ -137,6 +137,23 @@ def test_credentials_that_may(tmp_path: Path) -> None:
     with ObjectStoreServer(account="right") as closed:
         closed.buckets["models"] = {f"team/qwen/{name}": data for name, data in sharded().items()}
         assert run(URI["s3"], tmp_path, fast(endpoint=closed.url)).reason == ""
+
+
+@pytest.mark.parametrize(("web_identity", "reason"), [(True, ""), (False, "AccessDenied")])
+def test_a_role_of_the_pods_account_signs_whatever_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, web_identity: bool, reason: str
+) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    with ObjectStoreServer(account="right") as closed:
+        closed.buckets["models"] = {f"team/qwen/{name}": data for name, data in sharded().items()}
+        settings = fast(endpoint=closed.url, web_identity=web_identity)
+        assert run(URI["s3"], tmp_path, settings).reason == reason
+
+
+def test_a_role_is_known_by_the_variable_that_the_cloud_sets() -> None:
+    roles = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token"}
+    assert settings_for(URI["s3"], None, None, roles).web_identity
+    assert not settings_for(URI["s3"], None, None, {}).web_identity
 
 
 @BOTH

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.objects.names_and_labels import selector
 from pagefleet_operator.plan.objects.revision import revision_of
 from pagefleet_operator.plan.observed import Child
 from pagefleet_protocol.kube_names import ANNOTATION_APPLIED, LABEL_REVISION, LABEL_SERVICE, RESERVED_SUFFIXES
 
 from tests.operator.objects.server_defaults import server_default
-from tests.operator.objects.service_table import HF, TABLE, TINY, UID, Case, by_key
+from tests.operator.objects.service_table import HF, SETTINGS, TABLE, TINY, UID, Case, by_key
 
 Object = dict[str, Any]
 ENGINE = ("Deployment", "qwen-engine")
@@ -265,6 +266,20 @@ def test_a_mirror_of_the_administrator_is_used_for_the_hub_alone() -> None:
     assert "https://mirror.example.org" not in str(job(s3))
 
 
+@pytest.mark.parametrize(("scheme", "name"), [("s3", "AWS_SKIP_SIGNATURE"), ("gs", "GOOGLE_SKIP_SIGNATURE")])
+def test_a_bucket_without_a_secret_is_read_as_everybody_may(scheme: str, name: str) -> None:
+    public = HF.changed(model={"uri": f"{scheme}://models/qwen"})
+    secret = public.changed(model={"uri": f"{scheme}://models/qwen", "secretRef": {"name": "store"}})
+    open_network = replace(public, settings=replace(SETTINGS, network_policies=False))
+    for case, unsigned in ((public, True), (secret, False), (open_network, False)):
+        downloads = (
+            job(case)["spec"]["template"]["spec"]["containers"]
+            + engine(case)["spec"]["template"]["spec"]["initContainers"]
+        )
+        assert len(downloads) == 2
+        assert [{"name": name, "value": "true"} in one["env"] for one in downloads] == [unsigned] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "kind"), [("gateway", "HTTPRoute"), ("gateway", "ServiceMonitor"), ("ingress", "Ingress")]
 )
@@ -277,6 +292,14 @@ def test_kinds_that_the_cluster_lacks_are_not_made(name: str, kind: str) -> None
 def test_network_policies_can_be_left_to_others() -> None:
     kinds = {one["kind"] for one in TABLE["scaled-to-zero"].wanted()}
     assert "NetworkPolicy" not in kinds
+
+
+def test_routers_reach_the_api_server_on_its_ports() -> None:
+    case = replace(TINY, settings=replace(SETTINGS, api_server_ports=(16443,)))
+    names, engines, api_server = by_key(case.wanted())["NetworkPolicy", "qwen-router"]["spec"]["egress"]
+    assert api_server == {"ports": [{"port": 16443, "protocol": "TCP"}]}
+    assert "to" not in names
+    assert engines["to"] == [{"podSelector": {"matchLabels": selector("qwen", "engine")}}]
 
 
 @pytest.mark.parametrize("name", TABLE)

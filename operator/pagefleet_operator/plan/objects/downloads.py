@@ -29,6 +29,8 @@ _REQUIRED_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 _OPTIONAL_KEYS: Mapping[str, tuple[str, ...]] = {"s3": ("AWS_SESSION_TOKEN", "AWS_REGION")}
 """Entries of the Secret that become variables, by the model's scheme."""
+_UNSIGNED: Mapping[str, str] = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE"}
+"""Without a Secret a bucket is one that everybody may read: network policies keep pods from the node's identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ def download_container(
         made["env"] += _credentials(resolved.uri.scheme, secret.name)
         if resolved.uri.scheme == "gs":
             made["volumeMounts"].append({"name": _SECRET_VOLUME, "mountPath": SECRET_PATH, "readOnly": True})
+    elif resolved.uri.scheme in _UNSIGNED and settings.network_policies:
+        made["env"] += env({_UNSIGNED[resolved.uri.scheme]: "true"})
     made["resources"] = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     return made
 
@@ -74,7 +78,8 @@ def download_volumes(service: InferenceService, resolved: Resolved) -> tuple[Obj
     secret = service.spec.model.secret_ref
     if secret is None or resolved.uri.scheme != "gs":
         return ()
-    return ({"name": _SECRET_VOLUME, "secret": {"secretName": secret.name, "defaultMode": 0o440}},)
+    source = {"secretName": secret.name, "items": [{"key": _GOOGLE_KEY, "path": _GOOGLE_KEY}], "defaultMode": 0o440}
+    return ({"name": _SECRET_VOLUME, "secret": source},)
 
 
 def job_tmp_volume() -> Object:
