@@ -81,6 +81,13 @@ def test_a_volume_gets_another_source_in_place_of_its_own() -> None:
     assert resized["spec"]["volumes"][0] == {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}}
 
 
+@pytest.mark.parametrize("nothing", [None, {"$patch": "delete"}])
+def test_taking_a_source_away_that_a_volume_has_not_leaves_the_one_that_it_has(nothing: Any) -> None:
+    volume = {"name": "tmp", "emptyDir": {}}
+    patch = {"volumes": [{"name": "tmp", "hostPath": nothing}]}
+    assert strategic_merge({"volumes": [volume]}, patch) == {"volumes": [volume]}
+
+
 @pytest.mark.parametrize("patch", [{"metadata": "text"}, {"spec": {"containers": "text"}}, {"spec": ["a"]}])
 def test_another_type_takes_the_place(patch: dict[str, Any]) -> None:
     name, value = next(iter(patch.items()))

@@ -37,7 +37,7 @@ def strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[s
     for name, value in patch.items():
         if name == DIRECTIVE:
             continue
-        if value is None or (isinstance(value, Mapping) and value.get(DIRECTIVE) == "delete"):
+        if _deletes(value):
             merged.pop(name, None)
         elif isinstance(value, Mapping):
             below = merged.get(name)
@@ -62,8 +62,17 @@ def _merge_list(name: str, base: Sequence[Any], patch: Sequence[Any]) -> list[An
             merged.pop(item[key], None)
             continue
         old = merged.get(item[key], {})
-        if name == "volumes" and not item.keys() - {DIRECTIVE} <= old.keys():
+        if name == "volumes" and not _given(item) <= old.keys():
             # A volume has one source: another one takes the old one's place.
             old = {}
         merged[item[key]] = strategic_merge(old, item)
     return list(merged.values())
+
+
+def _given(item: Mapping[str, Any]) -> set[str]:
+    """Return the fields that an item sets."""
+    return {name for name, value in item.items() if name != DIRECTIVE and not _deletes(value)}
+
+
+def _deletes(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and value.get(DIRECTIVE) == "delete")
