@@ -14,7 +14,7 @@ KILLER = Path(__file__).with_name("kill_pod.py")
 def kill_processes(cluster: Cluster, image: str, namespace: str, pod: dict[str, Any]) -> None:
     """SIGKILL every process of a pod, as when memory runs out: nothing is told, nothing tidied up."""
     uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
-    container = {"image": image, "command": ["python", "-c", KILLER.read_text(), uid]}
+    container: dict[str, Any] = {"image": image, "command": ["python", "-c", KILLER.read_text(), uid]}
     container["securityContext"] = {"runAsUser": 0, "privileged": True}
     run_on_node(cluster, namespace, {"hostPID": True, "nodeName": node, "containers": [{"name": "main", **container}]})
 

@@ -33,11 +33,18 @@ class Service:
         self.cluster = cluster
         self.namespace = namespace
         self.name = name
+        self.spec: Mapping[str, Any] = {}
+        """As last applied."""
 
-    def apply(self, **spec: Any) -> dict[str, Any]:
+    def apply(self, **spec: Any) -> None:
         """Make the spec this, and no more: what an earlier call said and this one does not is taken away."""
+        self.spec = {"model": BUILTIN, **spec}
         document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}}
-        return self.cluster.apply({**document, "spec": {"model": BUILTIN, **spec}}, self.namespace)
+        self.cluster.apply({**document, "spec": self.spec}, self.namespace)
+
+    def edit(self, **spec: Any) -> None:
+        """Change these fields of the spec, and leave the others."""
+        self.apply(**{**self.spec, **spec})
 
     def delete(self) -> None:
         self.cluster.delete(API_VERSION, KIND, self.name, self.namespace)
@@ -79,6 +86,12 @@ class Service:
         self.wait_for("Progressing", "Settled", timeout_s)
         self.wait_for("EngineReady", "AllReady", timeout_s)
         self.wait_for("Ready", "Serving", timeout_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything runs as the spec says, and all of it is ready."""
+        reasons = [self.condition(kind).get("reason") for kind in ("Progressing", "EngineReady", "Ready")]
+        return reasons == ["Settled", "AllReady", "Serving"]
 
     def role(self, name: str) -> dict[str, Any]:
         """Return counts and revision of `engine` or `router`."""

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 
 from e2e.kubernetes.cluster import Cluster, Images, wait_until
-from e2e.kubernetes.conftest import FLEET
 from e2e.kubernetes.installation import Installation
 from e2e.kubernetes.load import Account, Load
 from e2e.kubernetes.load_pod import ASKERS, STREAMERS
@@ -74,7 +73,7 @@ def test_another_operator_takes_over_from_a_killed_one(
     kill_processes(cluster, images.operator, privileged, pod)
 
     began = time.monotonic()
-    fleet.apply(**{**FLEET, "rollout": {"drainSeconds": 20, "progressSeconds": 1600}})
+    fleet.edit(rollout={"drainSeconds": 20, "progressSeconds": 1600})
     wait_until(lambda: progress_seconds(cluster, fleet) == 1600, "an edit takes effect", FAILOVER_S)
     assert time.monotonic() - began < FAILOVER_S
     assert load.go_on().failures == ()
@@ -89,7 +88,7 @@ def test_without_any_operator_everything_serves_on(
         cluster.delete("v1", "Pod", min(engines), fleet.namespace)
         assert load.go_on(asked=60, streamed=6).failures == ()
         wait_until(lambda: len(ready(cluster, fleet)) == 2, "Kubernetes replaces the engine by itself", 120)
-        fleet.apply(**{**FLEET, "rollout": {"drainSeconds": 20, "progressSeconds": 1700}})
+        fleet.edit(rollout={"drainSeconds": 20, "progressSeconds": 1700})
     finally:
         installation.scale(2)
     fleet.wait_until_settled()

@@ -85,7 +85,7 @@ def test_the_openai_client_gets_answers_and_streams(url: str, exchanges: Sequenc
 def test_a_mistake_is_told_to_the_client(url: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json={"model": "other", "prompt": "x"}, trust_env=False)
     assert answer.status_code == 404
-    assert "tiny" in answer.json()["error"]["message"]
+    assert "'other' does not exist" in answer.json()["error"]["message"]
 
 
 def test_an_application_needs_only_the_config_map(

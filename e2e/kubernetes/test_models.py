@@ -89,9 +89,10 @@ def test_a_claim_that_holds_the_model(
 ) -> None:
     service.apply(router=LIGHT, model={"uri": f"pvc://{claim}/tiny"})
     service.wait_for("Ready", "Serving", MODEL_IN_TIME_S)
-    memory = service.status["resolved"]["memory"]
-    assert 0 < memory["weights"] < 0.1, "GiB of seven MB"
-    assert memory["kv"] > 0
+    resolved = service.status["resolved"]
+    assert 0 < resolved["memory"]["weights"] < 0.1, "GiB of seven MB"
+    assert resolved["memory"]["kv"] >= 0
+    assert resolved["maxModelLen"] > 0, "found in the model's own files"
     answers(cluster, images, service, exchanges[0])
 
 

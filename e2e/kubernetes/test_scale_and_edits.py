@@ -8,7 +8,6 @@ import pytest
 from kubernetes import client
 
 from e2e.kubernetes.cluster import Cluster, wait_until
-from e2e.kubernetes.conftest import FLEET
 from e2e.kubernetes.load import Load
 from e2e.kubernetes.service import API_VERSION, KIND, Service
 
@@ -111,17 +110,17 @@ def test_what_was_deleted_comes_back(cluster: Cluster, served: Service, version:
 
 
 def test_a_paused_service_is_left_alone(cluster: Cluster, fleet: Service) -> None:
-    fleet.apply(**FLEET, paused=True)
+    fleet.edit(paused=True)
     fleet.wait_for("Progressing", "Paused")
     name = f"{fleet.name}-openai"
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"OPENAI_MODEL": "mine"}}
     cluster.apply(document, fleet.namespace)
     assert fleet.status["mode"] == "Paused"
-    fleet.apply(**{**FLEET, "rollout": {"drainSeconds": 20, "progressSeconds": 1500}}, paused=True)
+    fleet.edit(rollout={"drainSeconds": 20, "progressSeconds": 1500})
     wait_until(lambda: fleet.condition("Progressing").get("reason") == "Paused", "it is looked at, and left alone")
     found = cluster.get("v1", "ConfigMap", name, fleet.namespace) or {}
     assert found["data"]["OPENAI_MODEL"] == "mine"
-    fleet.apply(**FLEET)
+    fleet.edit(paused=False)
     fleet.wait_until_settled()
     wait_until(
         lambda: (cluster.get("v1", "ConfigMap", name, fleet.namespace) or {})["data"]["OPENAI_MODEL"] == fleet.name,

@@ -51,7 +51,7 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "no-profile": (
         {"profileRef": {"name": "absent"}},
-        "Degraded", "ProfileNotFound", r"absent.*kubectl get pfip",
+        "Degraded", "ProfileNotFound", r"there is no InferenceProfile absent; .* name (none|one of)",
     ),
     "no-ingress": (
         {"expose": {"type": "Gateway", "host": "llm.example.org", "gatewayRef": {"name": "public"}}},

@@ -81,7 +81,7 @@ def find_profile(
     """Return the profile that gives `service` its defaults; None where it needs none."""
     if service.spec.profile_ref is not None:
         name = service.spec.profile_ref.name
-        known = f"those that exist: {', '.join(sorted(profiles))}" if profiles else "there are none"
+        known = f"name one of {', '.join(sorted(profiles))}" if profiles else "there are none: make it, or name none"
         return profiles.get(name) or Refusal(
             "spec.profileRef.name", Reason.PROFILE_NOT_FOUND, f"there is no InferenceProfile {name}; {known}"
         )

@@ -92,7 +92,7 @@ def test_who_says_none_gets_no_gpu() -> None:
     ("profiles", "spec", "path", "reason", "words"),
     [
         ([profile("a"), profile("l4")], {"profileRef": {"name": "b"}}, "spec.profileRef.name",
-         Reason.PROFILE_NOT_FOUND, "no InferenceProfile b; those that exist: a, l4"),
+         Reason.PROFILE_NOT_FOUND, "no InferenceProfile b; name one of a, l4"),
         ([], {"profileRef": {"name": "b"}}, "spec.profileRef.name", Reason.PROFILE_NOT_FOUND, "there are none"),
         ([profile("b"), profile("a")], {"resources": {"gpuType": "h100"}}, "spec.resources.gpuType",
          Reason.PROFILE_INVALID, "a and b are all for gpuType h100: name one in spec.profileRef"),
