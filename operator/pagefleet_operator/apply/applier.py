@@ -16,7 +16,7 @@ from pagefleet_protocol.kube_names import ANNOTATION_APPLIED
 
 from pagefleet_operator.apply.cluster import Body, Cluster
 from pagefleet_operator.apply.kinds import BY_NAME, CHILDREN
-from pagefleet_operator.errors import Conflict, Refused
+from pagefleet_operator.errors import Conflict, Refused, Unavailable
 from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey
 
 _LOG = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ _ORDER: Mapping[str, int] = {kind.kind: position for position, kind in enumerate
 FIGHT_APPLIES = 5
 """One object is applied so often within `FIGHT_WINDOW_S`, then others may have it their way for the rest of it."""
 FIGHT_WINDOW_S = 60.0
+INTERNAL_ERROR = 500
+"""What an admission webhook that fails looks like: true of one kind of object, not of the API server."""
 
 Differences = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, ...]]
 """Paths of the fields of a wanted object that are not so in the one seen."""
@@ -122,7 +124,9 @@ class Applier:
     async def _attempt(self, service: Service, body: Body, done: _Round) -> None:
         try:
             result = await self._cluster.apply(body)
-        except (Refused, Conflict) as error:
+        except (Refused, Conflict, Unavailable) as error:
+            if isinstance(error, Unavailable) and error.status != INTERNAL_ERROR:
+                raise
             name = body["metadata"]["name"]
             done.failures.append(ApplyFailure(body["kind"], name, error.status, error.reason, error.message))
             return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import Kind
-from pagefleet_operator.errors import ClusterError
+from pagefleet_operator.errors import ClusterError, Refused
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, managed_selector
 
 _LOG = logging.getLogger(__name__)
@@ -52,8 +52,6 @@ class Auditor:
         self._clock = clock
         self._behind: dict[tuple[str, str], dict[Key, tuple[str, float]]] = {}
         # Kind and namespace, then object: the version that was not seen, and since when.
-        self.audited_at: float | None = None
-        """When the last audit ended well."""
 
     async def audit(self, scope: Scope, wake: Callable[[Iterable[Key]], None]) -> None:
         """Compare everything once; `wake` gets the InferenceServices that lost something unseen.
@@ -62,8 +60,10 @@ class Auditor:
             ClusterError: the API server does not answer.
         """
         for kind, namespace in scope.places():
-            wake(await self._compare(kind, namespace))
-        self.audited_at = self._clock()
+            try:
+                wake(await self._compare(kind, namespace))
+            except Refused as error:
+                _LOG.warning("%s in %s cannot be listed: %s", kind.kind, namespace or "all namespaces", error)
 
     async def wait_until_seen(self, scope: Scope, pause_s: float = 0.2) -> None:
         """Return once the watches have told everything that there was when this was called. Retries for ever."""
@@ -117,6 +117,10 @@ class Auditor:
         while True:
             try:
                 return await self._list(kind, namespace)
+            except Refused as error:
+                # One namespace without the operator's Role must not keep the others from being served.
+                _LOG.warning("%s in %s cannot be listed: %s", kind.kind, namespace or "all namespaces", error)
+                return {}
             except ClusterError as error:
                 _LOG.warning("%s cannot be listed: %s; again in %.0f s", kind.kind, error, pause_s)
                 await asyncio.sleep(pause_s)

@@ -96,10 +96,6 @@ class ClusterView:
         """Return what belongs to an InferenceService by its label; `uid` tells which of it is its own."""
         return {name: child.open(uid) for name, child in self._children.get(key, {}).items()}
 
-    def stored_children(self, key: Key) -> Mapping[ChildKey, StoredChild]:
-        """Return the same in compact form."""
-        return self._children.get(key, {})
-
     def pods(self, key: Key) -> tuple[PodSeen, ...]:
         """Return the pods, by name."""
         return tuple(pod for _, pod in sorted(self._pods.get(key, {}).items()))

@@ -12,6 +12,7 @@ from pagefleet_protocol.model_uri import parse_model_uri
 
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
+from pagefleet_operator.errors import Refused
 from pagefleet_operator.handlers.child_view import stored_child
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.event_reader import EventReader, suspects
@@ -73,7 +74,10 @@ class Observer:
         """
         found = {}
         for kind, name in names:
-            body = await self._sources.cluster.get(BY_NAME[kind], key[0], name)
+            try:
+                body = await self._sources.cluster.get(BY_NAME[kind], key[0], name)
+            except Refused:
+                continue  # applying it will be refused too, and that reaches the status
             if body is not None:
                 found[kind, name] = stored_child(body, kind, BY_NAME[kind].api_version).open(uid)
         return found

@@ -85,8 +85,6 @@ class Watches:
         self._again = asyncio.Event()
         self.restarts = 0
         """How often kopf was started again."""
-        self.last_event_at: float | None = None
-        """When a watch last told something, in the event loop's time."""
 
     def restart(self) -> None:
         """List and watch everything anew."""
@@ -137,7 +135,6 @@ class Watches:
     def _watch(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
         @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"see-{kind.plural}")
         async def see(event: Any, **_: Any) -> None:
-            self.last_event_at = asyncio.get_running_loop().time()
             keys = self._view.note(kind, event["object"], deleted=event["type"] == "DELETED")
             if keys:
                 self._wake(keys)

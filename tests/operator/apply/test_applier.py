@@ -102,6 +102,17 @@ def test_one_refusal_does_not_keep_the_rest_from_being_made(lab: Lab) -> None:
     ]
 
 
+def test_a_webhook_that_fails_does_not_keep_the_rest_from_being_made(lab: Lab) -> None:
+    def gate(verb: str, kind: str, name: str) -> None:
+        if kind == "ConfigMap":
+            raise Unavailable("failed calling webhook", status=500, reason="InternalError")
+
+    lab.cluster.gate = gate
+    done = lab.make_so(body("ConfigMap", "c"), body("Deployment", "d"))
+    assert done.written == 1
+    assert [(one.kind, one.status, one.reason) for one in done.failures] == [("ConfigMap", 500, "InternalError")]
+
+
 def test_no_answer_ends_the_round(lab: Lab) -> None:
     lab.cluster.down = True
     with pytest.raises(Unavailable):

@@ -251,7 +251,7 @@ def test_a_paused_service_is_left_as_it_is() -> None:
             w.apply()
             await until(lambda: set(w.children()) == CHILDREN)
             w.apply(paused=True, replicas=3)
-            await until(lambda: w.get("InferenceService", "qwen")["status"]["mode"] == "Paused")
+            await until(lambda: w.get("InferenceService", "qwen").get("status", {}).get("mode") == "Paused")
             w.delete("ConfigMap", "qwen-openai")
             await w.settled()
             assert not w.find("ConfigMap", "qwen-openai")

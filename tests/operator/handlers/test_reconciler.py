@@ -281,6 +281,26 @@ def test_what_is_refused_is_told_and_the_rest_is_made(bench: Bench) -> None:
     assert bench.condition("Degraded")["reason"] == "AsWanted"
 
 
+def test_a_kind_that_must_not_be_read_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = bench.cluster.get
+
+    async def narrow(kind: Any, namespace: str, name: str) -> Any:
+        if kind.kind == "Role":
+            raise Refused("roles is forbidden", status=403, reason="Forbidden")
+        return await get(kind, namespace, name)
+
+    def gate(verb: str, kind: str, name: str) -> None:
+        if kind == "Role":
+            raise Refused("roles is forbidden", status=403, reason="Forbidden")
+
+    bench.apply()
+    monkeypatch.setattr(bench.cluster, "get", narrow)
+    bench.cluster.gate = gate
+    with pytest.raises(Refused):
+        bench.look()
+    assert "roles is forbidden" in bench.condition("Degraded")["message"]
+
+
 @pytest.mark.parametrize("error", [Throttled("slowly", retry_after_s=3.0), Unavailable("away")])
 def test_an_api_server_in_trouble_ends_the_look_at_once(bench: Bench, error: Exception) -> None:
     def gate(verb: str, kind: str, name: str) -> None:
