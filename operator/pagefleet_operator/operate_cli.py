@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         type=_port,
         metavar="PORT",
-        help="of the API server, as pods reach it: NetworkPolicies let routers out to it; repeatable; default: 443, 6443",
+        help="of the API server, where NetworkPolicies let routers out; repeatable; default: 443, 6443",
     )
     process = parser.add_argument_group("this process")
     process.add_argument("--operator-namespace", metavar="NS", help="where it runs; default: from its pod")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from pagefleet_protocol.kube_names import FIELD_MANAGER
 
 from pagefleet_operator.plan.observed import Child
+from pagefleet_operator.plan.scaling import is_autoscaler
 
 _NOISE = frozenset({"managedFields", "resourceVersion"})
 """Of the metadata: changes whenever anything changes, so that two equal objects would not look equal."""
@@ -56,7 +56,7 @@ def controller_of(metadata: Mapping[str, Any]) -> str:
 def _scaled_by(metadata: Mapping[str, Any]) -> str:
     for entry in metadata.get("managedFields") or ():
         fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
-        foreign = entry.get("manager") != FIELD_MANAGER
-        if foreign and entry.get("subresource") == "scale" and "f:replicas" in fields:
-            return str(entry["manager"])
+        manager = str(entry.get("manager", ""))
+        if entry.get("subresource") == "scale" and "f:replicas" in fields and is_autoscaler(manager):
+            return manager
     return ""

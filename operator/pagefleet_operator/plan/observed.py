@@ -28,7 +28,7 @@ class Child:
     ours: bool
     """Whether its controller is this InferenceService (by uid)."""
     scaled_by: str = ""
-    """Field manager that owns spec.replicas through the scale subresource, e.g. an autoscaler's; empty for none."""
+    """The autoscaler that owns spec.replicas through the scale subresource; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

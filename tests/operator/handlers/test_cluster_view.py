@@ -85,6 +85,8 @@ def test_who_scales_a_deployment_is_read_from_its_managed_fields(view: ClusterVi
         {"manager": "pagefleet-operator", "operation": "Apply", "fieldsV1": fields},
         {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": fields},
     ]
+    by_hand = {"manager": "kubectl", "operation": "Update", "subresource": "scale", "fieldsV1": fields}
+    body["metadata"]["managedFields"].append(by_hand)
     view.note(DEPLOYMENT, body)
     assert view.children(KEY, "s1")["Deployment", "qwen-engine"].scaled_by == ""
     body["metadata"]["managedFields"].append(
