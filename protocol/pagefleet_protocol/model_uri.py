@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from pagefleet_protocol.resource_base import wrong
 
@@ -19,17 +19,19 @@ _MAX_LENGTH = 1024
 _PART = r"(\.{0,2}[^/.\x00-\x20][^/\x00-\x20]*|\.{3}[^/\x00-\x20]*)"
 _FORMS: Mapping[Scheme, tuple[str, str]] = {
     "hf": (r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", "hf://organization/name"),
-    "s3": (rf"[a-z0-9][a-z0-9.-]+(/{_PART})+/?", "s3://bucket/path/of/the/model"),
-    "gs": (rf"[a-z0-9][a-z0-9._-]+(/{_PART})+/?", "gs://bucket/path/of/the/model"),
-    "pvc": (rf"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/{_PART})*/?", "pvc://claim/path/in/the/claim"),
+    "s3": (rf"[a-z0-9][a-z0-9.-]+(/{_PART})+/?", "s3://bucket/path"),
+    "gs": (rf"[a-z0-9][a-z0-9._-]+(/{_PART})+/?", "gs://bucket/path"),
+    "pvc": (rf"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/{_PART})*/?", "pvc://claim/path"),
     "oci": (
         r"[a-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
         "oci://registry/repository:tag",
     ),
-    "file": (r"/[^\x00]+", "file:///absolute/path of a folder in Hugging Face layout"),
+    "file": (r"/[^\x00]+", "file:///absolute/path"),
     "builtin": (r"tiny", "builtin://tiny"),
 }
-_PATTERN = "^(" + "|".join(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items()) + ")$"
+PATTERN = "^(" + "|".join(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items()) + ")$"
+"""Of every URI; means the same to Python and to Go."""
+EXAMPLES = ", ".join(example for _, example in _FORMS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,8 @@ def parse_model_uri(uri: str) -> ModelUri:
         if re.fullmatch(form, path):
             return ModelUri(name, path)
         raise wrong(f"write {example}, not {uri[:80]!a}")
-    examples = ", ".join(example for _, example in _FORMS.values())
-    raise wrong(f"give one of {examples}; not {uri[:60]!a}")
+    raise wrong(f"give one of {EXAMPLES}; not {uri[:60]!a}")
 
 
-def _check(uri: str) -> str:
-    parse_model_uri(uri)
-    return uri
-
-
-ModelUriText = Annotated[
-    str, Field(max_length=_MAX_LENGTH), AfterValidator(_check), Field(json_schema_extra={"pattern": _PATTERN})
-]
+ModelUriText = Annotated[str, Field(max_length=_MAX_LENGTH)]
+"""A rule of the resource sees to its form: it says how to write it, where a pattern would only show itself."""

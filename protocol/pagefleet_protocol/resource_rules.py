@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_snake
 
 from pagefleet_protocol.field_errors import FieldError, Path
 from pagefleet_protocol.kube_names import RESERVED_SUFFIXES
+from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
 
 if TYPE_CHECKING:
     from pagefleet_protocol.inference_profile import InferenceProfile
@@ -93,7 +94,8 @@ def _name_fits(resource: InferenceService | InferenceProfile) -> bool:
 
 
 def _cache_suits_the_model(spec: InferenceServiceSpec) -> bool:
-    return spec.cache.type in _CACHE_TYPES[spec.model.uri.partition("://")[0]]
+    types = _CACHE_TYPES.get(spec.model.uri.partition("://")[0])
+    return types is None or spec.cache.type in types
 
 
 def _claim_has_a_use(spec: InferenceServiceSpec) -> bool:
@@ -135,22 +137,19 @@ def _only_an_ingress_is_encrypted(spec: InferenceServiceSpec) -> bool:
 
 
 def _cel_cache_types() -> str:
+    """Of a URI that is none of these, its own rule tells."""
     by_types: dict[tuple[str, ...], list[str]] = {}
     for scheme, types in _CACHE_TYPES.items():
         by_types.setdefault(types, []).append(scheme)
-    return " || ".join(
-        f"self.model.uri.matches('^({'|'.join(schemes)})://') && self.cache.type in {list(types)}"
+    return " && ".join(
+        f"(!self.model.uri.matches('^({'|'.join(schemes)})://') || self.cache.type in {list(types)})"
         for types, schemes in by_types.items()
     )
 
 
-NAME_RULE = Rule(
-    (),
-    f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{_NAME}')",
+_NAME_CEL = f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{_NAME}')"
+_NAME_MESSAGE = (
     f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and not ending with "
-    "'-' (names of pods are made from it)",
-    _name_fits,
-    "metadata.name",
 )
 # Defaults of objects are held against their own rules before their fields have defaults, so rules that read
 # spec.cache.type and spec.expose.type are rules of the spec.
@@ -171,16 +170,21 @@ ENGINE_RULES = (
         _one_value,
     ),
 )
-PROFILE_RULES = (NAME_RULE, *ENGINE_RULES)
+PROFILE_RULES = (Rule((), _NAME_CEL, f"{_NAME_MESSAGE}'-'", _name_fits, "metadata.name"), *ENGINE_RULES)
 """Rules of InferenceProfile."""
 SERVICE_RULES = (
-    NAME_RULE,
     Rule(
         (),
-        f"!self.metadata.name.matches('{_RESERVED}')",
-        f"must not end in {', '.join(RESERVED_SUFFIXES)}: parts of other InferenceServices are called so",
-        lambda service: re.search(_RESERVED, service.name) is None,
+        f"{_NAME_CEL} && !self.metadata.name.matches('{_RESERVED}')",
+        f"{_NAME_MESSAGE}'-', {', '.join(RESERVED_SUFFIXES)} (parts of InferenceServices are called so)",
+        lambda service: _name_fits(service) and re.search(_RESERVED, service.name) is None,
         "metadata.name",
+    ),
+    Rule(
+        (*_MODEL, "uri"),
+        f"self.matches(r'{PATTERN}')",
+        f"must be one of {EXAMPLES}",
+        lambda uri: re.fullmatch(PATTERN[1:-1], uri) is not None,
     ),
     Rule(
         (),

@@ -19,6 +19,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("metadata.name", service_document("1st")),
     ("metadata.name", service_document("qwen.eu")),
     ("metadata.name", service_document("qwen-router")),
+    ("spec.model.uri", service_document(model={"uri": "hf://name"})),
+    ("spec.model.uri", service_document(model={"uri": "https://huggingface.co/org/name"}, cache={"type": "pvc"})),
     ("spec.model.aliases", service_document(model={**HF, "name": "chat", "aliases": ["best", "chat"]})),
     ("spec.model.aliases", service_document(model={**HF, "aliases": ["qwen"]})),
     ("spec.model.revision", service_document(model={"uri": "s3://bucket/model", "revision": "main"})),

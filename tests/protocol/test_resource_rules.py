@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pagefleet_protocol.inference_service import parse_inference_service
-from pagefleet_protocol.resource_rules import OWN_FLAGS, PROFILE_RULES, SERVICE_RULES, Rule
+from pagefleet_protocol.resource_rules import ENGINE_RULES, OWN_FLAGS, PROFILE_RULES, SERVICE_RULES, Rule
 
 from tests.fakes.broken_documents import BROKEN, BROKEN_PROFILES, HF, PVC, only_mistake
 from tests.fakes.resource_documents import service_document
@@ -27,7 +27,7 @@ def test_every_rule_has_a_document_that_breaks_it() -> None:
 def test_there_are_few_rules_and_none_says_the_same() -> None:
     assert len(SERVICE_RULES) <= 15
     assert len({rule.cel for rule in SERVICE_RULES}) == len({rule.message for rule in SERVICE_RULES})
-    assert set(PROFILE_RULES) <= set(SERVICE_RULES)
+    assert set(ENGINE_RULES) <= set(PROFILE_RULES) & set(SERVICE_RULES)
 
 
 @pytest.mark.parametrize("rule", SERVICE_RULES, ids=lambda rule: rule.field or ".".join(rule.at))
