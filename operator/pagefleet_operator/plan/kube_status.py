@@ -24,6 +24,8 @@ from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.verdict import Verdict, find_condition, make_conditions
 
+ROUTERS_FOLLOW_WITHIN = timedelta(seconds=15)
+"""So soon after the engines routers are ready, too; before that, it is no trouble when they are not."""
 LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""
 LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
@@ -56,7 +58,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
     engine = role_verdict(now.engines, now.nothing or now.gate)
-    router = _router(now.routers, now.engines, now.nothing)
+    router = _router(now, engine)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
     progress = _progress(now)
@@ -186,13 +188,23 @@ def _says_why(degraded: Verdict) -> bool:
     return degraded.reason not in (Reason.KIND_MISSING,)
 
 
-def _router(routers: RoleSeen, engines: RoleSeen, nothing: Verdict | None) -> Verdict:
+def _router(now: Situation, engine: Verdict) -> Verdict:
     """Return RouterReady. Routers without an engine take no requests, which is no fault of theirs."""
-    verdict = role_verdict(routers, nothing)
+    routers = now.routers
+    verdict = role_verdict(routers, now.nothing)
     idle = [pod for pod in routers.pods if any(one.state == "running" for one in pod.containers)]
-    if verdict.reason in (Reason.NOT_READY, Reason.STARTING) and idle and not engines.ready:
+    if verdict.reason in (Reason.NOT_READY, Reason.STARTING) and idle and not now.engines.ready:
         return Verdict(False, Reason.NOT_READY, f"{routers.count}; routers take requests once an engine is ready")
+    if verdict.reason is Reason.NOT_READY and engine.holds and _just_turned(now):
+        return Verdict(False, Reason.STARTING, f"{routers.count}; routers are finding the engines")
     return verdict
+
+
+def _just_turned(now: Situation) -> bool:
+    """Whether the engines, which are ready, were not a moment ago."""
+    before = find_condition(now.previous, "EngineReady")
+    since = _instant(before.last_transition_time) if before is not None and before.status == "True" else None
+    return since is None or _utc(now.observed.now) - since < ROUTERS_FOLLOW_WITHIN
 
 
 def _progress(now: Situation) -> Verdict:

@@ -13,7 +13,7 @@ from pagefleet_operator.plan.verdict import Verdict, make_conditions, one_line
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
 from pagefleet_protocol.inference_status import InferenceServiceStatus, LiveStatus
 
-from tests.operator.plan.kube_world import FACTS, HF, NOW, SETTINGS, World, condition, profile, service, told
+from tests.operator.plan.kube_world import FACTS, HF, NOW, SETTINGS, World, condition, event, profile, service, told
 
 MISTAKES = InvalidDocument(
     [FieldError(("spec", "replicas"), "must be at least 0, not -1"), FieldError(("spec", "x"), "unknown field")]
@@ -71,6 +71,23 @@ def test_no_router_no_service() -> None:
     status = world.plan().status
     assert told(status, "Ready") == ("False", "Starting")
     assert told(status, "EngineReady") == ("True", "AllReady")
+
+
+def test_routers_follow_engines_within_moments() -> None:
+    world = World(service())
+    world.settle()
+    (router,) = world.of("router")
+    world.pods = [*world.of("engine"), replace(router, ready=False)]
+    world.events = (event("Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503", router.name),)
+    settled = world.status
+    assert settled is not None
+    turned = datetime.fromisoformat(condition(settled, "EngineReady").last_transition_time)
+    world.now = turned + timedelta(seconds=14)
+    assert told(world.plan().status, "RouterReady") == ("False", "Starting")
+    world.now = turned + timedelta(seconds=16)
+    assert told(world.plan().status, "RouterReady") == ("False", "NotReady")
+    world.status = None
+    assert told(world.plan().status, "RouterReady") == ("False", "Starting"), "nobody saw the engines come"
 
 
 def test_transition_times_change_with_the_status_and_not_with_the_words() -> None:
