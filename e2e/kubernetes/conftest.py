@@ -22,6 +22,8 @@ from e2e.kubernetes.tunnel import ServiceTunnel
 
 FLEET: Mapping[str, Any] = {
     "replicas": 2,
+    # Threads that spin for each other starve on a shared machine.
+    "engine": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
     "router": {"replicas": 2, "resources": {"cpu": "50m", "memory": "256Mi"}},
     "resources": {"cpu": "100m"},
     "rollout": {"drainSeconds": 20},

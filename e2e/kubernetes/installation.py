@@ -82,6 +82,11 @@ class Installation:
     def operator_names(self) -> set[str]:
         return {str(pod["metadata"]["name"]) for pod in self.operators()}
 
+    def restarts(self) -> int:
+        """Return how often the operator's containers were started again."""
+        states = [state for pod in self.operators() for state in pod["status"]["containerStatuses"]]
+        return sum(int(state["restartCount"]) for state in states)
+
     def leader(self) -> str:
         """Return the name of the pod that holds the Lease; empty where nobody does."""
         lease = self._cluster.get("coordination.k8s.io/v1", "Lease", OPERATOR, self.namespace) or {}

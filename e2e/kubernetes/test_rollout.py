@@ -16,7 +16,7 @@ def test_nothing_is_lost_while_everything_is_replaced(installation: Installation
     engines, routers = fleet.pod_names("engine"), fleet.pod_names("router")
     revision = fleet.role("engine")["revision"]
 
-    fleet.edit(engine={"env": [{"name": "SEASON", "value": "spring"}], "maxModelLen": 512})
+    fleet.edit(engine={**fleet.spec["engine"], "maxModelLen": 512})
     fleet.wait_for("Progressing", "RollingOut")
     fleet.wait_until_settled(180)
     assert fleet.pod_names("engine").isdisjoint(engines)
@@ -41,7 +41,7 @@ def test_nothing_is_lost_while_everything_is_replaced(installation: Installation
 
 
 def test_a_revision_that_fails_stops_and_the_old_one_serves(fleet: Service, load: Load) -> None:
-    engines, right = fleet.pod_names("engine"), fleet.spec.get("engine", {})
+    engines, right = fleet.pod_names("engine"), fleet.spec["engine"]
 
     began = time.monotonic()
     fleet.edit(engine={**right, "image": "pagefleet.invalid/engine:none"})
