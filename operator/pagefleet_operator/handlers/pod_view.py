@@ -22,7 +22,7 @@ def pod_seen(body: Mapping[str, Any]) -> PodSeen | None:
     if component is None:
         return None
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
-    scheduled = conditions.get("PodScheduled", {})
+    ready, scheduled = conditions.get("Ready", {}), conditions.get("PodScheduled", {})
     waits = scheduled.get("status") == "False" and scheduled.get("reason") in ("Unschedulable", "SchedulingGated")
     return PodSeen(
         name=metadata["name"],
@@ -30,11 +30,12 @@ def pod_seen(body: Mapping[str, Any]) -> PodSeen | None:
         revision=labels.get(LABEL_REVISION, ""),
         uid=metadata.get("uid", ""),
         phase=status.get("phase", "Pending"),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
         node=(body.get("spec") or {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
         created=timestamp(metadata.get("creationTimestamp")),
+        turned=timestamp(ready.get("lastTransitionTime")),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
         unschedulable=(scheduled.get("message") or scheduled["reason"]) if waits else "",

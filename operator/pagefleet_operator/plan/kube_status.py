@@ -18,14 +18,12 @@ from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.observed import LiveSample, Observed
-from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.verdict import Verdict, find_condition, make_conditions
 
-ROUTERS_FOLLOW_WITHIN = timedelta(seconds=15)
-"""So soon after the engines routers are ready, too; before that, it is no trouble when they are not."""
 LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""
 LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
@@ -58,7 +56,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
     engine = role_verdict(now.engines, now.nothing or now.gate)
-    router = _router(now, engine)
+    router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
     progress = _progress(now)
@@ -188,25 +186,6 @@ def _says_why(degraded: Verdict) -> bool:
     return degraded.reason not in (Reason.KIND_MISSING,)
 
 
-def _router(now: Situation, engine: Verdict) -> Verdict:
-    """Return RouterReady. Routers without an engine take no requests, which is no fault of theirs."""
-    routers = now.routers
-    verdict = role_verdict(routers, now.nothing)
-    idle = [pod for pod in routers.pods if any(one.state == "running" for one in pod.containers)]
-    if verdict.reason in (Reason.NOT_READY, Reason.STARTING) and idle and not now.engines.ready:
-        return Verdict(False, Reason.NOT_READY, f"{routers.count}; routers take requests once an engine is ready")
-    if verdict.reason is Reason.NOT_READY and engine.holds and _just_turned(now):
-        return Verdict(False, Reason.STARTING, f"{routers.count}; routers are finding the engines")
-    return verdict
-
-
-def _just_turned(now: Situation) -> bool:
-    """Whether the engines, which are ready, were not a moment ago."""
-    before = find_condition(now.previous, "EngineReady")
-    since = _instant(before.last_transition_time) if before is not None and before.status == "True" else None
-    return since is None or _utc(now.observed.now) - since < ROUTERS_FOLLOW_WITHIN
-
-
 def _progress(now: Situation) -> Verdict:
     """Return Progressing; engines first, they take longer."""
     if now.service.spec.paused:
@@ -221,7 +200,13 @@ def _progress(now: Situation) -> Verdict:
         keeps = ", the engines before serve on" if now.engines.ready else ""
         return Verdict(coming, Reason.WAITING, f"{now.gate.message}{keeps}")
     settled = Verdict(False, Reason.SETTLED, "everything runs as the spec says")
-    return engine or role_progress(now.routers) or settled
+    return engine or _router_progress(now) or settled
+
+
+def _router_progress(now: Situation) -> Verdict | None:
+    """Return what routers are on the way to. Where no engine is wanted they wait for nothing, and need not be ready."""
+    idle = now.engines.wanted == 0 and all(trouble.reason in NORMAL for trouble in now.routers.troubles)
+    return None if idle else role_progress(now.routers)
 
 
 def _degraded(now: Situation, progress: Verdict) -> Verdict:

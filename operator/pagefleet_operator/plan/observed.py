@@ -63,6 +63,8 @@ class PodSeen:
     node: str = ""
     ip: str = ""
     created: datetime | None = None
+    turned: datetime | None = None
+    """When `ready` last changed."""
     reason: str = ""
     """Of the pod itself: Evicted, UnexpectedAdmissionError (a broken GPU), NodeLost ..."""
     message: str = ""

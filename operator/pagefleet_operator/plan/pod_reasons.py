@@ -157,10 +157,10 @@ def _unscheduled(pod: PodSeen, namespace: str) -> Trouble | None:
             f"kubectl get nodes -o custom-columns='NODE:.metadata.name,HAS:.status.allocatable.{column}' shows them"
         )
         return Trouble(
-            Reason.INSUFFICIENT_GPU, f"no node has a free {resource[1]} for {pod.name}: {quoted(text)} {remedy}"
+            Reason.INSUFFICIENT_GPU, f"no node has a free {resource[1]} for {pod.name}: {quoted(text)}. {remedy}"
         )
     remedy = "Ask for less (spec.resources), correct the profile's nodeSelector and tolerations, or add a node"
-    return Trouble(Reason.UNSCHEDULABLE, f"no node takes {pod.name}: {quoted(text)} {remedy}")
+    return Trouble(Reason.UNSCHEDULABLE, f"no node takes {pod.name}: {quoted(text)}. {remedy}")
 
 
 def _broken_container(pod: PodSeen, log: EventLog, namespace: str) -> Trouble | None:

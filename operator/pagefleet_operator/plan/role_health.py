@@ -43,6 +43,10 @@ _ENDED_FOR = timedelta(minutes=10)
 """Pods that ended longer ago say nothing about now; they lie about until Kubernetes removes them."""
 
 
+ROUTERS_FOLLOW_WITHIN = timedelta(seconds=15)
+"""So soon after the first engine, or their own birth, routers are ready; until then it is no trouble when they are not."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleSeen:
     """The pods of one role, and what they should be."""
@@ -109,7 +113,7 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
     live = tuple(pod for pod in mine if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
     silent = [pod for pod in live if not pod.ready] + [pod for pod in mine if _tells(pod, log, observed)]
     revision = revision or _revision_of(body)
-    troubles = [(pod.revision, pod_trouble(pod, log, namespace)) for pod in silent]
+    troubles = [(pod.revision, _trouble(pod, log, namespace, observed)) for pod in silent]
     refused = refused_pods(f"{name}-{role}", _creation_failures(body))
     if refused:
         troubles.append((revision, refused))
@@ -179,6 +183,22 @@ def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
     return Verdict(
         False, Reason.ROLLOUT_STOPPED, f"the new revision fails. {after}. Correct the spec, or undo the edit: {cause}"
     )
+
+
+def _trouble(pod: PodSeen, log: EventLog, namespace: str, observed: Observed) -> Trouble:
+    """Say why `pod` does not serve. A router without an engine takes no requests, which is no fault of its own."""
+    trouble = pod_trouble(pod, log, namespace)
+    runs = not pod.reason and any(one.state == "running" for one in pod.containers)
+    if pod.component != "router" or not runs or trouble.reason not in (Reason.NOT_READY, Reason.STARTING):
+        return trouble
+    engines = [one for one in observed.pods if one.component == "engine" and one.ready and not one.deleting]
+    if not engines:
+        return Trouble(Reason.STARTING, f"{pod.name} takes requests once an engine is ready")
+    first = min((one.turned for one in engines if one.turned), default=None)
+    since = max((moment for moment in (pod.created, first) if moment), default=None)
+    if since is None or observed.now - since >= ROUTERS_FOLLOW_WITHIN:
+        return trouble
+    return Trouble(Reason.STARTING, f"{pod.name} runs and is not ready yet")
 
 
 def _tells(pod: PodSeen, log: EventLog, observed: Observed) -> bool:

@@ -39,7 +39,10 @@ def test_a_running_pod() -> None:
     status = {
         "phase": "Running",
         "podIP": "10.0.0.1",
-        "conditions": [{"type": "Ready", "status": "True"}, {"type": "PodScheduled", "status": "True"}],
+        "conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-21T12:00:09Z"},
+            {"type": "PodScheduled", "status": "True"},
+        ],
         "containerStatuses": [{"name": "engine", "state": {"running": {}}, "restartCount": 2}],
     }
     body = {**pod(status, creationTimestamp="2026-11-21T12:00:00Z"), "spec": {"nodeName": "one"}}
@@ -47,6 +50,7 @@ def test_a_running_pod() -> None:
     assert seen is not None
     assert (seen.ready, seen.ip, seen.node, seen.unschedulable) == (True, "10.0.0.1", "one", "")
     assert seen.created == datetime(2026, 11, 21, 12, tzinfo=UTC)
+    assert seen.turned == datetime(2026, 11, 21, 12, 0, 9, tzinfo=UTC)
     assert seen.containers == (ContainerSeen("engine", state="running", restarts=2),)
 
 

@@ -185,7 +185,7 @@ class World:
 
     def _snapshot(self) -> str:
         status = self.status.model_dump(exclude={"conditions": {"__all__": {"message"}}}) if self.status else None
-        return repr((self.children, [replace(one, created=None) for one in self.pods], status))
+        return repr((self.children, [replace(one, created=None, turned=None) for one in self.pods], status))
 
     def _work(self) -> None:
         jobs = {name for kind, name in self.children if kind == "Job"}
@@ -216,7 +216,7 @@ class World:
         for one in self.of(component):
             broken = self.breaks.get(one.revision)
             if not one.ready:
-                self._replace(one, broken(one) if broken else replace(one, ready=True))
+                self._replace(one, broken(one) if broken else replace(one, ready=True, turned=self.now))
         old = [one for one in self.of(component) if one.revision != revision]
         new = [one for one in self.of(component) if one.revision == revision]
         idle = [one for one in old if not one.ready]

@@ -105,6 +105,12 @@ def rollout(**seen: Any) -> InferenceServiceStatus:
     return world.status
 
 
+def unready() -> InferenceServiceStatus:
+    world = serving()
+    world.events = (event("Unhealthy", "Readiness probe failed: 503", world.of("engine")[0].name),)
+    return engines(world)
+
+
 def seen(**observed: Any) -> InferenceServiceStatus:
     """Return the status of a service of which only this was seen."""
     spec = observed.pop("spec", {})
@@ -126,11 +132,6 @@ def invalid() -> InferenceServiceStatus:
 def strangers() -> InferenceServiceStatus:
     world = World(service())
     world.strangers["Service", "qwen"] = {"kind": "Service", "metadata": {"name": "qwen", "namespace": "ns"}}
-    return world.plan().status
-
-
-def replace_router(world: World, **seen: Any) -> InferenceServiceStatus:
-    world.pods = [replace(one, ready=False, **seen) for one in world.pods]
     return world.plan().status
 
 
@@ -194,8 +195,7 @@ CASES: dict[Reason, Case] = {
     Reason.CLAIM_PENDING: ("ModelCached", "False",
         lambda: job(node="", unschedulable="0/1: pod has unbound immediate PersistentVolumeClaims."), "describe pvc"),
     Reason.JOB_FAILED: ("ModelCached", "False", failed_job, "backoff limit"),
-    Reason.NOT_READY: ("RouterReady", "False",
-        lambda: replace_router(serving(), containers=(container("router"),)), "once an engine is ready"),
+    Reason.NOT_READY: ("EngineReady", "False", unready, "runs but takes no requests"),
     Reason.INSUFFICIENT_GPU: ("EngineReady", "False",
         lambda: engines(serving(), node="", unschedulable="0/1: 1 Insufficient nvidia.com/gpu."), "nvidia.com/gpu"),
     Reason.UNSCHEDULABLE: ("EngineReady", "False",

@@ -13,7 +13,19 @@ from pagefleet_operator.plan.verdict import Verdict, make_conditions, one_line
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
 from pagefleet_protocol.inference_status import InferenceServiceStatus, LiveStatus
 
-from tests.operator.plan.kube_world import FACTS, HF, NOW, SETTINGS, World, condition, event, profile, service, told
+from tests.operator.plan.kube_world import (
+    FACTS,
+    HF,
+    NOW,
+    SETTINGS,
+    World,
+    condition,
+    container,
+    event,
+    profile,
+    service,
+    told,
+)
 
 MISTAKES = InvalidDocument(
     [FieldError(("spec", "replicas"), "must be at least 0, not -1"), FieldError(("spec", "x"), "unknown field")]
@@ -73,21 +85,52 @@ def test_no_router_no_service() -> None:
     assert told(status, "EngineReady") == ("True", "AllReady")
 
 
+UNREADY = "Readiness probe failed: HTTP probe failed with statuscode: 503"
+
+
 def test_routers_follow_engines_within_moments() -> None:
     world = World(service())
     world.settle()
+    (engine,), (router,) = world.of("engine"), world.of("router")
+    world.pods = [replace(engine, turned=world.now), replace(router, ready=False)]
+    world.events = (event("Unhealthy", UNREADY, router.name),)
+    for seconds, router_ready, progressing in ((14, "Starting", "Starting"), (16, "NotReady", "Waiting")):
+        after = replace(world.observed(), now=world.now + timedelta(seconds=seconds))
+        status = plan_service(world.service, world.status, after, SETTINGS).status
+        assert told(status, "RouterReady") == ("False", router_ready)
+        assert told(status, "Progressing")[1] == progressing
+
+
+def test_a_router_that_was_just_born_may_not_be_ready() -> None:
+    world = World(service())
+    world.settle()
     (router,) = world.of("router")
-    world.pods = [*world.of("engine"), replace(router, ready=False)]
-    world.events = (event("Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503", router.name),)
-    settled = world.status
-    assert settled is not None
-    turned = datetime.fromisoformat(condition(settled, "EngineReady").last_transition_time)
-    world.now = turned + timedelta(seconds=14)
+    world.pods = [*world.of("engine"), replace(router, ready=False, created=world.now)]
+    world.events = (event("Unhealthy", UNREADY, router.name),)
+    world.now += timedelta(seconds=14)
     assert told(world.plan().status, "RouterReady") == ("False", "Starting")
-    world.now = turned + timedelta(seconds=16)
+    world.now += timedelta(seconds=2)
     assert told(world.plan().status, "RouterReady") == ("False", "NotReady")
-    world.status = None
-    assert told(world.plan().status, "RouterReady") == ("False", "Starting"), "nobody saw the engines come"
+
+
+def test_routers_without_an_engine_wait_for_one() -> None:
+    world = World(service())
+    world.settle()
+    world.pods = [replace(one, ready=False) for one in world.pods]
+    world.events = (event("Unhealthy", UNREADY, world.of("router")[0].name),)
+    router = condition(world.plan().status, "RouterReady")
+    assert router.reason == "Starting"
+    assert "takes requests once an engine is ready" in router.message
+
+
+def test_a_service_scaled_to_zero_is_settled_though_its_routers_are_not_ready() -> None:
+    world = World(service(replicas=0))
+    world.settle()
+    world.pods = [replace(one, ready=False) for one in world.pods]
+    assert told(world.plan().status, "Progressing") == ("False", "Settled")
+    (router,) = world.pods
+    world.pods = [replace(router, containers=(container("router", state="waiting", reason="ErrImagePull"),))]
+    assert told(world.plan().status, "Progressing") == ("False", "Waiting")
 
 
 def test_transition_times_change_with_the_status_and_not_with_the_words() -> None:
