@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 
 def parse() -> argparse.Namespace:
@@ -27,6 +28,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--marker", default="one")
     parser.add_argument("--answer-s", type=float, default=0.0)
+    parser.add_argument("--answer-when", type=Path, help="not before this file exists")
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--refuse-to-start", action="store_true")
     parser.add_argument("--never-ready", action="store_true")
@@ -85,9 +87,13 @@ class FakeEngine:
         if self.stopping.is_set():
             return 503, {"error": "drains"}
         self.num_running += 1
-        await asyncio.sleep(self.arguments.answer_s)
-        self.num_running -= 1
         arguments = self.arguments
+        await asyncio.sleep(arguments.answer_s)
+        if arguments.answer_when is not None:
+            print("asked", flush=True)
+            while not arguments.answer_when.exists():  # noqa: ASYNC110 - a file has no event
+                await asyncio.sleep(0.01)
+        self.num_running -= 1
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         return 200, {
             "marker": arguments.marker,

@@ -20,7 +20,7 @@ from pagefleet_router.proxy.client_connection import ConnectionTiming
 from pagefleet_router.signals.monitor import MonitorTiming
 
 CHAT = "/v1/chat/completions"
-FAST_MONITOR = MonitorTiming(period=0.05, unready_period=0.02, timeout=0.5)
+FAST_MONITOR = MonitorTiming(period=0.05, unready_period=0.02, timeout=5.0)
 GAUGES = (
     'pagefleet_engine_requests_running{model_name="m"} 0\n'
     'pagefleet_engine_requests_waiting{model_name="m"} 0\n'
@@ -231,8 +231,12 @@ class Client:
             if "content-length" in answer.headers:
                 answer.body = await self.reader.readexactly(int(answer.headers["content-length"]))
             elif "transfer-encoding" in answer.headers:
-                while part := await self.chunk():
-                    answer.body += part
+                parts = []
+                try:
+                    while part := await self.chunk():
+                        parts.append(part)
+                finally:
+                    answer.body = b"".join(parts)
             else:
                 answer.body = await self.reader.read()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -298,7 +302,7 @@ class Fleet:
         new.write_bytes(encode_endpoints(endpoints))
         new.replace(target)
 
-    async def until(self, condition: Callable[[], bool], within: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], within: float = 30.0) -> None:
         """Wait for something that other tasks bring about."""
         async with asyncio.timeout(within):
             while not condition():  # noqa: ASYNC110

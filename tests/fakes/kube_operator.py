@@ -171,7 +171,7 @@ def writer(manager: str = "kubectl-edit") -> Write:
     return Write(manager=manager, content_type="application/merge-patch+json")
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait for something to become true."""
     try:
         async with asyncio.timeout(timeout_s):

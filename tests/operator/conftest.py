@@ -71,13 +71,13 @@ def quick() -> Timing:
     return Timing(
         probe_period=0.1,
         starting_probe_period=0.03,
-        probe_timeout=2.0,
+        probe_timeout=10.0,
         ready_failures=2,
         live_failures=3,
         backoff_first=0.1,
         backoff_most=0.4,
         settle=0.2,
-        kill_grace=0.5,
+        kill_grace=10.0,
         file_poll=0.05,
         resync=0.3,
     )
@@ -123,7 +123,7 @@ class RunningFleet:
         part.write_text(yaml.safe_dump_all(documents))
         part.replace(self.manifest)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait for something to become true; fail with what was said when it does not."""
         try:
             async with asyncio.timeout(timeout_s):

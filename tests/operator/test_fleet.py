@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,31 +283,44 @@ def test_engine_that_does_not_end_is_killed_with_what_it_started(
     asyncio.run(scenario())
 
 
-def test_running_request_ends_before_its_engine_does(start_fleet: Any, document: Any) -> None:
+def held_back(until: Path) -> dict[str, Any]:
+    """Return an engine that answers once a file exists, and logs that it was asked."""
+    return {"args": ["--answer-when", str(until)]}
+
+
+async def asked(fleet: Any) -> asyncio.Task[tuple[int, Any]]:
+    request = asyncio.create_task(fleet.ask())
+    await fleet.until(lambda: any(line.endswith("| asked") for line in fleet.reporter.logged))
+    return request
+
+
+def test_running_request_ends_before_its_engine_does(start_fleet: Any, document: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with start_fleet(document(engine={"args": ["--answer-s", "1"]})) as fleet:
+        engine = held_back(tmp_path / "answer")
+        async with start_fleet(document(engine=engine)) as fleet:
             await fleet.until(lambda: fleet.settled(1))
             endpoints = fleet.state_dir / "qwen.endpoints.json"
-            request = asyncio.create_task(fleet.ask())
-            await asyncio.sleep(0.2)
-            fleet.edit(document(replicas=0, engine={"args": ["--answer-s", "1"]}))
+            request = await asked(fleet)
+            fleet.edit(document(replicas=0, engine=engine))
             await fleet.until(
                 lambda: [one.draining for one in decode_endpoints(endpoints.read_bytes()).endpoints] == [True]
             )
+            (tmp_path / "answer").touch()
             assert (await request)[0] == 200
             await fleet.until(lambda: decode_endpoints(endpoints.read_bytes()).endpoints == ())
 
     asyncio.run(scenario())
 
 
-def test_stop_lets_requests_finish_and_leaves_no_process(start_fleet: Any, document: Any) -> None:
+def test_stop_lets_requests_finish_and_leaves_no_process(start_fleet: Any, document: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with start_fleet(document(replicas=2, engine={"args": ["--answer-s", "0.5"]})) as fleet:
+        async with start_fleet(document(replicas=2, engine=held_back(tmp_path / "answer"))) as fleet:
             await fleet.until(lambda: fleet.settled(2))
             processes = fleet.pids()
-            request = asyncio.create_task(fleet.ask())
-            await asyncio.sleep(0.1)
+            request = await asked(fleet)
             fleet.fleet.stop()
+            await fleet.until(lambda: fleet.states().get("router-0") == "draining")
+            (tmp_path / "answer").touch()
             assert (await request)[0] == 200
             assert await fleet.finished == 0
             assert len(processes) == 3
@@ -317,16 +331,15 @@ def test_stop_lets_requests_finish_and_leaves_no_process(start_fleet: Any, docum
     asyncio.run(scenario())
 
 
-def test_second_stop_ends_everything_now(start_fleet: Any, document: Any) -> None:
+def test_second_stop_ends_everything_now(start_fleet: Any, document: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with start_fleet(document(engine={"args": ["--answer-s", "60"]})) as fleet:
+        async with start_fleet(document(engine=held_back(tmp_path / "never"))) as fleet:
             await fleet.until(lambda: fleet.settled(1))
-            request = asyncio.create_task(fleet.ask())
-            await asyncio.sleep(0.1)
+            request = await asked(fleet)
             fleet.fleet.stop()
             await fleet.until(lambda: fleet.states().get("router-0") == "draining")
             fleet.fleet.stop()
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 assert await fleet.finished == 130
             with contextlib.suppress(ConnectionError):
                 assert (await request)[0] != 200

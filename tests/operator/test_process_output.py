@@ -113,7 +113,7 @@ def test_probe_says_what_is_wrong(reply: bytes, said: str | None) -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:
-            return await probe(f"http://127.0.0.1:{port}/readyz", 5)
+            return await probe(f"http://127.0.0.1:{port}/readyz", 30)
         finally:
             server.close()
 
@@ -132,7 +132,7 @@ def test_probe_of_nothing_and_of_silence() -> None:
         assert await probe(url, 0.1) == "/livez did not answer within 0.1 s"
         server.close()
         await server.wait_closed()
-        assert await probe(url, 1) == "does not listen yet"
+        assert await probe(url, 30) == "does not listen yet"
 
     asyncio.run(scenario())
 

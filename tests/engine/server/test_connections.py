@@ -40,8 +40,9 @@ def test_a_head_that_never_ends_is_cut(
     start_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
-    with connect(start_server()) as sock:
-        started = time.monotonic()
+    server = start_server()
+    started = time.monotonic()
+    with connect(server) as sock:
         sock.sendall(sent)
         assert sock.recv(1) == b""
         assert time.monotonic() - started >= 0.15

@@ -182,7 +182,7 @@ def test_the_drain_counts() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         drain.leave()
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 30)
 
     asyncio.run(work())
 

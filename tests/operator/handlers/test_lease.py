@@ -164,14 +164,14 @@ def test_a_release_without_an_api_server_is_no_error(lab: Lab) -> None:
 
 
 def test_acquire_and_hold_end_when_the_lease_is_lost(lab: Lab) -> None:
-    quick = LeaseTimes(lease_s=0.4, renew_deadline_s=0.2, retry_s=0.05, request_s=0.1)
+    quick = LeaseTimes(lease_s=2.0, renew_deadline_s=1.0, retry_s=0.05, request_s=0.5)
     one = Leadership(lab.cluster, PLACE, "one", quick)
 
     async def scenario() -> None:
-        await asyncio.wait_for(one.acquire(), 1)
+        await asyncio.wait_for(one.acquire(), 30)
         assert one.leads
         lab.cluster.down = True
-        await asyncio.wait_for(one.hold(), 2)
+        await asyncio.wait_for(one.hold(), 30)
         assert not one.leads
 
     run(scenario())

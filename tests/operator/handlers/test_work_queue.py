@@ -39,7 +39,7 @@ async def work(
     queue = WorkQueue(reconcile, record, 100.0, QUICK)
     queue.add(keys)
     working = asyncio.create_task(queue.work(workers, stopping, finish_s))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not done(record):  # noqa: ASYNC110 - the record has no event
             await asyncio.sleep(0.002)
     stopping.set()
@@ -108,20 +108,24 @@ def test_an_outage_holds_all_keys_back() -> None:
 def test_what_is_under_way_is_finished_within_limits() -> None:
     ended: list[str] = []
 
-    async def reconcile(key: Key) -> float:
-        try:
-            await asyncio.sleep(0.05 if key == A else 10)
-            ended.append("finished")
-        except asyncio.CancelledError:
-            ended.append("cancelled")
-            raise
-        return 100.0
-
     async def scenario() -> None:
-        queue, stopping = WorkQueue(reconcile, Record(), 100.0, QUICK), asyncio.Event()
+        stopping, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def reconcile(key: Key) -> float:
+            begun.release()
+            try:
+                await (stopping.wait() if key == A else asyncio.sleep(3600))
+                ended.append("finished")
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            return 100.0
+
+        queue = WorkQueue(reconcile, Record(), 100.0, QUICK)
         queue.add([A, B])
         working = asyncio.create_task(queue.work(4, stopping, 0.2))
-        await asyncio.sleep(0.02)
+        await begun.acquire()
+        await begun.acquire()
         stopping.set()
         await working
 
@@ -140,11 +144,11 @@ def test_a_cancelled_queue_cancels_its_reconciles_at_once() -> None:
 
         queue = WorkQueue(reconcile, Record(), 100.0, QUICK)
         queue.add([A])
-        working = asyncio.create_task(queue.work(2, asyncio.Event(), 30.0))
+        working = asyncio.create_task(queue.work(2, asyncio.Event(), 300.0))
         await started.wait()
         working.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(working, 1)
+            await asyncio.wait_for(working, 30)
         assert queue.longest_work_s == 0.0
 
     asyncio.run(scenario())
