@@ -1,7 +1,8 @@
 """API keys from a file: one a line, `#` comments. Only their hashes stay in memory.
 
 The file is looked at again while requests come, so that keys are rotated without a restart: write the new key beside
-the old one, change the clients, take the old one out. A Secret mounted by Kubernetes is such a file.
+the old one, change the clients, take the old one out. A Secret mounted by Kubernetes is such a file. A key that is not
+in the file lets nobody in, so a file without any shuts everybody out; replace it as a whole (write beside it, rename).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ RECHECK_S = 1.0
 
 
 class KeyFileError(ValueError):
-    """The file cannot be read or has no key; the message is the end of a sentence about it."""
+    """The file cannot be read, or has no key at the start; the message is the end of a sentence about it."""
 
 
 class KeyFile:
     """The keys of one file.
 
-    A file that vanishes, cannot be read or has no key any more leaves the last keys in force, and the log says so once:
-    a mistake in a Secret must not shut everybody out.
+    A file that vanishes or cannot be read says nothing about keys: the last ones stay in force, and the log says so
+    once. One that is readable and has no key any more says that all are withdrawn.
 
     Args:
         path: the file.
@@ -44,6 +45,8 @@ class KeyFile:
         self._complaint = ""
         self._stamp = _stamp(path)
         self._hashes = _read_hashes(path)
+        if not self._hashes:
+            raise KeyFileError("has no key: write one a line")
         self._checked_at = clock()
 
     def digest_of(self, key: bytes) -> bytes | None:
@@ -74,9 +77,13 @@ class KeyFile:
                 self._logger.warning("api_key_file %s; the last keys stay in force", error)
             return
         self._complaint, self._stamp = "", stamp
-        if hashes != self._hashes:
-            self._hashes = hashes
+        if hashes == self._hashes:
+            return
+        self._hashes = hashes
+        if hashes:
             self._logger.info("api_key_file changed: %d keys", len(hashes))
+        else:
+            self._logger.warning("api_key_file has no key any more: nobody is let in until one is written")
 
 
 def read_bearer_key(authorization: bytes) -> bytes | None:
@@ -90,10 +97,7 @@ def _read_hashes(path: Path) -> tuple[bytes, ...]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(_unreadable(error)) from error
-    hashes = tuple(hashlib.sha256(line.encode()).digest() for line in lines if line and not line.startswith("#"))
-    if not hashes:
-        raise KeyFileError("has no key: write one a line")
-    return hashes
+    return tuple(hashlib.sha256(line.encode()).digest() for line in lines if line and not line.startswith("#"))
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -62,7 +62,7 @@ def test_a_rotated_secret_is_followed_with_old_and_new_overlapping(tmp_path: Pat
     assert keys.digest_of(b"new") == hashlib.sha256(b"new").digest()
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "comment", "binary", "folder"])
+@pytest.mark.parametrize("damage", ["gone", "binary", "folder"])
 def test_a_damaged_file_leaves_the_last_keys_and_is_mentioned_once(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_damaged_file_leaves_the_last_keys_and_is_mentioned_once(
     if damage == "folder":
         file.mkdir()
     elif damage != "gone":
-        file.write_bytes({"empty": b"", "comment": b"# later\n", "binary": b"\xff\xfe\x00"}[damage])
+        file.write_bytes(b"\xff\xfe\x00")
     for _ in range(5):
         clock.later()
         assert accepted(keys, b"one", b"two") == [True, False]
@@ -85,6 +85,24 @@ def test_a_damaged_file_leaves_the_last_keys_and_is_mentioned_once(
     file.write_text("two\n")
     clock.later()
     assert accepted(keys, b"one", b"two") == [False, True]
+
+
+@pytest.mark.parametrize("nothing", ["", "# withdrawn\n", "\n \n"])
+def test_a_file_that_is_emptied_withdraws_every_key(
+    tmp_path: Path, nothing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret, clock = MountedSecret(tmp_path), Clock()
+    secret.publish("one\ntwo\n")
+    keys = KeyFile(secret.file, LOGGER, clock)
+    secret.publish(nothing)
+    for _ in range(3):
+        clock.later()
+        assert accepted(keys, b"one", b"two", b"", b"# withdrawn") == [False] * 4
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "nobody is let in" in caplog.text
+    secret.publish("three\n")
+    clock.later()
+    assert accepted(keys, b"one", b"three") == [False, True]
 
 
 def test_a_file_that_comes_back_unchanged_is_good_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
