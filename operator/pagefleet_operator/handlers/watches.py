@@ -11,8 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 from pagefleet_protocol.kube_names import GROUP
 
@@ -22,6 +24,7 @@ from pagefleet_operator.handlers.audit import Scope
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, managed_selector
 
 _LOG = logging.getLogger(__name__)
+_KOPF = Path(kopf.__file__).parent
 PAGE_SIZE = 500
 STOP_S = 10.0
 MOST_PAUSE_S = 30.0
@@ -83,6 +86,7 @@ class Watches:
         self._wake = wake
         self._times = times
         self._again = asyncio.Event()
+        self._sessions: list[aiohttp.ClientSession] = []
         self.restarts = 0
         """How often kopf was started again."""
 
@@ -117,20 +121,52 @@ class Watches:
             _report(done - {again})
         finally:
             # Not kopf.run_tasks: that would also cancel tasks of ours that were started after kopf's.
-            for task in (*tasks, again):
-                task.cancel()
-            await asyncio.wait((*tasks, again), timeout=STOP_S)
+            again.cancel()
+            await _end(tasks)
+            for session in self._sessions:
+                await session.close()
+            self._sessions.clear()
 
     def _registry(self, kinds: Iterable[Kind]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry, errors=kopf.ErrorsMode.TEMPORARY, backoff=5.0)
-        async def login(**_: Any) -> kopf.ConnectionInfo:
-            return _connection_info(self._credentials())
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            session = self._session()
+            self._sessions.append(session)
+            return kopf.AiohttpSession(server=self._credentials().server, aiohttp_session=session)
 
         for kind in kinds:
             self._watch(registry, kind)
         return registry
+
+    def _session(self) -> aiohttp.ClientSession:
+        """Return connections that carry the token as it is now, and survive that it is refused for a while.
+
+        A 401 would have kopf ask for other credentials, refuse the same ones for good, and end.
+        """
+
+        async def with_token(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            if token := self._credentials().token:
+                request.headers["Authorization"] = f"Bearer {token}"
+            response = await handler(request)
+            if response.status == 401:
+                response.close()
+                raise aiohttp.ClientConnectionError("the API server does not take our credentials (401)")
+            return response
+
+        credentials = self._credentials()
+        tls = kopf.ConnectionInfo(
+            server=credentials.server,
+            ca_path=credentials.ca_path,
+            insecure=credentials.insecure,
+            certificate_path=credentials.certificate_path,
+            private_key_path=credentials.private_key_path,
+        )
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls.as_ssl_context())
+        return aiohttp.ClientSession(connector=connector, proxy=credentials.proxy, middlewares=(with_token,))
 
     def _watch(self, registry: kopf.OperatorRegistry, kind: Kind) -> None:
         @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"see-{kind.plural}")
@@ -163,16 +199,21 @@ def _settings(kinds: Iterable[Kind], times: WatchTimes) -> kopf.OperatorSettings
     return settings
 
 
-def _connection_info(credentials: Credentials) -> kopf.ConnectionInfo:
-    return kopf.ConnectionInfo(
-        server=credentials.server,
-        ca_path=credentials.ca_path,
-        insecure=credentials.insecure,
-        token=credentials.token,
-        certificate_path=credentials.certificate_path,
-        private_key_path=credentials.private_key_path,
-        proxy_url=credentials.proxy,
-    )
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """End kopf's tasks, and what they left: when one watch fails, kopf forgets to end the others."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=STOP_S)
+    orphans = [task for task in asyncio.all_tasks() if _is_kopfs(task)]
+    for task in orphans:
+        task.cancel()
+    if orphans:
+        await asyncio.wait(orphans, timeout=STOP_S)
+
+
+def _is_kopfs(task: asyncio.Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and Path(code.co_filename).is_relative_to(_KOPF)
 
 
 def _report(done: Iterable[asyncio.Task[Any]]) -> None:
