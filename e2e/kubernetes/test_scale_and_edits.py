@@ -36,7 +36,7 @@ def test_scaling_takes_engines_away_in_good_order(cluster: Cluster, fleet: Servi
 def test_no_engines_and_back(cluster: Cluster, served: Service) -> None:
     scale(cluster, served, 0)
     message = served.wait_for("Ready", "ScaledToZero")
-    assert "scale pfis" in message
+    assert "set it to 1 or more" in message
     wait_until(lambda: not served.pods("engine"), "no engine is left")
     scale(cluster, served, 1)
     served.wait_for("Ready", "Serving", 120)
