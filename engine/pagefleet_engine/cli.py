@@ -14,6 +14,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
+
 from pagefleet_engine.config import (
     CacheConfig,
     EngineConfig,
@@ -22,7 +24,7 @@ from pagefleet_engine.config import (
     SchedulerConfig,
     ServerConfig,
 )
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.settings import Setting, close_matches, engine_config, server_config, settings
 
 ENVIRONMENT_PREFIX = "PAGEFLEET_ENGINE_"
@@ -87,7 +89,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the server; returns the exit status, 2 for a mistake in the settings."""
+    """Run the server; returns the exit status, with numbers of its own for mistakes in settings and for models."""
     try:
         engine, server = read_configuration(sys.argv[1:] if arguments is None else arguments, os.environ)
         from pagefleet_engine.server.app import serve  # noqa: PLC0415 --help must not wait for it
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return serve(engine, server)
     except ConfigError as error:
         print(f"pagefleet serve: error: {error}", file=sys.stderr)
-        return 2
+        return MODEL_NOT_LOADED if isinstance(error, ModelLoadError) else MISTAKE
 
 
 def add_option(group: argparse._ArgumentGroup, setting: Setting, dest: str) -> None:

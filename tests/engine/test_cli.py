@@ -83,6 +83,11 @@ def test_a_mistake_is_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
+def test_a_model_that_cannot_be_loaded_is_status_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([str(tmp_path / "absent"), "--port", "0"]) == 3
+    assert "no such folder" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -20,7 +20,7 @@ from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult, TokenL
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import run_core
-from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.executor import CacheFacts
 
 VOCAB_SIZE = 300
@@ -108,11 +108,14 @@ def scripted_core(
 def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
     """Build what the model's name says.
 
-    `delay`: seconds per step; `broken`: with a load error; `fails`: at each step; `in_flight`: steps that overlap.
+    `delay`: seconds per step; `broken`: with a load error; `refuses`: a setting; `fails`: at each step; `in_flight`:
+    steps that overlap.
     """
     options = dict(parse_qsl(config.model.model.partition("?")[2]))
     if "broken" in options:
         raise ModelLoadError(f"the fake model is {options['broken']}")
+    if "refuses" in options:
+        raise ConfigError(f"the fake model takes no {options['refuses']}")
 
     def before(plan: StepPlan) -> None:
         time.sleep(float(options.get("delay", 0)))

@@ -28,7 +28,7 @@ from pagefleet_engine.engine_core.messages import (
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, spell_bad_words
 from pagefleet_engine.engine_core.progress import ProgressReader
 from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
-from pagefleet_engine.errors import EngineDead, EngineError, ModelLoadError
+from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.text.tokenizer import Tokenizer
 
@@ -214,7 +214,7 @@ class AsyncEngineClient:
                 if not self._started.done():
                     self._started.set_result(message)
             case StartFailed():
-                self._refuse_start(ModelLoadError(message.message))
+                self._refuse_start((ConfigError if message.by_setting else ModelLoadError)(message.message))
 
     async def _deliver_all(self, outputs: Sequence[RequestOutput]) -> None:
         """Deliver a step's outputs, letting others run now and then."""

@@ -112,6 +112,8 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=Tr
     """The core could not start; `message` is one line for the user."""
 
     message: str
+    by_setting: bool = False
+    """Whether a setting is to blame; else it is the model."""
 
 
 FromCore = StepOutputs | Ready | StartFailed

@@ -34,7 +34,7 @@ from pagefleet_engine.engine_core.messages import (
 from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
 from pagefleet_engine.engine_core.wire import refusal
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.startup import StartupTimes
 
@@ -159,7 +159,8 @@ def run_core(build: BuildCore) -> int:
     try:
         core, ready = build(start.config)
     except (ConfigError, MemoryError) as error:
-        socket.send(StartFailed(" ".join(str(error).split()) or "the model does not fit the memory"))
+        by_setting = isinstance(error, ConfigError) and not isinstance(error, ModelLoadError)
+        socket.send(StartFailed(" ".join(str(error).split()) or "the model does not fit the memory", by_setting))
         socket.close()
         return 2
     except Exception as error:  # the process's top: the user gets one line, the log gets the rest

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
 from pagefleet_protocol.model_facts import DownloadResultError, decode_result
 
 from pagefleet_operator.plan.observed import ContainerSeen, PodSeen
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.trouble import Trouble, quoted
 
-_EXIT_MISTAKE = 2
-"""Of our programs: a mistake in settings or model; the last line says which."""
 _EXIT_KILLED = 137
+_MISTAKES: Mapping[int, tuple[Reason, str]] = {
+    MISTAKE: (Reason.SETTINGS_REFUSED, "refuses its settings"),
+    MODEL_NOT_LOADED: (Reason.MODEL_LOAD_FAILED, "cannot load the model"),
+}
 
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.IGNORECASE)
 _GPU_BROKEN = re.compile(
@@ -21,7 +25,6 @@ _GPU_BROKEN = re.compile(
     r"CUDA error: (?:unknown error|device|no device)|NVML.*(?:fail|error)",
     re.IGNORECASE,
 )
-_MODEL = re.compile(r"config\.json|safetensors|tokenizer|checkpoint|/models/|\bweights\b|architecture|model_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,10 @@ def _broken_gpu(pod: PodSeen, container: ContainerSeen, end: _Exit) -> Trouble |
 
 
 def _mistake(pod: PodSeen, container: ContainerSeen, end: _Exit) -> Trouble | None:
-    if end.code != _EXIT_MISTAKE or not end.last_line:
+    told = _MISTAKES.get(end.code)
+    if told is None or not end.last_line:
         return None
-    about_model = pod.component == "engine" and _MODEL.search(end.last_line)
-    reason = Reason.MODEL_LOAD_FAILED if about_model else Reason.SETTINGS_REFUSED
-    verb = "cannot load the model" if about_model else "refuses its settings"
+    reason, verb = told
     return Trouble(
         reason,
         f"{_name(pod, container)} {verb}{_times(container)}: {quoted(end.last_line)}. All it said: {end.logs}",

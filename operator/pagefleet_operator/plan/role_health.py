@@ -44,7 +44,7 @@ _ENDED_FOR = timedelta(minutes=10)
 
 
 ROUTERS_FOLLOW_WITHIN = timedelta(seconds=15)
-"""So soon after the first engine, or their own birth, routers are ready; until then it is no trouble when they are not."""
+"""So soon after the first engine, or their own birth, routers are ready; before that it is no trouble."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,15 @@ from pagefleet_engine import LLM
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.output_text import OutputText
-from pagefleet_engine.errors import ContextTooLong, EngineDead, InvalidRequest, ModelLoadError, QueueFull, RequestFailed
+from pagefleet_engine.errors import (
+    ConfigError,
+    ContextTooLong,
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    QueueFull,
+    RequestFailed,
+)
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import engine_config
 from pagefleet_engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -101,7 +109,7 @@ async def early_close(client: AsyncEngineClient) -> None:
     await asyncio.sleep(0.05)
     cancelled.cancel()
     assert await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0) < 10
-    assert client.health().stalled_s == 0
+    await eventually(lambda: client.health().stalled_s == 0)
 
 
 async def refusals(client: AsyncEngineClient) -> None:
@@ -261,6 +269,16 @@ def test_a_model_that_cannot_be_loaded_is_told_in_the_core_s_words() -> None:
         with pytest.raises(ModelLoadError, match=r"^the fake model is torn$"):
             async with running("broken=torn"):
                 pass
+
+    run(scenario)
+
+
+def test_a_setting_that_does_not_suit_the_model_is_no_fault_of_the_model() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match=r"^the fake model takes no length$") as caught:
+            async with running("refuses=length"):
+                pass
+        assert not isinstance(caught.value, ModelLoadError)
 
     run(scenario)
 

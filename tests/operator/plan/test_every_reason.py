@@ -205,7 +205,7 @@ CASES: dict[Reason, Case] = {
     Reason.CRASH_LOOP: ("Ready", "False", lambda: engines(serving(), **ended(139)), "139"),
     Reason.OUT_OF_MEMORY: ("Ready", "False", lambda: engines(serving(), **ended(137, "", "OOMKilled")), "memory"),
     Reason.MODEL_LOAD_FAILED: ("Ready", "False",
-        lambda: engines(serving(), **ended(2, "config.json is missing")), "config.json is missing"),
+        lambda: engines(serving(), **ended(3, "config.json is missing")), "config.json is missing"),
     Reason.SETTINGS_REFUSED: ("Ready", "False", lambda: engines(serving(), **ended(2, "max is 1")), "max is 1"),
     Reason.SECRET_MISSING: ("EngineReady", "False",
         lambda: engines(serving(), **waiting("CreateContainerConfigError", 'secret "s" not found')), "Secret s"),

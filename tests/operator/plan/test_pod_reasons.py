@@ -53,7 +53,12 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
     "no free GPU": (
         unscheduled(f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu.{PREEMPTION}"), (),
         Reason.INSUFFICIENT_GPU,
-        ("no node has a free nvidia.com/gpu for qwen-engine-a", "Insufficient nvidia.com/gpu. Free one", "allocatable.nvidia\\.com/gpu", "lower spec.replicas"),
+        (
+            "no node has a free nvidia.com/gpu for qwen-engine-a",
+            "Insufficient nvidia.com/gpu. Free one",
+            "allocatable.nvidia\\.com/gpu",
+            "lower spec.replicas",
+        ),
     ),
     "no free GPU among other things": (
         unscheduled("0/5 nodes are available: 2 Insufficient amd.com/gpu, 3 node(s) had untolerated taint {a: b}."), (),
@@ -64,7 +69,8 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
         Reason.UNSCHEDULABLE, ("didn't match Pod's node affinity/selector", "nodeSelector"),
     ),
     "too little CPU": (
-        unscheduled("0/1 nodes are available: 1 Insufficient cpu."), (), Reason.UNSCHEDULABLE, ("Insufficient cpu. Ask for less (spec.resources)",),
+        unscheduled("0/1 nodes are available: 1 Insufficient cpu."), (), Reason.UNSCHEDULABLE,
+        ("Insufficient cpu. Ask for less (spec.resources)",),
     ),
     "claim missing": (
         unscheduled('0/1 nodes are available: persistentvolumeclaim "models" not found. not found'), (),
@@ -127,8 +133,12 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
         Reason.SETTINGS_REFUSED,
         ("(4 times): pagefleet serve: error: max_model_len is 1", "logs qwen-engine-a -c engine --previous"),
     ),
+    "settings refused that speak of the model": (
+        crashed(2, "pagefleet serve: error: --load-format: the weights of /models/model are safetensors\n"), (),
+        Reason.SETTINGS_REFUSED, ("refuses its settings",),
+    ),
     "model refused": (
-        crashed(2, "pagefleet serve: error: /models/model/config.json is missing\n"), (),
+        crashed(3, "pagefleet serve: error: /models/model/config.json is missing\n"), (),
         Reason.MODEL_LOAD_FAILED, ("cannot load the model", "config.json is missing"),
     ),
     "settings of a router": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagefleet_protocol.exit_status import MISTAKE
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import LABEL_REVISION, SERVING_PORT
 
@@ -35,8 +36,6 @@ from pagefleet_operator.plan.settings import ClusterSettings
 
 _RETRIES = 6
 """With Kubernetes' growing pauses: about ten minutes in which a store may come back."""
-_MISTAKE = 2
-"""The downloader's exit status for what a retry does not mend."""
 
 
 def needs_job(resolved: Resolved) -> bool:
@@ -125,7 +124,7 @@ def _failure_rules() -> list[Object]:
     return [
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [_MISTAKE]},
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [MISTAKE]},
         },
         # A pod that was evicted, or whose node went, has not failed at anything.
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
