@@ -196,3 +196,10 @@ def test_no_object_of_others_is_too_strange(seen: Object) -> None:
 @given(JSON)
 def test_nothing_differs_from_itself(value: Any) -> None:
     assert differences({"spec": value}, {"spec": copy.deepcopy(value)}) == ()
+
+
+@pytest.mark.parametrize("name", ["selector", "podSelector", "namespaceSelector", "nodeSelector"])
+def test_what_somebody_adds_to_a_selector_is_a_difference(name: str) -> None:
+    wanted = {"kind": "Service", "spec": {name: {"a": "1"}}}
+    assert differences(wanted, {"kind": "Service", "spec": {name: {"a": "1", "b": "2"}}}) == (f"spec.{name}",)
+    assert differences(wanted, wanted) == ()

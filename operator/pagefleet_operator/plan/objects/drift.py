@@ -53,6 +53,8 @@ _PRESENCE_MATTERS = frozenset(
 _QUANTITIES = frozenset({"requests", "limits"})
 """Mappings whose values are quantities."""
 _QUANTITY = frozenset({"sizeLimit"})
+_WHOLE = frozenset({"selector", "podSelector", "namespaceSelector", "nodeSelector"})
+"""Mappings that are one value: what somebody adds selects something else, and an apply takes it away again."""
 _INT_OR_STRING = frozenset({"port", "targetPort", "maxSurge", "maxUnavailable"})
 _NUMBER = re.compile(r"([+-]?[0-9]+\.?[0-9]*|[+-]?\.[0-9]+)(?:([eE][+-]?[0-9]{1,3})|(n|u|m|k|M|G|T|P|E|[KMGTPE]i))?\Z")
 _SUFFIXES: Mapping[str | None, Decimal] = {
@@ -98,6 +100,8 @@ class _Comparison:
                 yield path
             elif name in _QUANTITIES:
                 yield from _quantities(wanted, seen, path)
+            elif name in _WHOLE and set(seen) - set(wanted):
+                yield path
             else:
                 yield from self.mappings(wanted, seen, path)
         elif isinstance(wanted, Sequence) and not isinstance(wanted, str):
