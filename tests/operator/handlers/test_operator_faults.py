@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 from pagefleet_operator.handlers.settings import OperateSettings
@@ -220,7 +221,7 @@ def test_what_a_watch_tells_that_nobody_understands_ends_nothing() -> None:
         async with w.operator() as running:
             await made(w)
             labels = {"app.kubernetes.io/managed-by": "pagefleet-operator", "pagefleet.dev/service": "qwen"}
-            odd = {
+            odd: dict[str, Any] = {
                 "metadata": {"name": "odd", "labels": {**labels, "app.kubernetes.io/component": "engine"}},
                 "status": {"containerStatuses": "none", "conditions": [{}]},
             }
