@@ -89,7 +89,7 @@ class _Download:
         if done := await self._finished():
             return done
         async with locked(self._folder.lock_path, self._settings):
-            await asyncio.to_thread(self._folder.recover)
+            await _to_the_end(self._folder.recover)
             if done := await self._finished():  # by whoever held the lock before
                 return done
             async with open_source(self._source, self._settings) as store:
@@ -110,7 +110,7 @@ class _Download:
         folder, progress = self._folder, self._progress
         before = await asyncio.to_thread(folder.manifest)
         await asyncio.to_thread(folder.refuse_strangers, before, model.files)
-        await asyncio.to_thread(folder.make_room, model.files)
+        await _to_the_end(lambda: folder.make_room(model.files))
         progress.expect(sum(file.size for file in model.files), len(model.files))
         progress.begin("verifying")
         there: dict[str, InstalledFile] = {}
@@ -126,7 +126,7 @@ class _Download:
         progress.begin("verifying")
         files = tuple(there[file.name] for file in model.files)
         manifest = Manifest(self._uri, self._settings.revision or "", files, model.facts)
-        await asyncio.to_thread(folder.install, manifest, before)
+        await _to_the_end(lambda: folder.install(manifest, before))
         return model.facts
 
     async def _fetch(self, store: ModelSource, files: list[RemoteFile]) -> dict[str, InstalledFile]:
@@ -151,6 +151,16 @@ class _Download:
                 f"({amount(whole)} to download, {amount(parts)} of it here already; a model that is there stays until "
                 f"the new one is complete): give the volume {amount(whole - parts - free)} more"
             )
+
+
+async def _to_the_end(work: Callable[[], None]) -> None:
+    """Change the folder in a thread. When cancelled, wait for it: the lock must not be given back before."""
+    working = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 def amount(num_bytes: int) -> str:

@@ -33,6 +33,8 @@ class LocalSource:
                 while start < stop and (chunk := await asyncio.to_thread(handle.read, min(_CHUNK, stop - start))):
                     start += len(chunk)
                     yield chunk
+        except PermissionError as error:
+            raise _unreadable(error) from error
         except OSError as error:
             raise disk_error(self._folder / file.name, error) from error
 
@@ -46,7 +48,7 @@ class LocalSource:
                 f"{self._folder} is not a folder: give a model folder in Hugging Face layout"
             ) from error
         except PermissionError as error:
-            raise AccessDenied(f"{error.filename} may not be read by this user: change its permissions") from error
+            raise _unreadable(error) from error
 
     def _look(self, top: Path, name: str) -> RemoteFile | None:
         path = self._folder / name
@@ -58,6 +60,10 @@ class LocalSource:
             return None
         found = path.stat()
         return RemoteFile(name, found.st_size, f"mtime:{found.st_mtime_ns}") if stat.S_ISREG(found.st_mode) else None
+
+
+def _unreadable(error: PermissionError) -> AccessDenied:
+    return AccessDenied(f"{error.filename} may not be read by this user: change its permissions")
 
 
 @asynccontextmanager

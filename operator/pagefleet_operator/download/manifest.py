@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 import msgspec
@@ -64,9 +65,21 @@ def encode(document: Manifest | Journal) -> bytes:
 
 
 def decode(data: bytes, kind: type[T]) -> T | None:
-    """As it was written; None for anything else, such as a newer format."""
+    """As it was written; None for anything else, such as a newer format or a name that leads out of the folder."""
     try:
         document = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return document if document.format == FORMAT_VERSION else None
+    known = document.format == FORMAT_VERSION and all(map(_lies_in_the_folder, _names(document)))
+    return document if known else None
+
+
+def _names(document: Manifest | Journal) -> tuple[str, ...]:
+    if isinstance(document, Journal):
+        return (*_names(document.manifest), *document.stale)
+    return tuple(file.name for file in document.files)
+
+
+def _lies_in_the_folder(name: str) -> bool:
+    """Others may write to a shared volume: a name there must not lead out of it."""
+    return name not in ("", "..") and name == PurePosixPath(name).name and "\0" not in name

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pagefleet_operator.download.download import inspect
+from pagefleet_operator.download.download import download, inspect
 from pagefleet_operator.download.progress import ProgressMeter
+from pagefleet_operator.download.target_folder import TargetFolder
 
 from tests.fakes.downloads import fast, run, visible
 from tests.fakes.model_files import WANTED, sharded
@@ -89,6 +94,47 @@ def test_a_folder_that_may_not_be_read(folder: Path, tmp_path: Path, monkeypatch
     result = run(uri_of(folder), tmp_path / "copy", fast())
     assert (result.reason, result.exit_code) == ("AccessDenied", 2)
     assert f"{folder} may not be read by this user" in result.message
+
+
+def test_a_file_that_may_not_be_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    result = run(uri_of(folder), tmp_path / "copy", fast())
+    assert result.reason == "AccessDenied"
+    assert "config.json may not be read by this user" in result.message
+
+
+def test_the_lock_is_held_until_an_install_has_ended(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, install = tmp_path / "copy", TargetFolder.install
+    begun, go_on, free_meanwhile = threading.Event(), threading.Event(), []
+
+    def slowly(self: TargetFolder, *arguments: Any) -> None:
+        begun.set()
+        go_on.wait(60)
+        descriptor = os.open(self.lock_path, os.O_RDWR)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free_meanwhile.append(True)
+        os.close(descriptor)
+        install(self, *arguments)
+
+    async def scenario() -> None:
+        work = asyncio.create_task(download(uri_of(folder), target, fast(), ProgressMeter()))
+        await asyncio.to_thread(begun.wait, 60)
+        work.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert (target / ".pagefleet.json").exists()
+
+    monkeypatch.setattr(TargetFolder, "install", slowly)
+    asyncio.run(scenario())
+    assert free_meanwhile == []
 
 
 def test_a_folder_that_cannot_be_made(folder: Path, tmp_path: Path) -> None:

@@ -113,6 +113,22 @@ def test_nothing_is_recovered_from_a_journal_that_is_none(folder: TargetFolder) 
     assert folder.finished("old://", None) is not None
 
 
+@pytest.mark.parametrize("name", ["../outside", "/outside", "..", "", "a/b", "a\0b"])
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_journal_that_others_wrote_leads_nowhere(folder: TargetFolder, name: str, stale: bool) -> None:
+    files = {} if stale else {name: b"theirs"}
+    (folder.path / ".incoming").mkdir()
+    journal = Journal(manifest_of(files, "new://"), (name,) if stale else ())
+    (folder.path / ".incoming" / "journal.json").write_bytes(encode(journal))
+    outside = folder.path.parent / "outside"
+    outside.write_bytes(b"mine")
+    folder.recover()
+    assert outside.read_bytes() == b"mine"
+    assert contents(folder.path) == OLD
+    (folder.path / ".pagefleet.json").write_bytes(encode(journal.manifest))
+    assert (folder.manifest() is None) != stale
+
+
 def test_parts_of_other_contents_go(folder: TargetFolder) -> None:
     wanted, other = remote("a.json", b"1"), remote("a.json", b"22")
     folder.make_room([wanted])
