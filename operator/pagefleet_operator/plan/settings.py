@@ -14,7 +14,7 @@ class ClusterSettings:
     operator_image: str
     """Runs the model jobs and init containers: it holds `pagefleet download`."""
     operator_namespace: str
-    """Network policies let pods from there read metrics."""
+    """Network policies let pods from there ask downloads for their progress."""
     image_pull_secrets: tuple[str, ...] = ()
     cluster_domain: str = "cluster.local"
     hf_endpoint: str = ""

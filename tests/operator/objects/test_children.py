@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.objects.model_job import model_job
 from pagefleet_operator.plan.objects.names_and_labels import selector
 from pagefleet_operator.plan.objects.revision import revision_of
 from pagefleet_operator.plan.observed import Child
@@ -318,13 +319,46 @@ def test_only_downloads_reach_the_world_and_never_a_clouds_metadata(name: str) -
             assert peer["ipBlock"]["except"] in (["169.254.169.254/32"], ["fd00:ec2::254/128"])
 
 
-def test_engines_are_reached_by_their_own_routers_and_the_operator() -> None:
-    rule = by_key(TINY.wanted())["NetworkPolicy", "qwen-engine"]["spec"]["ingress"]
-    assert len(rule) == 1
-    routers, operator = rule[0]["from"]
-    assert routers["podSelector"]["matchLabels"][LABEL_SERVICE] == "qwen"
-    assert "namespaceSelector" not in routers
+def test_engines_are_reached_by_their_own_routers_alone_and_downloads_by_the_operator() -> None:
+    children = by_key(HF.wanted())
+    (rule,) = children["NetworkPolicy", "qwen-engine"]["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": selector("qwen", "router")}}]
+    (rule,) = children["NetworkPolicy", "qwen-model"]["spec"]["ingress"]
+    (operator,) = rule["from"]
     assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pagefleet"}
+
+
+@pytest.mark.parametrize(("progress_s", "start_s"), [(1800, 3600), (7200, 7200)])
+def test_an_engine_is_not_ended_before_its_rollout_has_failed(progress_s: int, start_s: int) -> None:
+    deployment = engine(TINY.changed(rollout={"progressSeconds": progress_s}))["spec"]
+    probe = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == start_s >= deployment["progressDeadlineSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("patch", "found"),
+    [
+        ({"spec": {"imagePullSecrets": [{"name": "team"}, {"name": "registry"}]}}, ["registry", "team"]),
+        (
+            {"spec": {"imagePullSecrets": [{"name": "registry", "$patch": "delete"}, {"$patch": "replace"}]}},
+            ["registry"],
+        ),
+        ({"spec": {"imagePullSecrets": "team"}}, ["registry"]),
+        ({"spec": ["team"]}, ["registry"]),
+        ({}, ["registry"]),
+    ],
+)
+def test_a_private_model_image_is_looked_at_with_the_secrets_of_pod_template(patch: Any, found: list[str]) -> None:
+    case = replace(
+        TABLE["oci"].changed(podTemplate=patch), settings=replace(SETTINGS, image_pull_secrets=("registry",))
+    )
+    spec = model_job(case.service, case.resolved, case.settings)["spec"]["template"]["spec"]
+    assert [one["name"] for one in spec["imagePullSecrets"]] == found
+
+
+def test_other_pull_secrets_of_a_model_image_are_another_look() -> None:
+    with_secret = TABLE["oci"].changed(podTemplate={"spec": {"imagePullSecrets": [{"name": "team"}]}})
+    assert job(with_secret)["metadata"]["name"] != job(TABLE["oci"])["metadata"]["name"]
 
 
 def test_selectors_never_hold_more_than_can_stay_for_ever() -> None:

@@ -33,8 +33,9 @@ from pagefleet_operator.plan.settings import ClusterSettings
 CONTAINER = "engine"
 _TMP_SIZE = "8Gi"
 """Compiled kernels go there."""
-_PROBE = Probe(startup_period_s=2, startup_failures=1800, ready_period_s=2)
-"""An hour for large models; rollout.progressSeconds tells sooner when nothing moves."""
+_LOOK_S = 2
+_START_S = 3600
+"""What an engine gets to load its model, and more where rollout.progressSeconds is more."""
 
 
 def engine_deployment(
@@ -92,7 +93,8 @@ def tolerations_of(resolved: Resolved) -> list[Object]:
 def _container(service: InferenceService, resolved: Resolved, files: ModelFiles) -> Object:
     args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location))
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
-    made |= serving(_PROBE)
+    start_s = max(_START_S, service.spec.rollout.progress_seconds)
+    made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
     made["env"] = _environment(resolved)
     made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
     if resources := _resources(resolved):

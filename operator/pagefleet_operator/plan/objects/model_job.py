@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pagefleet_protocol.exit_status import MISTAKE
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import LABEL_REVISION, SERVING_PORT
@@ -31,6 +33,7 @@ from pagefleet_operator.plan.objects.model_files import (
 from pagefleet_operator.plan.objects.names_and_labels import PORT_NAME, Object, labels, metadata, names_of
 from pagefleet_operator.plan.objects.pod import PodParts, pod_template
 from pagefleet_operator.plan.objects.revision import digest
+from pagefleet_operator.plan.objects.strategic_merge import DIRECTIVE, strategic_merge
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.settings import ClusterSettings
 
@@ -74,9 +77,21 @@ def model_job(service: InferenceService, resolved: Resolved, settings: ClusterSe
         "spec": {
             "backoffLimit": _RETRIES,
             "podFailurePolicy": {"rules": _failure_rules()},
-            "template": pod_template(parts, settings),
+            "template": strategic_merge(pod_template(parts, settings), {"spec": _pull_secrets(service, resolved)}),
         },
     }
+
+
+def _pull_secrets(service: InferenceService, resolved: Resolved) -> Object:
+    """Return what podTemplate says of pulling the model's image: the job pulls it before any engine.
+
+    Nobody has looked at podTemplate's shape yet.
+    """
+    spec = service.spec.pod_template.get("spec")
+    given = spec.get("imagePullSecrets") if resolved.cache == "image" and isinstance(spec, Mapping) else None
+    named = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    names = [one["name"] for one in named if isinstance(one.get("name"), str) and DIRECTIVE not in one]
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
 
 def _revision(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> str:
@@ -92,6 +107,7 @@ def _revision(service: InferenceService, resolved: Resolved, settings: ClusterSe
             download_endpoint(service, settings),
             secret.name if secret else "",
             resolved.claim,
+            *_pull_secrets(service, resolved).values(),
         ]
     )
 

@@ -24,16 +24,14 @@ def network_policies(
     if not settings.network_policies:
         return ()
     names = names_of(service)
-    engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved, settings))
+    engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved))
     routers = _policy(service, names.router, "router", *_router_rules(service, settings))
     job = _policy(service, names.model, "model", *_job_rules(resolved, settings))
     return (engines, routers, job) if with_job else (engines, routers)
 
 
-def _engine_rules(
-    service: InferenceService, resolved: Resolved, settings: ClusterSettings
-) -> tuple[list[Object], list[Object]]:
-    sources = [{"podSelector": {"matchLabels": selector(service.name, "router")}}, _namespace(settings)]
+def _engine_rules(service: InferenceService, resolved: Resolved) -> tuple[list[Object], list[Object]]:
+    sources: list[Object] = [{"podSelector": {"matchLabels": selector(service.name, "router")}}]
     if service.spec.monitoring.service_monitor:
         sources.append({"namespaceSelector": {}, "podSelector": {"matchLabels": _PROMETHEUS}})
     downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
@@ -50,7 +48,9 @@ def _router_rules(service: InferenceService, settings: ClusterSettings) -> tuple
 
 def _job_rules(resolved: Resolved, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
     egress = [_names(), *([_everywhere()] if resolved.uri.remote else [])]
-    return [{"from": [_namespace(settings)], "ports": _tcp(SERVING_PORT)}], egress
+    # The operator asks how far it is.
+    operator = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}}}
+    return [{"from": [operator], "ports": _tcp(SERVING_PORT)}], egress
 
 
 def _policy(
@@ -67,10 +67,6 @@ def _policy(
             "egress": egress,
         },
     }
-
-
-def _namespace(settings: ClusterSettings) -> Object:
-    return {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}}}
 
 
 def _names() -> Object:
