@@ -1,0 +1,82 @@
+"""docs/metrics.md lists every metric that is served: its name, type and labels, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_router.endpoints import EngineView, PolledLoad, Snapshot
+from pagefleet_router.metrics import RouterMetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(?P<name>pagefleet_\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\| [^|]+ \|$", re.M)
+"""One metric: name as it is queried, type, labels, meaning."""
+
+Metric = tuple[str, str, frozenset[str]]
+
+
+def of_engine() -> str:
+    metrics = EngineMetrics("m", lambda: None, {"weights": 1.0})
+    metrics.finished("stop")
+    metrics.ignored_fields(["store"])
+    metrics.http_request("/v1/models", 200)
+    return metrics.render().decode()
+
+
+def of_router() -> str:
+    engine = EngineView(Endpoint("e0", "http://127.0.0.1:1", "m"), ready=True, load=PolledLoad())
+    metrics = RouterMetrics(lambda: Snapshot((engine,)), lambda: 0, lambda: 0.0)
+    metrics.finished("/v1/models", 200, 0.1)
+    metrics.retries["refused"] += 1
+    metrics.failures["refused"] += 1
+    return metrics.text().decode()
+
+
+def of_operator() -> str:
+    metrics = OperatorMetrics()
+    metrics.reconcile_done(0.1, "Refused")
+    metrics.request_done("apply", "Deployment", 200, 0.1)
+    metrics.show(Gauges(lambda: True, lambda: 0, lambda: 0.0, lambda: 0.0, lambda: 0, lambda: [("True", "Serving")]))
+    return metrics.text().decode()
+
+
+def served(text: str) -> set[Metric]:
+    """Every metric of an exposition, without what the library adds: the times at which series began."""
+    found = set()
+    for family in text_string_to_metric_families(text):
+        if not family.name.endswith("_created"):
+            labels = frozenset(name for sample in family.samples for name in sample.labels) - {"le", "model_name"}
+            name = family.name + "_total" if family.type == "counter" else family.name
+            found.add((name, family.type, labels))
+    return found
+
+
+def documented(component: str) -> set[Metric]:
+    rows = ROW.finditer(DOCUMENT.read_text())
+    return {
+        (row["name"], row["type"], frozenset(re.findall(r"`(\w+)`", row["labels"])))
+        for row in rows
+        if row["name"].startswith(f"pagefleet_{component}_")
+    }
+
+
+@pytest.mark.parametrize(
+    ("component", "text"), [("engine", of_engine), ("router", of_router), ("operator", of_operator)]
+)
+def test_the_document_lists_what_is_served(component: str, text: Callable[[], str]) -> None:
+    assert documented(component) == served(text())
+
+
+def test_every_series_of_an_engine_names_its_model() -> None:
+    samples = [sample for family in text_string_to_metric_families(of_engine()) for sample in family.samples]
+    assert {sample.labels.get("model_name") for sample in samples} == {"m"}
+
+
+def test_every_row_of_the_document_is_read() -> None:
+    assert len(ROW.findall(DOCUMENT.read_text())) == DOCUMENT.read_text().count("\n| `pagefleet_")
