@@ -22,7 +22,7 @@ from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
-from pagefleet_operator.plan.verdict import Verdict, find_condition, make_conditions
+from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""
@@ -199,8 +199,7 @@ def _progress(now: Situation) -> Verdict:
         coming = now.model is not None and now.model.reason in (Reason.DOWNLOADING, Reason.INSPECTING)
         keeps = ", the engines before serve on" if now.engines.ready else ""
         return Verdict(coming, Reason.WAITING, f"{now.gate.message}{keeps}")
-    settled = Verdict(False, Reason.SETTLED, "everything runs as the spec says")
-    return engine or _router_progress(now) or settled
+    return engine or _router_progress(now) or SETTLED
 
 
 def _router_progress(now: Situation) -> Verdict | None:

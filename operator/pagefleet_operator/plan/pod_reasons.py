@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pagefleet_operator.plan.exit_reasons import exit_trouble
+from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
 from pagefleet_operator.plan.observed import ContainerSeen, EventSeen, PodSeen
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.trouble import Trouble, quoted
@@ -44,8 +45,6 @@ _PRECEDENCE = (
 )
 """Of several pods with different troubles, the first here is told: what is broken says more than what is slow."""
 
-DOWNLOAD = "download"
-"""The container that downloads, in engine pods before the engine. Other init containers are podTemplate's."""
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -240,8 +239,8 @@ def _node(pod: PodSeen, log: EventLog) -> Trouble | None:
 
 def _slow(pod: PodSeen, log: EventLog, namespace: str) -> Trouble:
     """Say how far a pod is that nothing stands in the way of."""
-    init = next((one for one in pod.containers if one.name == DOWNLOAD and one.state == "running"), None)
-    if init is not None:
+    # Before the engine only this container downloads; other init containers are podTemplate's.
+    if any(one.name == DOWNLOAD and one.state == "running" for one in pod.containers):
         return Trouble(Reason.DOWNLOADING, f"{pod.name} downloads the model")
     if not any(one.state == "running" for one in pod.containers if not one.init):
         return Trouble(Reason.STARTING, f"{pod.name} is being started{f' on node {pod.node}' if pod.node else ''}")

@@ -14,7 +14,7 @@ from pagefleet_operator.plan.observed import Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.trouble import Trouble
-from pagefleet_operator.plan.verdict import Verdict
+from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, Verdict
 
 DOWNLOAD_REASONS = frozenset(
     {
@@ -137,9 +137,7 @@ def role_verdict(seen: RoleSeen, gate: Verdict | None = None) -> Verdict:
         gate: why there is no Deployment yet, where there is none on purpose.
     """
     if seen.wanted == 0:
-        return Verdict(
-            False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: set it to 1 or more to have requests answered"
-        )
+        return SCALED_TO_ZERO
     if seen.ready >= seen.wanted:
         return Verdict(True, Reason.ALL_READY, seen.count)
     if gate and seen.body is None and not seen.pods:

@@ -91,13 +91,8 @@ def plan_service(
 
 
 def _resolve(service: InferenceService, observed: Observed, settings: ClusterSettings) -> _Model | Refusal:
-    profile = service.spec.profile_ref
-    if profile is not None and profile.name in observed.invalid_profiles:
-        return Refusal(
-            "spec.profileRef.name",
-            Reason.PROFILE_INVALID,
-            f"InferenceProfile {profile.name} cannot be used: {observed.invalid_profiles[profile.name]}",
-        )
+    if refusal := _unusable_profile(service, observed):
+        return refusal
     resolved = resolve(service, observed.profiles, None, settings)
     if isinstance(resolved, Refusal):
         return resolved
@@ -106,6 +101,21 @@ def _resolve(service: InferenceService, observed: Observed, settings: ClusterSet
     known = resolve(service, observed.profiles, facts, settings) if facts else resolved
     assert not isinstance(known, Refusal), "facts of a model refuse nothing"
     return check_allowed(service, known, settings) or _Model(job, known)
+
+
+def _unusable_profile(service: InferenceService, observed: Observed) -> Refusal | None:
+    """Refuse what a profile that cannot be read may be meant for: without its defaults engines would go elsewhere."""
+    ref, wanted = service.spec.profile_ref, service.spec.resources.gpu_type
+    if ref is not None:
+        path, suspects = "spec.profileRef.name", [ref.name] if ref.name in observed.invalid_profiles else []
+    elif wanted and all(profile.spec.gpu_type != wanted for profile in observed.profiles.values()):
+        path, suspects = "spec.resources.gpuType", sorted(observed.invalid_profiles)
+    else:
+        return None
+    if not suspects:
+        return None
+    message = f"InferenceProfile {suspects[0]} cannot be used: {observed.invalid_profiles[suspects[0]]}"
+    return Refusal(path, Reason.PROFILE_INVALID, message)
 
 
 def _facts(job: JobSeen) -> ModelFacts | None:

@@ -12,7 +12,7 @@ from pagefleet_protocol.model_facts import Progress
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.verdict import Verdict, make_conditions
+from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
 from pagefleet_operator.plan.workloads import Plan, Workload
 
 
@@ -113,9 +113,7 @@ def _model_verdict(seen: ModelSeen) -> Verdict:
 def _workload_verdict(workload: Workload, instances: Sequence[Instance], gate: Verdict | None) -> Verdict:
     ready, wanted = _count_ready(instances), workload.replicas
     if wanted == 0:
-        return Verdict(
-            False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: set it to 1 or more to have requests answered"
-        )
+        return SCALED_TO_ZERO
     count = f"{ready} of {wanted} {_plural(workload)} ready"
     if ready >= wanted:
         return Verdict(True, Reason.ALL_READY, count)
@@ -146,11 +144,7 @@ def _progress(plan: Plan, seen: Observation, model: Verdict, paused: bool) -> Ve
         return Verdict(False, Reason.PAUSED, "spec.paused is true: nothing is changed until it is false")
     if not model.holds and plan.engine.replicas:
         return Verdict(seen.model.failure is None, Reason.WAITING, "waits for the model; ModelCached says more")
-    return (
-        _workload_progress(plan.engine, seen.engines)
-        or _workload_progress(plan.router, seen.routers)
-        or Verdict(False, Reason.SETTLED, "everything runs as the spec says")
-    )
+    return _workload_progress(plan.engine, seen.engines) or _workload_progress(plan.router, seen.routers) or SETTLED
 
 
 def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> Verdict | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
+
+from pagefleet_operator.plan.reasons import Reason
 
 MAX_MESSAGE_LENGTH = 500
 
@@ -20,9 +23,17 @@ class Verdict:
     message: str
 
     @property
-    def status(self) -> str:
+    def status(self) -> Literal["True", "False", "Unknown"]:
         """The word that Kubernetes has for it."""
-        return "Unknown" if self.holds is None else str(self.holds)
+        if self.holds is None:
+            return "Unknown"
+        return "True" if self.holds else "False"
+
+
+SCALED_TO_ZERO = Verdict(
+    False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: set it to 1 or more to have requests answered"
+)
+SETTLED = Verdict(False, Reason.SETTLED, "everything runs as the spec says")
 
 
 def one_line(text: str, most: int = MAX_MESSAGE_LENGTH) -> str:
@@ -62,7 +73,7 @@ def _condition(
     before = find_condition(previous, kind)
     return Condition(
         type=kind,
-        status="Unknown" if verdict.holds is None else "True" if verdict.holds else "False",
+        status=verdict.status,
         reason=str(verdict.reason),
         message=one_line(verdict.message),
         last_transition_time=before.last_transition_time if before and before.status == verdict.status else now,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
 from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen
 from pagefleet_operator.plan.obstacles import key_of
-from pagefleet_operator.plan.pod_reasons import DOWNLOAD
 from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import find_condition

@@ -400,3 +400,15 @@ def test_a_rollout_waits_for_what_may_pass(unschedulable: str, expected: tuple[s
     assert told(status, "Progressing") == expected
     assert "qwen-engine" in condition(status, "Progressing").message
     assert told(status, "EngineReady") == ("True", "AllReady")
+
+
+def test_engines_do_not_move_because_a_profile_cannot_be_read() -> None:
+    world = World(service(resources={"gpuType": "h100"}), profiles={"h100": profile()})
+    world.settle()
+    broken = replace(world.observed(), profiles={}, invalid_profiles={"h100": "spec.gpuMemory: must be a quantity"})
+    plan = plan_service(world.service, world.status, broken, SETTINGS)
+    assert (plan.objects, plan.delete) == ((), ())
+    assert told(plan.status, "Degraded") == ("True", "ProfileInvalid")
+    assert "spec.resources.gpuType: InferenceProfile h100" in condition(plan.status, "Degraded").message
+    another = replace(broken, profiles={"mine": profile("mine")})
+    assert plan_service(world.service, world.status, another, SETTINGS).objects
