@@ -17,7 +17,8 @@ RUN python -m venv --without-pip /opt/pagefleet \
     && python -m venv --without-pip /opt/backend \
     && pip --python /opt/backend/bin/python install --requirement requirements-build.txt
 
-# Libraries first: their layers, gigabytes for the engine, stay as they are until a pyproject.toml or a version changes.
+# Libraries first, and our own beside them: an image has one layer of libraries, gigabytes for the engine, that stays as it
+# is until a pyproject.toml or a version changes, and a small one that a change of code replaces.
 FROM build AS build-router
 COPY protocol/pyproject.toml protocol/
 COPY router/pyproject.toml router/
@@ -26,7 +27,7 @@ RUN python dependencies.py protocol router > requirements.txt \
 COPY protocol protocol
 COPY router router
 RUN /opt/backend/bin/python dependencies.py --wheels dist protocol router \
-    && pip install --no-deps dist/*.whl
+    && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM build AS build-operator
 COPY protocol/pyproject.toml protocol/
@@ -36,7 +37,7 @@ RUN python dependencies.py protocol operator > requirements.txt \
 COPY protocol protocol
 COPY operator operator
 RUN /opt/backend/bin/python dependencies.py --wheels dist protocol operator \
-    && pip install --no-deps dist/*.whl
+    && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM build AS build-engine
 # PyPI's torch is built for CUDA. For machines without a GPU: https://download.pytorch.org/whl/cpu
@@ -51,15 +52,11 @@ COPY protocol protocol
 COPY kernels kernels
 COPY engine engine
 RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels engine \
-    && pip install --no-deps dist/*.whl
+    && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS runtime
-ARG VERSION=0.1.0
-ARG REVISION=unknown
 LABEL org.opencontainers.image.vendor="pagefleet" \
-    org.opencontainers.image.licenses="Apache-2.0" \
-    org.opencontainers.image.version="$VERSION" \
-    org.opencontainers.image.revision="$REVISION"
+    org.opencontainers.image.licenses="Apache-2.0"
 # Some libraries look the user up by its number.
 RUN echo 'nonroot:x:65532:' >> /etc/group \
     && echo 'nonroot:x:65532:65532::/tmp:/usr/sbin/nologin' >> /etc/passwd
@@ -78,19 +75,32 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/log/*
 ENV XDG_CACHE_HOME=/tmp/.cache TRITON_CACHE_DIR=/tmp/triton CC=/usr/bin/gcc
 COPY --from=build-engine /opt/pagefleet /opt/pagefleet
+COPY --from=build-engine /opt/own /opt/pagefleet
 USER 65532:65532
 CMD ["serve", "--help"]
+# Last: every commit has another revision, and no layer above is made anew for it.
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version="$VERSION" org.opencontainers.image.revision="$REVISION"
 
 FROM runtime AS router
 LABEL org.opencontainers.image.title="pagefleet router" \
     org.opencontainers.image.description="The prefix-aware, load-aware HTTP front door of engines"
 COPY --from=build-router /opt/pagefleet /opt/pagefleet
+COPY --from=build-router /opt/own /opt/pagefleet
 USER 65532:65532
 CMD ["route", "--help"]
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version="$VERSION" org.opencontainers.image.revision="$REVISION"
 
 FROM runtime AS operator
 LABEL org.opencontainers.image.title="pagefleet operator" \
     org.opencontainers.image.description="Turns InferenceServices into engines and routers, and downloads models"
 COPY --from=build-operator /opt/pagefleet /opt/pagefleet
+COPY --from=build-operator /opt/own /opt/pagefleet
 USER 65532:65532
 CMD ["operate", "--help"]
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version="$VERSION" org.opencontainers.image.revision="$REVISION"

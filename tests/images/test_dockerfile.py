@@ -67,7 +67,10 @@ def test_an_image_says_what_it_is(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_holds_its_own_distributions_only(target: str) -> None:
     brought = [one for one in instructions(target) if one.name == "COPY"]
-    assert [one.flags for one in brought] == [{"from": f"build-{target}"}]
+    assert [(one.flags, one.words[-2:]) for one in brought] == [
+        ({"from": f"build-{target}"}, ["/opt/pagefleet", "/opt/pagefleet"]),  # libraries: a layer that stays
+        ({"from": f"build-{target}"}, ["/opt/own", "/opt/pagefleet"]),
+    ]
     build = STAGES[f"build-{target}"]
     sources = {source.partition("/")[0] for _, found in copies(build) for source in found}
     assert sources == DISTRIBUTIONS[target]
@@ -134,8 +137,19 @@ def test_the_base_has_a_version_and_takes_a_digest() -> None:
     assert exact["build"].base == exact["runtime"].base == f"{version[0]}@sha256:0123"
 
 
-def test_the_label_has_the_version_of_the_code() -> None:
-    assert [one.text for one in STAGES["runtime"].of("ARG")] == [f"VERSION={VERSION}", "REVISION=unknown"]
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_changes_with_every_commit_comes_last(target: str) -> None:
+    *_, version, revision, label = STAGES[target].instructions
+    assert (version.text, revision.text) == (f"VERSION={VERSION}", "REVISION=unknown")
+    assert label.words == [f"{TITLE}.version=$VERSION", f"{TITLE}.revision=$REVISION"]
+    assert not list(STAGES["runtime"].of("ARG"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_our_own_code_is_not_in_the_layer_of_libraries(target: str) -> None:
+    wheels = [one.text for one in STAGES[f"build-{target}"].of("RUN") if "dist/*.whl" in one.text]
+    assert len(wheels) == 1
+    assert "pip install --no-deps --prefix /opt/own dist/*.whl" in wheels[0]
 
 
 def test_what_is_written_at_run_time_goes_under_tmp() -> None:
