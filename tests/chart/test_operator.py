@@ -215,5 +215,13 @@ def test_the_notes_name_what_was_installed() -> None:
     notes = manifests({"watch": {"namespaces": ["team-a", "team-b"]}}, name="llm")["NOTES.txt"]
     assert "serves InferenceServices in team-a, team-b" in notes
     assert "kubectl -n models rollout status deployment/llm-pagefleet-operator" in notes
+    assert "helm test llm -n models" in notes
+    assert "\nEOF\n" in notes, "what is pasted ends only at the beginning of a line"
     assert "kubectl -n team-a get pfis -w" in notes
     assert "in all namespaces" in manifests({"watch": {"all": True}})["NOTES.txt"]
+
+
+@pytest.mark.parametrize("registry", ["", "registry.example.org/team"])
+def test_the_notes_warn_of_images_that_no_node_may_find(registry: str) -> None:
+    notes = manifests({"images": {"registry": registry}})["NOTES.txt"]
+    assert ("images.registry is empty: the nodes take pagefleet-operator:0.1.0" in notes) == (not registry)
