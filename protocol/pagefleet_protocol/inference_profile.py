@@ -12,8 +12,10 @@ from pydantic import Field, ValidationError
 from pagefleet_protocol.field_errors import InvalidDocument, field_errors
 from pagefleet_protocol.inference_service import Engine, Resources
 from pagefleet_protocol.quantities import Quantity
-from pagefleet_protocol.resource_base import Labels, Object, ObjectMeta
+from pagefleet_protocol.resource_base import Labels, Object, ObjectMeta, ObjectName, matching
 from pagefleet_protocol.resource_rules import PROFILE_RULES, broken_rules
+
+_RESOURCE = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 
 
 class Toleration(Object):
@@ -36,11 +38,13 @@ class InferenceProfileSpec(Object):
     """InferenceServices with this spec.resources.gpuType use the profile without naming it."""
     gpu_memory: Quantity | None = None
     """Memory of one GPU, e.g. 80Gi; models that do not fit are refused before they start."""
-    gpu_resource: Annotated[str, Field(max_length=253)] = "nvidia.com/gpu"
+    gpu_resource: Annotated[str, *matching(_RESOURCE, "must be a resource such as nvidia.com/gpu", 317)] = (
+        "nvidia.com/gpu"
+    )
     """What pods ask for to get a GPU."""
     spare_gpus: bool = False
     """True: one engine more than replicas finds a GPU, so rollouts start the new one before they end the old one."""
-    runtime_class_name: Annotated[str, Field(max_length=253)] | None = None
+    runtime_class_name: ObjectName | None = None
     """RuntimeClass of engine pods."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels of the nodes that engines run on."""

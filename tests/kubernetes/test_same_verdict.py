@@ -87,9 +87,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
 PROFILE_VALUES: dict[str, tuple[Any, ...]] = {
     "gpuType": ("h100", "", "t" * 64),
     "gpuMemory": ("80Gi", 80, "80 GB", 0),
-    "gpuResource": ("nvidia.com/gpu", "r" * 254),
+    "gpuResource": ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "gpu", "", "NVIDIA.com/gpu", "r" * 254),
     "spareGpus": (True, "yes"),
-    "runtimeClassName": ("nvidia", None),
+    "runtimeClassName": ("nvidia", "Nvidia", "", None),
     "nodeSelector": ({"gpu": "h100"}, {"gpu": "a b"}, {f"l{number}": "" for number in range(17)}, {"gpu": None}),
     "tolerations": (
         [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],

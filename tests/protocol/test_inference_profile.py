@@ -45,6 +45,8 @@ def test_a_profile_may_say_nothing() -> None:
         (profile_document(engine={"args": ["--port=1"]}), "spec.engine.args: must not hold --host"),
         (profile_document(engine={"env": [{"name": "A"}]}), "spec.engine.env[0]: give either value or valueFrom"),
         (profile_document(gpuMemory="80 GB"), "spec.gpuMemory: must be a Kubernetes quantity"),
+        (profile_document(gpuResource="gpu"), "spec.gpuResource: must be a resource such as nvidia.com/gpu"),
+        (profile_document(runtimeClassName=""), "spec.runtimeClassName: must be a Kubernetes object's name"),
         (profile_document(model={}), "spec.model: unknown field"),
     ],
 )

@@ -145,6 +145,8 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 CODES = st.none() | st.sampled_from([0, 1, 2, 137, 255])
 TIMES = st.integers(-100_000, 100_000).map(lambda seconds: NOW + timedelta(seconds=seconds))
+BIRTHS = st.sampled_from([-100_000, -60, -5, 0, 60]).map(lambda seconds: NOW + timedelta(seconds=seconds))
+"""Of pods: a second later no verdict depends on their age in another way."""
 CONTAINERS = st.builds(
     ContainerSeen,
     name=st.sampled_from(["engine", "router", "download", "other"]),
@@ -167,7 +169,8 @@ PODS = st.builds(
     ready=st.booleans(),
     deleting=st.booleans(),
     node=st.sampled_from(["", "n1"]),
-    created=st.none() | TIMES,
+    created=st.none() | BIRTHS,
+    turned=st.none() | BIRTHS,
     reason=WORDS,
     message=TEXTS,
     unschedulable=TEXTS,
