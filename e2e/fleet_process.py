@@ -45,7 +45,7 @@ class FleetProcess:
                 # Of its own group, so that a Ctrl-C can be given to it and to whatever shares its terminal.
                 start_new_session=True,
             )
-        self._http = httpx.Client(timeout=10)
+        self._http = httpx.Client(timeout=60)
 
     def __enter__(self) -> Self:
         return self
@@ -54,10 +54,10 @@ class FleetProcess:
         self._http.close()
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.terminate()  # a test failed and left requests open: the second signal ends them
-            self.process.wait(20)
+            self.process.wait(60)
 
     @property
     def output(self) -> str:

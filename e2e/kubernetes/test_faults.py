@@ -27,10 +27,11 @@ def failed(before: Account, after: Account) -> Counter[str]:
     return Counter(failure.split()[1].rstrip(":") for failure in new)
 
 
-def test_a_deleted_engine_drains(cluster: Cluster, fleet: Service, load: Load) -> None:
-    name = min(fleet.pod_names("engine"))
-    cluster.delete("v1", "Pod", name, fleet.namespace)
-    wait_until(lambda: not cluster.get("v1", "Pod", name, fleet.namespace), "the engine is gone")
+def test_deleted_engines_and_routers_drain(cluster: Cluster, fleet: Service, load: Load) -> None:
+    names = [min(fleet.pod_names("engine")), min(fleet.pod_names("router"))]
+    for name in names:
+        cluster.delete("v1", "Pod", name, fleet.namespace)
+    wait_until(lambda: not any(cluster.get("v1", "Pod", name, fleet.namespace) for name in names), "both are gone")
     fleet.wait_until_settled()
     assert load.go_on().failures == ()
 
@@ -46,14 +47,6 @@ def test_a_killed_engine_fails_only_the_streams_that_it_had(
     assert lost["stream"] <= STREAMERS, after.failures
     fleet.wait_until_settled()
     assert load.go_on().failures == after.failures
-
-
-def test_a_deleted_router_drains(cluster: Cluster, fleet: Service, load: Load) -> None:
-    name = min(fleet.pod_names("router"))
-    cluster.delete("v1", "Pod", name, fleet.namespace)
-    wait_until(lambda: not cluster.get("v1", "Pod", name, fleet.namespace), "the router is gone")
-    fleet.wait_until_settled()
-    assert load.go_on().failures == ()
 
 
 def test_a_killed_router_fails_only_what_it_had(

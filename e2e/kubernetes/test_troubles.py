@@ -45,9 +45,9 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, str, str]] = {
         {"podTemplate": PRIVILEGED},
         "Degraded", "NotAllowed", r"podTemplate.*allowPrivilegeEscalation",
     ),
-    "no-keys": (
-        {"router": {**LIGHT, "auth": {"secretRef": {"name": "absent", "key": "keys"}}}},
-        "RouterReady", "SecretMissing", r"Secret absent, which is not there",
+    "forbidden": (
+        {"podTemplate": {"spec": {"containers": [{"name": "side", "image": "side:1"}]}}},
+        "EngineReady", "PodForbidden", r"violates PodSecurity.*Change what podTemplate adds",
     ),
     "no-profile": (
         {"profileRef": {"name": "absent"}},
@@ -100,32 +100,33 @@ def test_engines_that_start_and_fail(cluster: Cluster, installation: Installatio
     lost.delete()
 
 
-def test_a_quota_and_the_one_name_in_two_namespaces(
-    cluster: Cluster, served: Service, namespaces: tuple[str, str, str]
-) -> None:
+def test_a_quota_is_told(cluster: Cluster, installation: Installation, namespaces: tuple[str, str, str]) -> None:
     _, second, _ = namespaces
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "small"},
-        "spec": {"hard": {"pods": "1"}},
-    }
-    cluster.apply(quota, second)
+    hard = {"spec": {"hard": {"pods": "1"}}}
+    cluster.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, **hard}, second)
+    crowded = Service(cluster, second, "crowded")
+    crowded.apply(router=LIGHT, replicas=2)
+
+    def told() -> str:
+        found = (crowded.condition(kind) for kind in ("EngineReady", "RouterReady"))
+        return next((one["message"] for one in found if one.get("reason") == "QuotaExceeded"), "")
+
+    assert "ResourceQuota raised" in wait_until(told, "the quota is told", TOLD_WITHIN_S)
+    crowded.delete()
+    cluster.delete("v1", "ResourceQuota", "small", second)
+
+
+def test_one_name_in_two_namespaces(cluster: Cluster, served: Service, namespaces: tuple[str, str, str]) -> None:
+    _, second, _ = namespaces
     served.wait_for("Ready", "Serving", 180)
     pods = served.pod_names("engine") | served.pod_names("router")
-
     twin = Service(cluster, second, served.name)
-    twin.apply(router=LIGHT, replicas=2)
-    wait_until(lambda: "QuotaExceeded" in reasons(twin), "the quota is told", TOLD_WITHIN_S)
-    assert served.condition("Ready")["reason"] == "Serving"
-    assert served.pod_names("engine") | served.pod_names("router") == pods
-
-    cluster.delete("v1", "ResourceQuota", "small", second)
-    twin.apply(router=LIGHT)
-    twin.wait_for("Ready", "Serving", 240)
+    twin.apply(router=LIGHT, replicas=0)
+    twin.wait_for("Ready", "ScaledToZero")
     assert twin.status["url"] == f"http://tiny.{second}.svc.cluster.local"
     twin.delete()
     wait_until(lambda: not twin.what_is_left(), "nothing of it is left", 60)
+    assert served.is_settled
     assert served.pod_names("engine") | served.pod_names("router") == pods, "the other of that name is untouched"
 
 
@@ -145,7 +146,3 @@ def test_a_namespace_that_is_deleted_disturbs_nobody(
     assert deployment["spec"]["progressDeadlineSeconds"] == 1400, "the operator works on"
     served.apply()
     assert all(cluster.pod_is_ready(name, installation.namespace) for name in installation.operator_names())
-
-
-def reasons(service: Service) -> set[str]:
-    return {one["reason"] for one in service.status.get("conditions", ())}
