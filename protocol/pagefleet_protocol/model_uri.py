@@ -42,6 +42,11 @@ class ModelUri:
     path: str
 
     @property
+    def text(self) -> str:
+        """The URI as it was written."""
+        return f"{self.scheme}://{self.path}"
+
+    @property
     def remote(self) -> bool:
         """Whether the model has to be downloaded from a store over the network."""
         return self.scheme in ("hf", "s3", "gs")

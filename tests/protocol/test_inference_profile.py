@@ -69,6 +69,7 @@ def test_mistakes_are_told_with_their_paths(wrong: dict[str, Any], said: str) ->
 def test_uris_are_taken_apart(text: str, scheme: str, path: str) -> None:
     uri = parse_model_uri(text)
     assert uri == ModelUri(scheme, path)  # type: ignore[arg-type]
+    assert uri.text == text
     assert uri.remote == (scheme in ("hf", "s3", "gs"))
 
 

@@ -176,14 +176,10 @@ def _ready(now: Situation, url: str, parts: tuple[Verdict, ...]) -> Verdict:
         return Verdict(False, Reason.PAUSED, "spec.paused is true and nothing was made yet: set it to false")
     if engines.wanted == 0:
         return parts[1]
-    if now.degraded and engines.body is None and not engines.pods and _says_why(now.degraded):
+    if now.degraded and now.degraded.reason != Reason.KIND_MISSING and engines.body is None and not engines.pods:
         return Verdict(False, now.degraded.reason, now.degraded.message)
     first = next((part for part in parts if not part.holds), parts[1])
     return Verdict(False, first.reason, first.message)
-
-
-def _says_why(degraded: Verdict) -> bool:
-    return degraded.reason not in (Reason.KIND_MISSING,)
 
 
 def _progress(now: Situation) -> Verdict:

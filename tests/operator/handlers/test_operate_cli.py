@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pagefleet_operator import operate_cli
@@ -135,7 +134,11 @@ def test_a_real_start_without_a_cluster_ends_with_what_to_do(tmp_path: Path) -> 
     command = [sys.executable, "-m", "pagefleet_operator.operate_cli", *IMAGES, "--operator-namespace", "a"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
     kubeconfig = ["--kubeconfig", str(tmp_path / "none")]
-    for flags, says in ((kubeconfig, "there is no such file"), ([], "outside a cluster give --kubeconfig FILE")):
-        done: Any = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 2
-        assert says in done.stderr.splitlines()[-1]
+    starts = [
+        (subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=environment), says)
+        for flags, says in ((kubeconfig, "there is no such file"), ([], "outside a cluster give --kubeconfig FILE"))
+    ]
+    for process, says in starts:
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert says in stderr.splitlines()[-1]

@@ -11,14 +11,14 @@ from pagefleet_operator.plan.objects.services import CLIENT_PORT
 def ingress(service: InferenceService) -> Object:
     """Return the Ingress of everything under one host name."""
     expose, name = service.spec.expose, names_of(service).service
+    assert expose.host is not None, "expose.host is needed for type Ingress; the spec's rules see to it"
     backend = {"service": {"name": name, "port": {"name": PORT_NAME}}}
-    rule: Object = {"http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}
-    spec: Object = {"rules": [rule | ({"host": expose.host} if expose.host else {})]}
+    paths = [{"path": "/", "pathType": "Prefix", "backend": backend}]
+    spec: Object = {"rules": [{"host": expose.host, "http": {"paths": paths}}]}
     if expose.class_name:
         spec["ingressClassName"] = expose.class_name
     if expose.tls:
-        hosts = {"hosts": [expose.host]} if expose.host else {}
-        spec["tls"] = [{**hosts, "secretName": expose.tls.secret_name}]
+        spec["tls"] = [{"hosts": [expose.host], "secretName": expose.tls.secret_name}]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "Ingress",
@@ -31,6 +31,7 @@ def http_route(service: InferenceService) -> Object:
     """Return the HTTPRoute of everything under one host name."""
     expose, name = service.spec.expose, names_of(service).service
     assert expose.gateway_ref is not None, "expose.gatewayRef is needed for type Gateway; the spec's rules see to it"
+    assert expose.host is not None, "expose.host is needed for type Gateway; the spec's rules see to it"
     gateway = expose.gateway_ref.model_dump(mode="json", by_alias=True, exclude_none=True)
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
@@ -44,7 +45,7 @@ def http_route(service: InferenceService) -> Object:
         "metadata": metadata(service, name, "router"),
         "spec": {
             "parentRefs": [gateway],
-            **({"hostnames": [expose.host]} if expose.host else {}),
+            "hostnames": [expose.host],
             "rules": [rule],
         },
     }

@@ -50,7 +50,7 @@ def model_files(service: InferenceService, resolved: Resolved, settings: Cluster
         case "file":
             return ModelFiles(resolved.uri.local_path)
         case "builtin":
-            return ModelFiles(uri_text(resolved))
+            return ModelFiles(resolved.uri.text)
         case "image":
             return ModelFiles(MODEL_PATH, (image_volume(resolved),), (model_mount(),))
         case "pvc":
@@ -83,17 +83,12 @@ def store_folder(service: InferenceService, resolved: Resolved) -> str:
     A claim is filled before it is known which commit a branch means, a node's folder after that.
     """
     revision = written_revision(service) if resolved.cache == "pvc" else resolved.revision
-    return digest([uri_text(resolved), revision, service.spec.model.endpoint], _FOLDER_DIGITS)
+    return digest([resolved.uri.text, revision, service.spec.model.endpoint], _FOLDER_DIGITS)
 
 
 def written_revision(service: InferenceService) -> str:
     """Return the branch, tag or commit as the user wrote it."""
     return service.spec.model.revision or ""
-
-
-def uri_text(resolved: Resolved) -> str:
-    """Return the model's URI."""
-    return f"{resolved.uri.scheme}://{resolved.uri.path}"
 
 
 def same_node(service: InferenceService) -> Object:
@@ -116,7 +111,7 @@ def keeps_one_node(service: InferenceService, resolved: Resolved) -> bool:
 def _downloaded(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> ModelFiles:
     folder = store_folder(service, resolved)
     download = Download(
-        uri=uri_text(resolved),
+        uri=resolved.uri.text,
         folder=f"{STORE_PATH}/{folder}",
         revision=resolved.revision if resolved.uri.scheme == "hf" else "",
         endpoint=download_endpoint(service, settings),

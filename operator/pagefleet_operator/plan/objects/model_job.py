@@ -27,7 +27,6 @@ from pagefleet_operator.plan.objects.model_files import (
     model_mount,
     same_node,
     store_folder,
-    uri_text,
     written_revision,
 )
 from pagefleet_operator.plan.objects.names_and_labels import PORT_NAME, Object, labels, metadata, names_of
@@ -102,7 +101,7 @@ def _revision(service: InferenceService, resolved: Resolved, settings: ClusterSe
     secret = service.spec.model.secret_ref
     return digest(
         [
-            uri_text(resolved),
+            resolved.uri.text,
             written_revision(service),
             download_endpoint(service, settings),
             secret.name if secret else "",
@@ -116,7 +115,7 @@ def _download(service: InferenceService, resolved: Resolved, settings: ClusterSe
     if not resolved.uri.remote:
         return Download(uri=f"file://{MODEL_PATH}", folder="", port=SERVING_PORT)
     return Download(
-        uri=uri_text(resolved),
+        uri=resolved.uri.text,
         folder=f"{STORE_PATH}/{store_folder(service, resolved)}" if resolved.cache == "pvc" else "",
         revision=written_revision(service),
         endpoint=download_endpoint(service, settings),

@@ -28,7 +28,7 @@ PORT_NAME = "http"
 
 @dataclass(frozen=True, slots=True)
 class ChildNames:
-    """Names of the children of one InferenceService. Services called so make one of them another's for ever."""
+    """Names of the children of one InferenceService. They stay for ever: under another name a child is another one."""
 
     service: str
     """Of the Service, Ingress, HTTPRoute and ServiceMonitor too: it is what people see."""
