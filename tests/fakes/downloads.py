@@ -27,7 +27,7 @@ class Pauses:
 def fast(pauses: Pauses | None = None, free_bytes: int = 1 << 40, **changes: Any) -> DownloadSettings:
     """Settings for tests: no pauses, plenty of space."""
     host = Host(sleep=pauses or Pauses(), free_bytes=lambda _: free_bytes)
-    return replace(DownloadSettings(host=host, patience=Patience(stall=5)), **changes)
+    return replace(DownloadSettings(host=host, patience=Patience(stall=60)), **changes)
 
 
 def run(uri: str, folder: Path, settings: DownloadSettings, meter: ProgressMeter | None = None) -> DownloadResult:

@@ -125,7 +125,7 @@ class FaultyServer:
         if fault and fault.kind in ("cut", "stall"):
             self._write(handler, body[: fault.after])
             if fault.kind == "stall":
-                self._released.wait(30)
+                self._released.wait(300)
             handler.close_connection = True
             handler.connection.shutdown(2)
         elif fault and fault.kind == "corrupt":

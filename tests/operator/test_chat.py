@@ -158,7 +158,7 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 
 def test_the_command_works_in_a_pipe(server: Script) -> None:
     command = [sys.executable, "-m", "pagefleet_operator.chat", server.url]
-    result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=30)
+    result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello there\n", "")
 
 
@@ -176,7 +176,7 @@ def test_the_command_works_in_a_terminal(server: Script) -> None:
                 text += os.read(controller, 4096).decode()
             text = text.partition(expected)[2]
             os.write(controller, typed)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()
@@ -185,7 +185,7 @@ def test_the_command_works_in_a_terminal(server: Script) -> None:
 
 def test_nothing_that_answers_is_told_with_the_remedy() -> None:
     command = [sys.executable, "-m", "pagefleet_operator.chat", "127.0.0.1:1"]
-    result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=30)
+    result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 1
     assert result.stderr == (
         "error: nothing answers at http://127.0.0.1:1 (Connection refused); start it with: pagefleet up FILE\n"

@@ -60,7 +60,7 @@ def test_flags_are_those_of_the_programs(build: Any) -> None:
     }
     for module, verb in (("pagefleet_engine.cli", "serve"), ("pagefleet_router.cli", "route")):
         shown = subprocess.run(
-            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True, timeout=120
         ).stdout
         assert all(flag in shown for flag in flags[verb])
 
@@ -94,7 +94,7 @@ def test_plan_is_the_same_in_any_process() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=120,
         ).stdout
         for seed in (1, 2)
     }

@@ -23,7 +23,7 @@ def run(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
     code = "import sys; from pagefleet_protocol.command import main; sys.exit(main())"
     environment = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
-        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
 
 
@@ -96,5 +96,6 @@ def test_help_imports_nothing_slow(heavy: str) -> None:
         f"import sys; from pagefleet_protocol.command import main; main(['--help']); sys.exit({heavy!r} in sys.modules)"
     )
     assert (
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False, timeout=30).returncode == 0
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False, timeout=120).returncode
+        == 0
     )

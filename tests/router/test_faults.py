@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from pagefleet_router.proxy.client_connection import ConnectionTiming
+from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
 from pagefleet_router.signals.monitor import MonitorTiming
 
 from tests.fakes.faulty_engine import (
@@ -96,6 +97,7 @@ def test_an_engine_killed_under_load_loses_no_request(tmp_path: Path) -> None:
         await whole()(seen, writer)
 
     async def check(f: Fleet) -> None:
+        f.router._dispatcher.outliers = OutlierDetector(OutlierRules(first_ejection=0.2))
         asked = [asyncio.ensure_future(f.ask(post(chat()))) for _ in range(40)]
         await f.until(lambda: sum(engine.num_open for engine in f.engines) == 40)
         await f.engines[0].kill()

@@ -62,7 +62,7 @@ class LiveServer:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(60)
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self._wait_until_answering()
 
@@ -168,5 +168,5 @@ def start_server() -> Iterator[Callable[..., LiveServer]]:
 @pytest.fixture(scope="module")
 def client(shared_server: LiveServer) -> Iterator[openai.OpenAI]:
     """The official client."""
-    with openai.OpenAI(base_url=shared_server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=shared_server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client

@@ -46,7 +46,7 @@ def raw_request(server: LiveServer, data: bytes) -> bytes:
     """Send bytes as they are; return the answer, empty when the server cut the connection."""
     host, port = server.url.removeprefix("http://").rsplit(":", 1)
     received = b""
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         try:
             sock.sendall(data)
             while not received.endswith(b"}") and (part := sock.recv(65536)):

@@ -34,21 +34,21 @@ class OpenStream:
 
     def _run(self) -> None:
         with (
-            httpx.Client(base_url=self._server.url, timeout=20) as http,
+            httpx.Client(base_url=self._server.url, timeout=60) as http,
             http.stream("POST", "/v1/completions", json={**BODY, "stream": True, **self._fields}) as response,
         ):
             self.lines += [line for line in response.iter_lines() if line]
         self.ended_at = time.monotonic()
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         assert self.ended_at is not None
 
 
 def send_raw(server: LiveServer, **fields: Any) -> socket.socket:
     """Send a completion request and leave the answer unread."""
     host, port = server.url.removeprefix("http://").rsplit(":", 1)
-    sock = socket.create_connection((host, int(port)), timeout=10)
+    sock = socket.create_connection((host, int(port)), timeout=60)
     body = json.dumps({**BODY, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     sock.sendall(head.encode() + b"\r\n\r\n" + body)
@@ -181,7 +181,7 @@ def test_the_access_log_holds_no_text(
 
 
 def test_a_drain_waits_for_what_runs(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server(drain_timeout=20.0)
+    server = start_server(drain_timeout=60.0)
     server.engine.pause_s = 0.01
     stream = OpenStream(server)
     server.wait_until(lambda: bool(server.engine.running))
@@ -212,7 +212,7 @@ def test_what_is_left_after_a_drain_ends_with_an_error(start_server: Callable[..
     assert server.join() == 0
     assert time.monotonic() - started < 300
     stream.join()
-    asking.join(30)
+    asking.join(60)
     assert json.loads(stream.lines[-1].removeprefix("data: "))["error"]["code"] == "server_shutting_down"
     assert whole[0].status_code == 503
     assert whole[0].json()["error"]["code"] == "server_shutting_down"

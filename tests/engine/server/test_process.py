@@ -93,7 +93,7 @@ class ServerProcess:
         for _ in range(2):
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ class OpenStream:
                     self.lines.append(line)
 
     def join(self) -> list[str]:
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.lines
 
@@ -236,7 +236,7 @@ def test_a_killed_core_ends_every_request_and_the_process(start: Callable[..., S
     killed = time.monotonic()
     assert json.loads(stream.join()[-1].removeprefix("data: "))["error"]["code"] == "engine_dead"
     assert time.monotonic() - killed < 20.0
-    assert server.process.wait(10) == 1
+    assert server.process.wait(60) == 1
 
 
 def test_a_stop_waits_and_then_ends_what_is_left(start: Callable[..., ServerProcess]) -> None:
@@ -244,7 +244,7 @@ def test_a_stop_waits_and_then_ends_what_is_left(start: Callable[..., ServerProc
     stream = OpenStream(server)
     os.kill(server.core_pid, signal.SIGSTOP)  # so that it cannot finish in time
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
     assert json.loads(stream.join()[-1].removeprefix("data: "))["error"]["code"] == "server_shutting_down"
 
 
@@ -252,7 +252,7 @@ def test_the_core_follows_a_killed_server(start: Callable[..., ServerProcess]) -
     server = start()
     core = server.core_pid
     server.process.kill()
-    server.process.wait(10)
+    server.process.wait(60)
     server.wait_until(lambda: not _is_alive(core), timeout_s=5)
 
 

@@ -125,24 +125,24 @@ def test_bad_words_are_spelled_at_the_start_and_after_a_space(byte_level: Tokeni
 
 def test_a_long_text_lets_other_threads_run(byte_level: Tokenizer) -> None:
     text = "<" * 2**19
-    pauses = [0.0]
+    turns = 0
     done = threading.Event()
 
     def watch() -> None:
+        nonlocal turns
         while not done.is_set():
-            before = time.monotonic()
             time.sleep(0.001)
-            pauses.append(time.monotonic() - before)
+            turns += 1
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    started = time.monotonic()
+    before = turns
     ids = byte_level.encode(text, add_special_tokens=False)
-    took = time.monotonic() - started
+    meanwhile = turns - before
     done.set()
     watcher.join()
     assert byte_level.decode(ids) == text
-    assert max(pauses) < max(0.1, took / 2)
+    assert meanwhile >= 5, "about a hundred; one or two when the interpreter's lock is kept"
 
 
 def test_a_long_text_has_the_tokens_of_the_short_way(byte_level: Tokenizer) -> None:

@@ -165,8 +165,8 @@ def test_a_stalled_transfer_is_tried_again_and_then_given_up(hub: HubServer, tmp
     hub.faults[SHARD] = [Fault("cut", after=8), Fault("stall", after=100)]
     settings = fast(endpoint=hub.url, patience=Patience(stall=0.4))
     assert run(URI, tmp_path / "once", settings).reason == ""
-    hub.faults[SHARD] = [Fault("cut", after=8), *[Fault("stall")] * 2]
-    settings = fast(endpoint=hub.url, patience=Patience(stall=0.5, attempts=2))
+    hub.faults[SHARD] = [Fault("cut", after=8), *[Fault("stall")] * 3]
+    settings = fast(endpoint=hub.url, patience=Patience(stall=0.5, attempts=3))
     result = run(URI, tmp_path / "always", settings)
     assert (result.reason, result.exit_code) == ("StoreUnreachable", 1)
     assert "no byte came for 0.5 s" in result.message
