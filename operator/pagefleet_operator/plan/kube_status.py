@@ -28,6 +28,8 @@ LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""
 LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
 """Nor more often than this where they say what they said before."""
+LIVE_FORGOTTEN = timedelta(minutes=10)
+"""Numbers that no router has renewed for so long say nothing of now, and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         conditions=make_conditions(verdicts, now.previous, seen.generation, rfc3339(seen.now)),
         roles=(now.engines.status(), now.routers.status()),
         resolved=_resolved(now),
-        live=live_status(now.previous.live if now.previous else None, seen.live),
+        live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
     )
 
 
@@ -122,7 +124,7 @@ def invalid_service_status(
         conditions=make_conditions(verdicts, previous, observed.generation, rfc3339(observed.now)),
         roles=(engines.status(), routers.status()),
         resolved=previous.resolved if previous else None,
-        live=live_status(previous.live if previous else None, observed.live),
+        live=live_status(previous.live if previous else None, observed.live, observed.now),
     )
 
 
@@ -131,10 +133,11 @@ def refused(refusal: Refusal) -> Verdict:
     return Verdict(True, refusal.reason, str(refusal))
 
 
-def live_status(previous: LiveStatus | None, sample: LiveSample | None) -> LiveStatus | None:
-    """Return the newer numbers, or the ones before as long as they are young enough."""
+def live_status(previous: LiveStatus | None, sample: LiveSample | None, now: datetime) -> LiveStatus | None:
+    """Return the newer numbers, or the ones before as long as they are young enough; none that nobody renews."""
+    before = _instant(previous.at) if previous else None
     if sample is None:
-        return previous
+        return previous if before and _utc(now) - before < LIVE_FORGOTTEN else None
     renewed = LiveStatus(
         requests_running=sample.requests_running,
         requests_waiting=sample.requests_waiting,
@@ -142,7 +145,6 @@ def live_status(previous: LiveStatus | None, sample: LiveSample | None) -> LiveS
         kv_usage=round(sample.kv_usage, 3),
         at=rfc3339(sample.at),
     )
-    before = _instant(previous.at) if previous else None
     if previous is None or before is None:
         return renewed
     age = _utc(sample.at) - before

@@ -151,20 +151,21 @@ def test_the_generation_is_the_one_that_was_planned() -> None:
 
 
 def test_live_numbers_are_renewed_every_30_seconds_and_when_idle_every_five_minutes() -> None:
-    first = live_status(None, sample(0))
+    first = live_status(None, sample(0), NOW)
     assert first == LiveStatus(
         requests_running=1, requests_waiting=2, tokens_per_second=100.0, kv_usage=0.123, at=rfc3339(NOW)
     )
-    assert live_status(first, None) == first
-    assert live_status(first, sample(29, running=5)) == first
-    assert at(live_status(first, sample(30, running=5))) == NOW + timedelta(seconds=30)
-    assert live_status(first, sample(299)) == first
-    assert at(live_status(first, sample(300))) == NOW + timedelta(seconds=300)
+    assert live_status(first, None, NOW + timedelta(minutes=9)) == first
+    assert live_status(first, None, NOW + timedelta(minutes=10)) is None
+    assert live_status(first, sample(29, running=5), NOW) == first
+    assert at(live_status(first, sample(30, running=5), NOW)) == NOW + timedelta(seconds=30)
+    assert live_status(first, sample(299), NOW) == first
+    assert at(live_status(first, sample(300), NOW)) == NOW + timedelta(seconds=300)
 
 
 def test_live_numbers_with_a_time_nobody_can_read_are_renewed() -> None:
     odd = LiveStatus(requests_running=0, requests_waiting=0, tokens_per_second=0, kv_usage=0, at="yesterday")
-    assert at(live_status(odd, sample(0))) == NOW
+    assert at(live_status(odd, sample(0), NOW)) == NOW
 
 
 def test_live_numbers_stay_in_the_status_until_there_are_newer_ones() -> None:
