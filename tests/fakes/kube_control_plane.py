@@ -287,7 +287,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(look: Callable[[], T], timeout_s: float = 15) -> T:
+def wait_until(look: Callable[[], T], timeout_s: float = 120) -> T:
     """Poll until `look` gives something truthy, and return it; a test fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):

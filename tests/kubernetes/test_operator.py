@@ -69,7 +69,7 @@ class Operator:
     def get(self, path: str) -> str:
         """Return what it answers; empty: nothing."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False, timeout=5).text
+            return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False, timeout=30).text
         except httpx.HTTPError:
             assert self.process.poll() is None, self.log.read_text()
             return ""
@@ -85,7 +85,7 @@ class Operator:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; returns the exit status."""
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_five_lines_with_the_charts_rights_alone(
 ) -> None:
     operator = start()
     deploy()
-    wait_until(lambda: children(admin, namespace) == CHILDREN, 30)
+    wait_until(lambda: children(admin, namespace) == CHILDREN)
     wait_until(lambda: reason(admin, namespace) in ("Starting", "Unschedulable", "NotReady"))
     status = read(admin, namespace)["status"]
     assert status["observedGeneration"] == 1
@@ -205,9 +205,9 @@ def test_what_belongs_to_a_deleted_service_is_collected(
         pytest.skip("kube-controller-manager is absent: garbage is not collected")
     operator = start()
     deploy()
-    wait_until(lambda: children(admin, namespace) == CHILDREN, 30)
+    wait_until(lambda: children(admin, namespace) == CHILDREN)
     admin.delete(f"{SERVICES.format(namespace)}/qwen").raise_for_status()
-    wait_until(lambda: not any(children(admin, namespace).values()), 30)
+    wait_until(lambda: not any(children(admin, namespace).values()))
     wait_until(lambda: operator.metric("queue_depth") == 0)
     time.sleep(0.5)
     assert not any(children(admin, namespace).values())
@@ -219,7 +219,7 @@ def test_events_are_what_describe_shows(
 ) -> None:
     start()
     uid = deploy(profileRef={"name": "nobody"})["metadata"]["uid"]
-    wait_until(lambda: reason(admin, namespace, "Degraded") == "ProfileNotFound", 30)
+    wait_until(lambda: reason(admin, namespace, "Degraded") == "ProfileNotFound")
     # The question that `kubectl describe` asks.
     selector = f"involvedObject.name=qwen,involvedObject.namespace={namespace},involvedObject.uid={uid}"
     path = f"/api/v1/namespaces/{namespace}/events"
@@ -234,7 +234,7 @@ def test_the_api_server_away_and_back(
     deploy: Callable[..., Any],
 ) -> None:
     operator = start()
-    wait_until(lambda: operator.role() == "leader", 30)
+    wait_until(lambda: operator.role() == "leader")
     deploy()
     control_plane.stop_api_server(signal.SIGKILL)
     try:
@@ -246,7 +246,7 @@ def test_the_api_server_away_and_back(
     finally:
         control_plane.start_api_server()
     with control_plane.client() as admin:
-        wait_until(lambda: children(admin, namespace) == CHILDREN, 60)
+        wait_until(lambda: children(admin, namespace) == CHILDREN)
     assert operator.get("/livez") == "live\n"
 
 
@@ -254,21 +254,21 @@ def test_a_standby_takes_over_from_one_that_was_killed(
     admin: httpx.Client, namespace: str, start: Callable[..., Operator], deploy: Callable[..., Any]
 ) -> None:
     first = start()
-    wait_until(lambda: first.role() == "leader", 30)
+    wait_until(lambda: first.role() == "leader")
     second = start()
-    wait_until(lambda: second.role() == "standby", 30)
+    wait_until(lambda: second.role() == "standby")
     deploy()
-    wait_until(lambda: children(admin, namespace) == CHILDREN, 30)
+    wait_until(lambda: children(admin, namespace) == CHILDREN)
     assert second.metric("applies_total") == 0
     first.end(signal.SIGKILL)
     killed_at = time.monotonic()
     deploy(replicas=2)
-    wait_until(lambda: read(admin, namespace, "deployments/qwen-engine")["spec"]["replicas"] == 2, 30)
+    wait_until(lambda: read(admin, namespace, "deployments/qwen-engine")["spec"]["replicas"] == 2)
     assert time.monotonic() - killed_at < 20.0
     third = start()
-    wait_until(lambda: third.role() == "standby", 30)
+    wait_until(lambda: third.role() == "standby")
     assert second.end() == 0
     stopped_at = time.monotonic()
-    wait_until(lambda: third.role() == "leader", 10)
-    assert time.monotonic() - stopped_at < 3.0
+    wait_until(lambda: third.role() == "leader")
+    assert time.monotonic() - stopped_at < 9.0, "it waited until the lease had run out"
     assert os.path.getsize(third.log) > 0

@@ -48,7 +48,7 @@ class Up:
         if out is None:
             os.close(writer)
 
-    def read_until(self, words: str, timeout_s: float = 20.0) -> None:
+    def read_until(self, words: str, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while words not in self.text:
             left = deadline - time.monotonic()
@@ -58,7 +58,7 @@ class Up:
                 assert data, f"{words!r} did not come before the end:\n{self.text}"
                 self.text += data.decode()
 
-    def finish(self, timeout_s: float = 20.0) -> int:
+    def finish(self, timeout_s: float = 120.0) -> int:
         status = self.process.wait(timeout_s)
         while select.select([self._reader], [], [], 0.2)[0] and (data := os.read(self._reader, 65_536)):
             self.text += data.decode()

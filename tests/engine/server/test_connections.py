@@ -82,8 +82,8 @@ def test_a_reader_that_never_reads_is_cut(
     body = json.dumps({"model": MODEL, "prompt": "x", "n": 128, "max_tokens": 250, "stream": True}).encode()
     with connect(server, receive_buffer=4096) as sock:
         sock.sendall(HEAD % len(body) + body)
-        server.wait_until(lambda: len(server.engine.seen) == 128 and not server.engine.running, timeout_s=20)
+        server.wait_until(lambda: len(server.engine.seen) == 128 and not server.engine.running)
         route = 'route="/v1/completions",status="200"} 1.0'
-        server.wait_until(lambda: route in server.http.get("/metrics").text, timeout_s=10)
+        server.wait_until(lambda: route in server.http.get("/metrics").text)
         assert b"[DONE]" not in read_what_is_left(sock)
     assert server.complete().status_code == 200
