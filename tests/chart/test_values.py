@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import helm_python
@@ -12,6 +13,7 @@ import yaml
 
 from tests.fakes.helm_chart import CHART, manifests
 
+ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0" * 64
 MONITOR_ON = {"metrics": {"serviceMonitor": {"enabled": True}}}
 
@@ -163,3 +165,23 @@ def test_all_namespaces_and_some_exclude_each_other() -> None:
 def test_profiles_wait_for_their_kind() -> None:
     with pytest.raises(helm_python.HelmRenderError, match="install without profiles, then `helm upgrade` with them"):
         manifests({"profiles": {"h100": {}}})
+
+
+def test_documents_name_values_that_exist() -> None:
+    mention = re.compile(
+        r"[` ]((?:images|crds|watch|operator|policy|networkPolicy|metrics)\.[A-Za-z*]+(?:\.[A-Za-z]+)*)[`=:]"
+    )
+    documents = [*ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    named = {path for document in documents for path in mention.findall(document.read_text())}
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert len(named) >= 10
+    assert sorted(path for path in named if not exists(path.split("."), defaults)) == []
+
+
+def exists(path: list[str], values: object) -> bool:
+    if not path:
+        return True
+    if not isinstance(values, dict):
+        return False
+    found = values.values() if path[0] == "*" else [values[path[0]]] if path[0] in values else []
+    return any(exists(path[1:], one) for one in found)
