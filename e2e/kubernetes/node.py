@@ -19,6 +19,13 @@ def kill_processes(cluster: Cluster, image: str, namespace: str, pod: dict[str, 
     run_on_node(cluster, namespace, {"hostPID": True, "nodeName": node, "containers": [{"name": "main", **container}]})
 
 
+def remove_from_node(cluster: Cluster, image: str, namespace: str, folder: str) -> None:
+    """Remove a folder of the node with everything in it."""
+    parent, _, name = folder.rpartition("/")
+    command = ["python", "-c", "import shutil, sys; shutil.rmtree('/node/' + sys.argv[1])", name]
+    run_on_node(cluster, namespace, _on_folder(image, command, parent))
+
+
 def copy_to_node(cluster: Cluster, image: str, namespace: str, source: Sequence[str], folder: str) -> None:
     """Copy files of an image into a new folder of the node, which everybody may write to.
 
@@ -36,15 +43,7 @@ def copy_to_node(cluster: Cluster, image: str, namespace: str, source: Sequence[
         "shutil.copytree(source, node / source.name)\n"
         "node.chmod(0o777)\n"
     )
-    container = {
-        "name": "main",
-        "image": image,
-        "command": ["python", "-c", program, *source],
-        "securityContext": {"runAsUser": 0},
-        "volumeMounts": [{"name": "node", "mountPath": "/node"}],
-    }
-    volume = {"name": "node", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
-    run_on_node(cluster, namespace, {"containers": [container], "volumes": [volume]})
+    run_on_node(cluster, namespace, _on_folder(image, ["python", "-c", program, *source], folder))
 
 
 def run_on_node(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
@@ -62,3 +61,16 @@ def run_on_node(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
     cluster.delete("v1", "Pod", name, namespace)
     wait_until(lambda: not cluster.get("v1", "Pod", name, namespace), f"pod {name} is gone")
     assert how == "Succeeded", said
+
+
+def _on_folder(image: str, command: Sequence[str], folder: str) -> dict[str, Any]:
+    """Return the spec of a pod whose /node is a folder of the node, made where it is absent."""
+    container = {
+        "name": "main",
+        "image": image,
+        "command": list(command),
+        "securityContext": {"runAsUser": 0},
+        "volumeMounts": [{"name": "node", "mountPath": "/node"}],
+    }
+    volume = {"name": "node", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+    return {"containers": [container], "volumes": [volume]}

@@ -13,7 +13,7 @@ import pytest
 
 from e2e.kubernetes.cluster import Cluster, Images, restricted_pod, wait_until
 from e2e.kubernetes.installation import Installation
-from e2e.kubernetes.node import copy_to_node
+from e2e.kubernetes.node import copy_to_node, remove_from_node
 from e2e.kubernetes.service import Service
 from e2e.kubernetes.test_troubles import LIGHT
 from e2e.kubernetes.tunnel import ServiceTunnel
@@ -47,6 +47,7 @@ def claim(cluster: Cluster, images: Images, privileged: str, installation: Insta
     yield CLAIM
     cluster.delete("v1", "PersistentVolumeClaim", CLAIM, installation.namespace)
     cluster.delete("v1", "PersistentVolume", name)
+    remove_from_node(cluster, images.operator, privileged, folder)
 
 
 @pytest.fixture(scope="module")

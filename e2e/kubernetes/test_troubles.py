@@ -45,10 +45,6 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, str, str]] = {
         {"podTemplate": PRIVILEGED},
         "Degraded", "NotAllowed", r"podTemplate.*allowPrivilegeEscalation",
     ),
-    "forbidden": (
-        {"podTemplate": {"spec": {"containers": [{"name": "side", "image": "side:1"}]}}},
-        "EngineReady", "PodForbidden", r"violates PodSecurity.*Change what podTemplate adds",
-    ),
     "no-profile": (
         {"profileRef": {"name": "absent"}},
         "Degraded", "ProfileNotFound", r"there is no InferenceProfile absent; .* name (none|one of)",
