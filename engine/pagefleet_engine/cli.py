@@ -50,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="pagefleet serve",
         description="Serve a model with an OpenAI-compatible API.",
         epilog=f"Every option can also be set by the environment ({ENVIRONMENT_PREFIX}MAX_MODEL_LEN=4096) "
-        "or in the YAML file of --config (max_model_len: 4096).",
+        "or in the YAML file of --config (max_model_len: 4096). "
+        f"Exit status: {MISTAKE} for a setting that cannot work, {MODEL_NOT_LOADED} for a model that cannot be loaded.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

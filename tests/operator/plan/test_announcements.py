@@ -11,7 +11,7 @@ from pagefleet_operator.plan.observed import ContainerSeen
 from pagefleet_operator.plan.verdict import Verdict, make_conditions
 from pagefleet_protocol.inference_status import ConditionType, InferenceServiceStatus
 
-from tests.operator.plan.kube_world import HF, World, service
+from tests.operator.plan.kube_world import HF, World, event, service
 
 GOOD: dict[ConditionType, tuple[bool | None, str]] = {
     "Ready": (True, "Serving"),
@@ -94,3 +94,20 @@ def test_the_life_of_a_service_in_events() -> None:
     world.breaks = {world.plan().status.roles[0].revision: lambda one: replace(one, containers=(broken,))}
     assert run(12) == ["RollingOut", "RolloutStopped"]
     assert run(5) == []
+
+
+def test_a_start_is_no_trouble_though_routers_are_ready_after_their_engines() -> None:
+    world = World(service())
+    routers = world.plan().status.roles[1].revision
+    world.breaks = {routers: lambda one: one}
+    said: list[tuple[str, str]] = []
+    for _ in range(8):
+        if any(one.ready for one in world.of("engine")):
+            world.breaks = {}
+        probed = [one.name for one in world.of("router") if not one.ready]
+        world.events = tuple(event("Unhealthy", "Readiness probe failed: statuscode: 503", name) for name in probed)
+        before = world.status
+        world.step()
+        assert world.status is not None
+        said += [(one.type, one.reason) for one in announcements(before, world.status)]
+    assert said == [("Normal", "Serving"), ("Normal", "Settled")]
