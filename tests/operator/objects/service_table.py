@@ -19,31 +19,10 @@ from pagefleet_protocol.inference_profile import InferenceProfile, parse_inferen
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.model_facts import ModelFacts
 
+from tests.fakes import plan_inputs
+
 GOLDEN = Path(__file__).parent / "golden"
-UID = "00000000-0000-4000-8000-000000000001"
-COMMIT = "c0ffee" + "0" * 34
-SETTINGS = ClusterSettings(
-    engine_image="pagefleet-engine:1",
-    router_image="pagefleet-router:1",
-    operator_image="pagefleet-operator:1",
-    operator_namespace="pagefleet",
-)
-FACTS = ModelFacts(
-    revision=COMMIT,
-    weights_bytes=16 << 30,
-    num_files=9,
-    architecture="qwen3",
-    dtype="bfloat16",
-    quantization="",
-    num_layers=36,
-    num_window_layers=0,
-    window=0,
-    num_attention_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=40960,
-    default_length=40960,
-)
+UID, FACTS, SETTINGS = plan_inputs.UID, plan_inputs.FACTS, plan_inputs.SETTINGS
 H100 = {
     "gpuType": "h100",
     "gpuMemory": "80Gi",

@@ -19,32 +19,12 @@ from pagefleet_protocol.inference_status import Condition, ConditionType, Infere
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, encode_result
 
+from tests.fakes import plan_inputs
+
 GIB = 1024**3
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-UID = "00000000-0000-4000-8000-000000000001"
-COMMIT = "c0ffee" + "0" * 34
-SETTINGS = ClusterSettings(
-    engine_image="pagefleet-engine:1",
-    router_image="pagefleet-router:1",
-    operator_image="pagefleet-operator:1",
-    operator_namespace="pagefleet",
-    allowed_host_paths=("/var/models",),
-)
-FACTS = ModelFacts(
-    revision=COMMIT,
-    weights_bytes=16 * GIB,
-    num_files=9,
-    architecture="llama",
-    dtype="bfloat16",
-    quantization="",
-    num_layers=32,
-    num_window_layers=0,
-    window=0,
-    num_attention_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131072,
-)
+UID, COMMIT, FACTS = plan_inputs.UID, plan_inputs.COMMIT, plan_inputs.FACTS
+SETTINGS = replace(plan_inputs.SETTINGS, allowed_host_paths=("/var/models",))
 HF = {"model": {"uri": "hf://org/model"}}
 
 
