@@ -99,6 +99,7 @@ class HubSource:
 async def open_hub(repository: str, settings: DownloadSettings) -> AsyncIterator[HubSource]:
     """Connect to the hub, or to the mirror that the settings name."""
     endpoint = _checked(settings.endpoint or DEFAULT_ENDPOINT)
+    _check_token(settings.token or "")
     model = HubModel(repository, settings.revision or "main", endpoint, has_token=bool(settings.token))
     headers = {"User-Agent": f"pagefleet/{VERSION}", "Accept-Encoding": "identity"}
     if settings.token:
@@ -120,6 +121,12 @@ def _checked(endpoint: str) -> str:
         shown = endpoint.rpartition("@")[2][:80]
         raise BadSettings(f"the endpoint {shown} is no URL of a hub: give https://host, credentials in HF_TOKEN alone")
     return endpoint.rstrip("/")
+
+
+def _check_token(token: str) -> None:
+    # Libraries refuse such a header too, some in words that repeat it.
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise BadSettings("HF_TOKEN holds more than a token (a space, a line break?): put the token alone into it")
 
 
 def _new_api(endpoint: str, token: str | None) -> HfApi:

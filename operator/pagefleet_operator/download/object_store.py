@@ -7,12 +7,13 @@ identity, instance). It does not retry here: `attempts` does.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from pagefleet_protocol.version import VERSION
 
@@ -39,6 +40,12 @@ _CREDENTIALS = {
     "spec.model.secretRef names), or AWS_SKIP_SIGNATURE=true where everybody may read",
     "gs": "the file that GOOGLE_APPLICATION_CREDENTIALS names (in a cluster: key.json in the Secret that "
     "spec.model.secretRef names), or GOOGLE_SKIP_SIGNATURE=true where everybody may read",
+}
+_S3_VARIABLES = {
+    "AWS_ACCESS_KEY_ID": "access_key_id",
+    "AWS_SECRET_ACCESS_KEY": "secret_access_key",
+    "AWS_SESSION_TOKEN": "session_token",
+    "AWS_REGION": "region",
 }
 _IDENTITY_HOSTS = ("169.254.", "metadata.google.internal")
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -167,7 +174,7 @@ async def open_object_store(
     try:
         store: S3Store | GCSStore
         if scheme == "s3":
-            config: S3Config = {"endpoint": endpoint} if endpoint else {}
+            config = _s3_config(endpoint, os.environ)
             if settings.web_identity:
                 config["skip_signature"] = False
             store = S3Store(
@@ -187,6 +194,24 @@ async def open_object_store(
         said = _first_line(error)
         raise BadSettings(f"{scheme}://{path} cannot be opened ({said}): check credentials and endpoint") from error
     yield ObjectStoreSource(scheme, path, store)
+
+
+def _s3_config(endpoint: str, environment: Mapping[str, str]) -> S3Config:
+    """The endpoint, and the credentials without the line end that a Secret of a file has: the library panics there.
+
+    Raises:
+        BadSettings: a variable cannot be what it should; its value is not repeated.
+    """
+    found = {"endpoint": endpoint} if endpoint else {}
+    for variable, key in _S3_VARIABLES.items():
+        value = environment.get(variable, "").strip()
+        if not value.isascii() or not value.isprintable() or " " in value:
+            raise BadSettings(
+                f"{variable} holds more than one value (a space, a line break?): put the value alone into it"
+            )
+        if value:
+            found[key] = value
+    return cast("S3Config", found)
 
 
 def _remote_file(name: str, size: int, tag: str) -> RemoteFile:

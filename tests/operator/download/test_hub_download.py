@@ -172,6 +172,17 @@ def test_a_stalled_transfer_is_tried_again_and_then_given_up(hub: HubServer, tmp
     assert "no byte came for 0.5 s" in result.message
 
 
+@pytest.mark.parametrize(
+    "token", ["hf_secret\nhf_other", "hf_secret other", "hf_secret\t", "hf_secret\x01", "hf_secreté"]
+)
+def test_a_token_that_is_none_is_refused_and_not_repeated(hub: HubServer, tmp_path: Path, token: str) -> None:
+    hub.repositories["org/model"].commit(sharded())
+    result = run(URI, tmp_path, fast(endpoint=hub.url, token=token))
+    assert (result.reason, "put the token alone" in result.message) == ("BadSettings", True)
+    assert "secret" not in result.message
+    assert hub.requests_for("") == []
+
+
 def test_a_server_that_asks_for_a_pause_gets_it_within_bounds(hub: HubServer, tmp_path: Path) -> None:
     hub.repositories["org/model"].commit(sharded())
     hub.faults["list"] = [

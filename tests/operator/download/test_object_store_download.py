@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,30 @@ def test_the_objects_below_the_path_arrive(store: ObjectStoreServer, tmp_path: P
     assert result.facts is not None
     assert result.facts.weights_bytes == 10001
     assert len(result.facts.revision) == 40
+
+
+SESSION = "AWS_SESSION_TOKEN"
+
+
+@pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", SESSION, "AWS_REGION"])
+def test_a_line_end_in_a_secret_does_no_harm(
+    store: ObjectStoreServer, tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SESSION, "session")
+    monkeypatch.setenv(variable, os.environ[variable] + "\r\n")
+    assert run(URI["s3"], tmp_path, fast(endpoint=store.url)).message == ""
+
+
+@pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", SESSION, "AWS_REGION"])
+@pytest.mark.parametrize("value", ["private\nprivate", "private private", "private\x01", "privaté"])
+def test_a_variable_that_is_none_is_named_and_not_repeated(
+    store: ObjectStoreServer, tmp_path: Path, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = run(URI["s3"], tmp_path, fast(endpoint=store.url))
+    assert (result.reason, result.message.split()[0]) == ("BadSettings", variable)
+    assert "priva" not in result.message.replace(str(tmp_path), "")
+    assert store.requests_for("") == []
 
 
 @BOTH
