@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _RECONCILE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -98,17 +98,21 @@ class _Live(Collector):
     def __init__(self, gauges: Gauges) -> None:
         self._gauges = gauges
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         gauges = self._gauges
         single = (
             ("leader", "1 while this process leads.", float(gauges.leads())),
             ("queue_depth", "InferenceServices that wait for a look.", float(gauges.queue_depth())),
             ("queue_oldest_seconds", "How long the first of them has waited.", gauges.oldest_key_s()),
             ("watch_lag_seconds", "How long a watch has been behind.", gauges.watch_lag_s()),
-            ("watch_restarts", "How often the watches were started again.", float(gauges.watch_restarts())),
         )
         for name, text, value in single:
             yield GaugeMetricFamily(f"pagefleet_operator_{name}", text, value=value)
+        yield CounterMetricFamily(
+            "pagefleet_operator_watch_restarts",
+            "How often the watches were started again.",
+            value=float(gauges.watch_restarts()),
+        )
         services = GaugeMetricFamily(
             "pagefleet_operator_services",
             "InferenceServices by their Ready condition.",

@@ -117,7 +117,7 @@ def test_metrics_count_reconciles_requests_and_services() -> None:
         'pagefleet_operator_api_answers_total{status="422"} 1.0',
         "pagefleet_operator_leader 1.0",
         "pagefleet_operator_queue_depth 3.0",
-        "pagefleet_operator_watch_restarts 2.0",
+        "pagefleet_operator_watch_restarts_total 2.0",
         'pagefleet_operator_services{ready="True",reason="Serving"} 2.0',
     ):
         assert line in text.splitlines()

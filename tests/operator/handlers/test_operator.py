@@ -239,7 +239,7 @@ def test_a_kind_that_is_installed_later_is_used() -> None:
             await until(lambda: w.find("ServiceMonitor", "qwen"))
             await until(lambda: w.condition("Degraded").get("reason") == "AsWanted")
             # From then on it is watched like the others.
-            await until(lambda: running.value("watch_restarts") == 1)
+            await until(lambda: running.value("watch_restarts_total") == 1)
             w.delete("ServiceMonitor", "qwen")
             await until(lambda: w.find("ServiceMonitor", "qwen"))
 

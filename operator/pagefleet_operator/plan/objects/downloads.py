@@ -58,7 +58,7 @@ def download_container(
 ) -> Object:
     """Return the container; what it mounts beside /tmp and its Secret is for the caller to add."""
     args = ["download", download.uri, *([download.folder] if download.folder else ["--inspect"])]
-    args += ["--revision", download.revision] if download.revision else []
+    args += [f"--revision={download.revision}"] if download.revision else []
     args += ["--endpoint", download.endpoint] if download.endpoint else []
     args += ["--port", str(download.port)] if download.port else []
     made = container(CONTAINER, settings.operator_image, [*args, "--termination-message", _TERMINATION_LOG])
