@@ -29,7 +29,8 @@ def test_client_that_leaves_frees_its_blocks_soon(fleet: FleetProcess) -> None:
             metrics = fleet.metrics(engine)
             return metrics[metric_names.ENGINE_REQUESTS_RUNNING], metrics[metric_names.ENGINE_KV_USAGE_RATIO]
 
-        assert next(reply.iter_lines()).startswith("data: ")
+        lines = reply.iter_lines()  # kept: an iterator that is let go of closes the connection
+        assert next(lines).startswith("data: ")
         fleet.until(lambda: min(held()) > 0)
         generated = fleet.metrics(engine)[metric_names.ENGINE_GENERATION_TOKENS]
     # The house rule is a second. A busy machine may take longer, but not until the answer has ended by itself.

@@ -220,7 +220,8 @@ def test_bad_input_changes_nothing(server: ServerProcess, fields: dict[str, Any]
 
 def test_a_client_that_leaves_frees_its_blocks_soon(server: ServerProcess) -> None:
     with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: an iterator that is let go of closes the connection
+        next(lines)
         server.wait_until(lambda: server.running() == 1)
     before = server.gauge(metric_names.ENGINE_GENERATION_TOKENS)
     server.wait_until(lambda: server.running() == 0)

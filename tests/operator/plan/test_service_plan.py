@@ -65,7 +65,7 @@ def test_all_engines_load_the_commit_that_the_branch_meant_at_first() -> None:
     world = World(service(**HF))
     world.settle()
     [init] = body(world.plan(), ENGINE)["spec"]["template"]["spec"]["initContainers"]
-    assert COMMIT in init["args"]
+    assert f"--revision={COMMIT}" in init["args"]
     assert world.status is not None
     assert world.status.resolved is not None
     assert world.status.resolved.revision == COMMIT
