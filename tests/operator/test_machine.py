@@ -35,10 +35,23 @@ def test_the_first_router_gets_the_port_and_others_the_next_free() -> None:
         assert ports.claim("b-router-0") == first
 
 
+def _taken_after_a_free_one() -> socket.socket:
+    """Listen on a port whose lower neighbour nobody uses."""
+    while True:
+        with socket.socket() as free:
+            free.bind((LOOPBACK, 0))
+            taken = socket.socket()
+            try:
+                taken.bind((LOOPBACK, free.getsockname()[1] + 1))
+            except OSError:
+                taken.close()
+                continue
+            taken.listen()
+            return taken
+
+
 def test_a_taken_port_is_skipped_unless_it_is_the_one_asked_for() -> None:
-    with socket.socket() as taken:
-        taken.bind((LOOPBACK, 0))
-        taken.listen()
+    with _taken_after_a_free_one() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 is in use: stop what listens there, or choose"):
             Ports(LOOPBACK, port).claim("a-router-0")
