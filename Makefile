@@ -40,8 +40,11 @@ up: $(VENV)/installed  ## Serve examples/01-quickstart on http://127.0.0.1:8000 
 chat: $(VENV)/installed  ## Talk to what `make up` serves
 	@exec $(BIN)/pagefleet chat
 
+# Fleets of real processes share the machine with whatever else it does. What fails is run again, alone: what fails then
+# too is broken, what passes is named by the first run and is to be mended all the same.
 test: $(VENV)/installed-dev  ## Run the whole test suite
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest || { [ $$? -eq 1 ] || exit 2; echo "Again, alone: what failed"; \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
 
 lint: $(VENV)/installed-dev  ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .

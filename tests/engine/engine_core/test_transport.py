@@ -87,4 +87,5 @@ def test_a_flood_is_taken_in_parts(tmp_path: Path) -> None:
         client.close()
         return parts
 
-    assert max(asyncio.run(talk())) == 2
+    # One at a time where the sender is slower than the receiver; never all that wait.
+    assert max(asyncio.run(talk())) <= 2
