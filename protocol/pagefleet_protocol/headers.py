@@ -1,7 +1,21 @@
 """Names of the HTTP headers that cross between clients, router and engines. All lower case, as ASGI has them."""
 
+OWN_PREFIX = "x-pagefleet-"
+"""A router forwards no header of a client that begins so."""
+
 REQUEST_ID = "x-request-id"
 ENGINE_ID = "x-pagefleet-engine"
 """Set by the router on answers: the id of the engine that served the request."""
+INCARNATION = "x-pagefleet-incarnation"
+"""Set by engines on every answer, probes included: 32 hexadecimal digits drawn at their start."""
+MODEL = "x-pagefleet-model"
+"""Set by engines on every answer, probes included: the name of the served model, percent-encoded outside ASCII."""
+
+EXPLAIN = "x-pagefleet-explain"
+"""`1` from a client asks, where the router allows it, for the score of each engine; the answer has them as JSON."""
+SESSION = "x-pagefleet-session"
+"""From a client: requests with the same value prefer the same engine."""
+PRIORITY = "x-pagefleet-priority"
+"""From a client: an integer, larger is more urgent, below zero is shed first."""
 
 RETRY_AFTER = "retry-after"

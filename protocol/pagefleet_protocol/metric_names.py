@@ -10,6 +10,8 @@ ENGINE_GPU_IDLE_SECONDS = "pagefleet_engine_gpu_idle_seconds_total"
 ENGINE_NAN_REQUESTS = "pagefleet_engine_nan_requests_total"
 ENGINE_OUT_OF_MEMORY_STEPS = "pagefleet_engine_out_of_memory_steps_total"
 ENGINE_STARTUP_SECONDS = "pagefleet_engine_startup_seconds"
+ENGINE_REQUESTS_MAX = "pagefleet_engine_requests_max"
+"""Requests that run at once."""
 
 # Of all engines that a router sees. Two routers of one fleet see the same engines: take one's word, do not add them up.
 ROUTER_FLEET_ENGINES = "pagefleet_router_fleet_engines"
@@ -17,3 +19,25 @@ ROUTER_FLEET_REQUESTS_RUNNING = "pagefleet_router_fleet_requests_running"
 ROUTER_FLEET_REQUESTS_WAITING = "pagefleet_router_fleet_requests_waiting"
 ROUTER_FLEET_KV_USAGE_RATIO = "pagefleet_router_fleet_kv_usage_ratio"
 ROUTER_FLEET_GENERATED_TOKENS = "pagefleet_router_fleet_generated_tokens_total"
+
+# What each router counts for itself, labelled with the model: add them up over the routers of a fleet.
+ROUTER_ARRIVALS = "pagefleet_router_arrivals_total"
+"""Requests for a model, whatever became of them: none for a while means idle."""
+ROUTER_HELD = "pagefleet_router_requests_held"
+"""Requests that wait because the model has no engine."""
+ROUTER_QUEUED = "pagefleet_router_requests_queued"
+"""Requests that wait because its engines have no room."""
+ROUTER_QUEUED_TOKENS = "pagefleet_router_queued_tokens"
+"""Prompt tokens of the held and queued requests."""
+ROUTER_PREFILL_TOKENS = "pagefleet_router_prefill_tokens_in_flight"
+"""Uncached prompt tokens at the engines whose answer has not begun."""
+ROUTER_FIRST_TOKEN_SECONDS = "pagefleet_router_time_to_first_token_seconds"  # noqa: S105
+"""Histogram, from a request's arrival at the router, its wait there included, to the first byte of a stream."""
+ROUTER_TOKEN_SECONDS = "pagefleet_router_inter_token_seconds"  # noqa: S105
+"""Histogram of streams: mean time between two of their reads."""
+
+# What a router has learned of engines: take the mean over routers.
+ROUTER_PREFILL_RATE = "pagefleet_router_prefill_tokens_per_second"
+"""Uncached prompt tokens that one engine computes in a second, by model."""
+ROUTER_DECODE_RATE = "pagefleet_router_decode_tokens_per_second"
+"""Tokens that one engine generates in a second under load, by model."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 
 from pagefleet_router.access_log import AccessLog
+from pagefleet_router.admission.admission import OpenDoor
 from pagefleet_router.api_keys import ApiKeys
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.discovery.file import FileSource
@@ -30,6 +31,7 @@ from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policy import LeastLoad, Policy, PrefixAffinity
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
+from pagefleet_router.tokens.prompt_reader import PlainPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,9 @@ class Router:
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self._log = AccessLog(sys.stdout) if config.access_log else None
-        services = Services(self._dispatcher, self.pools, config.first_byte_timeout, config.gap_timeout)
+        services = Services(
+            self._dispatcher, self.pools, OpenDoor(), PlainPrompts(), config.first_byte_timeout, config.gap_timeout
+        )
         keys = ApiKeys(config.api_key_file) if config.api_key_file else None
         self.front = FrontDoor(self.table, services, self.metrics, FrontLimits(config.max_concurrent), keys, self._log)
 

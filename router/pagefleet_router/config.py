@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from pagefleet_protocol import headers
+
 from pagefleet_router.errors import ConfigError
 
-PolicyName = Literal["prefix", "least-load"]
+PolicyName = Literal["auto", "prefix", "least-load", "session", "round-robin"]
+_HEADER_NAME = re.compile(r"[a-z0-9-]{1,128}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-POLICIES: tuple[PolicyName, ...] = ("prefix", "least-load")
+POLICIES: tuple[PolicyName, ...] = ("auto", "prefix", "least-load", "session", "round-robin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +43,27 @@ class RouterConfig:
     )
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=8000, metadata={"help": "Port to listen on; 0 takes a free one."})
-    policy: PolicyName = field(default="prefix", metadata={"help": "How an engine is chosen."})
+    workers: int = field(default=1, metadata={"help": "Processes that share the port."})
+    policy: PolicyName = field(default="auto", metadata={"help": "How an engine is chosen."})
+    session_header: str = field(
+        default=headers.SESSION, metadata={"help": "Requests with the same value of this header prefer one engine."}
+    )
+    explain: bool = field(
+        default=False, metadata={"help": f"Answer {headers.EXPLAIN}: 1 with the score of each engine."}
+    )
+    kv_events: bool = field(default=True, metadata={"help": "Follow the KV events of engines that publish them."})
+    fleet_key_file: Path | None = field(
+        default=None, metadata={"help": "File with the secret that engines and routers share, for KV events."}
+    )
     api_key_file: Path | None = field(default=None, metadata={"help": "File of API keys, one a line."})
     drain_timeout: float = field(default=30.0, metadata={"help": "What running requests get after SIGTERM."})
     max_body_bytes: int = field(default=32 * 2**20, metadata={"help": "Largest request body."})
     max_concurrent: int = field(default=16384, metadata={"help": "Requests in flight; more are refused with 503."})
+    queue_size: int = field(default=1024, metadata={"help": "Requests that wait for an engine with room; 0: none."})
+    queue_timeout: float = field(default=60.0, metadata={"help": "Longest wait for an engine with room."})
+    cold_start_timeout: float = field(
+        default=0.0, metadata={"help": "Longest wait for the first engine of a model that has none; 0: no wait."}
+    )
     max_connections: int = field(default=20000, metadata={"help": "Open client connections; more are closed at once."})
     connect_timeout: float = field(default=1.0, metadata={"help": "For a connection to an engine."})
     first_byte_timeout: float = field(default=0.0, metadata={"help": "Until an engine's answer begins; 0: no limit."})
@@ -59,12 +78,17 @@ class RouterConfig:
             raise ConfigError(f"port is {self.port}: give 0 to 65535")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy is {self.policy!r}: give one of {', '.join(POLICIES)}")
-        for name in ("max_body_bytes", "max_concurrent", "max_connections", "prefix_pieces"):
+        for name in ("workers", "max_body_bytes", "max_concurrent", "max_connections", "prefix_pieces"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a number above 0")
-        for name in ("connect_timeout", "gap_timeout", "drain_timeout", "first_byte_timeout"):
+        if self.queue_size < 0:
+            raise ConfigError(f"queue_size is {self.queue_size}: give a number from 0")
+        if not _HEADER_NAME.fullmatch(self.session_header):
+            raise ConfigError(f"session_header is {self.session_header[:80]!r}: give a header's name in lower case")
+        may_be_zero_names = {"drain_timeout", "first_byte_timeout", "queue_timeout", "cold_start_timeout"}
+        for name in ("connect_timeout", "gap_timeout", *sorted(may_be_zero_names)):
             value = getattr(self, name)
-            may_be_zero = name in {"drain_timeout", "first_byte_timeout"}
+            may_be_zero = name in may_be_zero_names
             if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
                 raise ConfigError(f"{name} is {value:g}: give seconds {'from' if may_be_zero else 'above'} 0")
 

@@ -14,7 +14,7 @@ from pagefleet_router.errors import Refusal
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.pieces import MAX_PIECES, PIECE_BYTES, hash_pieces
 from pagefleet_router.proxy.body import view_request
-from pagefleet_router.scheduling.request_view import RequestView
+from pagefleet_router.request_view import RequestView
 
 
 def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

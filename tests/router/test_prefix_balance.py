@@ -12,8 +12,8 @@ from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.pieces import hash_pieces
+from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.policy import PrefixAffinity
-from pagefleet_router.scheduling.request_view import RequestView
 
 PREFIX_PIECES = 12
 

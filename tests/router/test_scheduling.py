@@ -10,11 +10,11 @@ import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.endpoints import EndpointTable, EngineView, PolledLoad, Tally, build_snapshot
 from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.filters import candidates
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.pickers import pick_lowest_then, pick_random_lowest
 from pagefleet_router.scheduling.policy import LeastLoad, PrefixAffinity
-from pagefleet_router.scheduling.request_view import RequestView
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.scheduling.scorers import prefix_costs, request_counts
 

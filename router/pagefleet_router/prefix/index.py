@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from pagefleet_router.prefix.pieces import Pieces
+from pagefleet_router.request_view import Pieces
 
 
 class PrefixIndex:

@@ -7,11 +7,11 @@ process. They choose an engine and decide nothing else, so 64 bits are enough.
 
 from __future__ import annotations
 
+from pagefleet_router.request_view import Pieces
+
 PIECE_BYTES = 512
 MAX_PIECES = 1024
 """512 kB are looked at; what differs only beyond shares its place."""
-
-Pieces = tuple[int, ...]
 
 
 def hash_pieces(scope: tuple[object, ...], text: bytes) -> Pieces:

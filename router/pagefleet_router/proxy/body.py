@@ -10,7 +10,7 @@ from pagefleet_protocol.openai_json import json_name, shown
 from pagefleet_router.endpoints import Snapshot
 from pagefleet_router.errors import Refusal, no_engine
 from pagefleet_router.prefix.pieces import hash_pieces
-from pagefleet_router.scheduling.request_view import RequestView
+from pagefleet_router.request_view import RequestView
 
 _NOTHING = msgspec.Raw(b"")
 

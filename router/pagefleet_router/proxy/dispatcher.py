@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.filters import candidates
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policy import Choice, Policy
-from pagefleet_router.scheduling.request_view import RequestView
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 
 logger = logging.getLogger(__name__)
@@ -52,13 +53,14 @@ class Dispatcher:
         self.metrics.retries[failure.value] += 1
         return choice, counted
 
-    def sent(self, view: RequestView, choice: Choice) -> None:
+    def begin(self, view: RequestView, choice: Choice) -> Attempt:
         """Note that an engine gets a request."""
-        choice.engine.tally.begin(len(view.pieces) - choice.num_matched, self.clock())
+        attempt = Attempt(view, choice, self.clock())
         self.policy.sent(view, choice.engine)
         metrics = self.metrics
         metrics.prefix_queries += len(view.pieces)
         metrics.prefix_hits += choice.num_matched
+        return attempt
 
     def succeeded(self, engine: EngineView) -> None:
         """Note a whole answer below 500."""

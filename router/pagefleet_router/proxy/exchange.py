@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagefleet_router.admission.admission import Admission
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure, Refusal, no_engine, refusal_of
 from pagefleet_router.proxy.answer_writer import AnswerWriter
@@ -18,8 +19,10 @@ from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.forwarding import forwarded_request
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.upstream import AnswerHead, UpstreamConnection
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.policy import Choice
-from pagefleet_router.scheduling.request_view import RequestView
+from pagefleet_router.tokens.prompt_reader import PromptReader
 
 MAX_RETRIES = 2
 _TRY_ELSEWHERE = frozenset({502, 503, 504})
@@ -50,6 +53,8 @@ class Services:
 
     dispatcher: Dispatcher
     pools: UpstreamPools
+    admission: Admission
+    prompts: PromptReader
     first_byte_timeout: float
     gap_timeout: float
 
@@ -63,7 +68,7 @@ class Exchange:
         self.num_retries = 0
         self.engine: EngineView | None = None
         self.first_byte_s: float | None = None
-        self._view = view
+        self.view = view
         self._client = client
         self._services = services
         self._dispatcher = services.dispatcher
@@ -73,7 +78,8 @@ class Exchange:
         self._dial: asyncio.Task[None] | None = None
         self._tried: list[str] = []
         self._num_budgeted = 0
-        self._work = 0
+        self._attempted: Attempt | None = None
+        self._is_admitted = False
         self._sent_at = self._last_read_at = 0.0
         self._begun = False
         """Whether the client has been sent anything."""
@@ -85,9 +91,31 @@ class Exchange:
         return 0 if self._writer is None else self._writer.num_bytes
 
     def start(self) -> None:
-        """Send the request to an engine."""
+        """Ask to be let in."""
         self._dispatcher.budget.request_began()
-        choice = self._dispatcher.choose(self._view, ())
+        try:
+            if self._services.admission.enter(self):
+                self.admitted()
+        except Refusal as refusal:
+            self.turned_away(refusal)
+
+    def admitted(self) -> None:
+        """Have the prompt read."""
+        self._is_admitted = True
+        assert self.request.route is not None
+        view = self._services.prompts.read(self.request.route.name, self.request.body, self.view, self._send_to_engine)
+        if view is not None:
+            self._send_to_engine(view)
+
+    def turned_away(self, refusal: Refusal) -> None:
+        """Tell the client."""
+        self._refuse(refusal)
+
+    def _send_to_engine(self, view: RequestView) -> None:
+        if self._ended:
+            return  # the client left while its prompt was read
+        self.view = view
+        choice = self._dispatcher.choose(view, ())
         if choice is None:
             self._refuse(no_engine())
         else:
@@ -143,6 +171,8 @@ class Exchange:
         if head is not None:
             self.first_byte_s = self._last_read_at - self._sent_at
             self._dispatcher.metrics.first_byte.observe(self.first_byte_s)
+            if self._attempted is not None:
+                self._attempted.answering(self._last_read_at)
             if head.status >= 500 and self._failed_status(head, complete):
                 return
             self.status = head.status
@@ -179,8 +209,7 @@ class Exchange:
     def _attempt(self, choice: Choice) -> None:
         self.engine = choice.engine
         self._tried.append(choice.engine.id)
-        self._work = len(self._view.pieces) - choice.num_matched
-        self._dispatcher.sent(self._view, choice)
+        self._attempted = self._dispatcher.begin(self.view, choice)
         self._redialled = False
         self._writer = None
         upstream = self._services.pools.pool(choice.engine.endpoint.url).take()
@@ -229,11 +258,10 @@ class Exchange:
         limit = 1 if failure in _ENGINE_ENDED and was_sent else MAX_RETRIES
         if self.num_retries >= limit:
             return False
-        choice, counted = self._dispatcher.choose_again(self._view, self._tried, failure)
+        choice, counted = self._dispatcher.choose_again(self.view, self._tried, failure)
         if choice is None:
             return False
-        assert self.engine is not None
-        self.engine.tally.end(self._work)
+        self._end_attempt()
         self.num_retries += 1
         self._num_budgeted += counted
         self._attempt(choice)
@@ -249,12 +277,20 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
-        if self.engine is not None:
-            self.engine.tally.end(self._work)
+        self._end_attempt()
         self._dispatcher.budget.request_ended(self._num_budgeted)
+        if self._is_admitted:
+            self._services.admission.ended(self, self.view.num_tokens)
+        else:
+            self._services.admission.left(self)
         if self._dial is not None:
             self._dial.cancel()
             self._dial = None
         if self._upstream is not None:
             self._upstream.abandon()
             self._upstream = None
+
+    def _end_attempt(self) -> None:
+        if self._attempted is not None:
+            self._attempted.over(self._clock())
+            self._attempted = None

@@ -23,7 +23,7 @@ from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.exchange import Exchange, Services
 from pagefleet_router.proxy.http_names import PATH
 from pagefleet_router.proxy.http_names import REQUEST_ID as HARMLESS_ID
-from pagefleet_router.scheduling.request_view import RequestView
+from pagefleet_router.request_view import RequestView
 
 _JSON = b"application/json"
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from itertools import chain
 
 from pagefleet_router.endpoints import EngineView, Snapshot
-from pagefleet_router.scheduling.request_view import RequestView
+from pagefleet_router.request_view import RequestView
 
 
 def candidates(snapshot: Snapshot, request: RequestView, tried: Collection[str]) -> tuple[EngineView, ...]:

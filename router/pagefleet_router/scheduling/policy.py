@@ -9,8 +9,8 @@ from typing import Protocol
 
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.pickers import pick_lowest_then, pick_random_lowest
-from pagefleet_router.scheduling.request_view import RequestView
 from pagefleet_router.scheduling.scorers import prefix_costs, request_counts
 
 COLD_SLACK = 2.0

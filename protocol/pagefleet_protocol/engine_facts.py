@@ -1,0 +1,101 @@
+"""What a router asks an engine about itself: GET /internal/v1/facts and, for the tokenizer, GET /internal/v1/text.
+
+Both are data. A tokenizer is read from JSON, a chat template runs in a sandbox; nothing is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+FACTS_PATH = "/internal/v1/facts"
+TEXT_PATH = "/internal/v1/text"
+MAX_TEXT_BYTES = 64 * 1024 * 1024
+
+
+class EngineFactsError(ValueError):
+    """Bytes that are no facts or no text."""
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of an engine. Unknown fields of newer engines are ignored."""
+
+    incarnation: str
+    """32 hexadecimal digits, drawn at each start."""
+    model: str
+    """What clients call it."""
+    scope: str
+    """`PrefixScope.model` of its block hashes."""
+    block_size: int
+    """Tokens per block."""
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    """Requests that run at once; more wait."""
+    max_num_batched_tokens: int
+    """Tokens of one step."""
+    vocab_size: int
+    prefix_caching: bool = True
+    kv_events_port: int | None = None
+    """Where events are published, the next port answering for what was missed; None: nowhere."""
+    text_digest: str | None = None
+    """SHA-256 of what TEXT_PATH answers, hexadecimal; None: it has none."""
+
+
+class TextData(msgspec.Struct, frozen=True, kw_only=True):
+    """All that turns a conversation into token ids."""
+
+    tokenizer: str
+    """tokenizer.json."""
+    settings: dict[str, Any]
+    """tokenizer_config.json."""
+    chat_template: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def encode_facts(facts: EngineFacts) -> bytes:
+    """Return JSON."""
+    return msgspec.json.encode(facts)
+
+
+def decode_facts(data: bytes) -> EngineFacts:
+    """Parse facts.
+
+    Raises:
+        EngineFactsError: it is something else, or a number is out of its range.
+    """
+    try:
+        facts = msgspec.json.decode(data, type=EngineFacts)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFactsError(str(error)[:200]) from None
+    port = facts.kv_events_port
+    counts = (facts.block_size, facts.num_blocks, facts.max_model_len, facts.max_num_seqs, facts.vocab_size)
+    if min(counts) < 1 or facts.max_num_batched_tokens < 1 or (port is not None and not 1 <= port <= 65534):
+        raise EngineFactsError("a number is out of its range")
+    return facts
+
+
+def encode_text(text: TextData) -> bytes:
+    """Return JSON; the same text gives the same bytes."""
+    return msgspec.json.encode(text, order="deterministic")
+
+
+def text_digest(encoded: bytes) -> str:
+    """Return the SHA-256 of encoded text, hexadecimal."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def decode_text(data: bytes) -> TextData:
+    """Parse text.
+
+    Raises:
+        EngineFactsError: it is something else, or too large.
+    """
+    if len(data) > MAX_TEXT_BYTES:
+        raise EngineFactsError(f"{len(data)} bytes are over the limit of {MAX_TEXT_BYTES}")
+    try:
+        return msgspec.json.decode(data, type=TextData)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFactsError(str(error)[:200]) from None

@@ -1,0 +1,1 @@
+"""Who gets in: queues by priority, fair shares between tenants, limits, and waiting for the first engine."""

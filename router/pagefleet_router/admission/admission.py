@@ -1,0 +1,65 @@
+"""The gate before the choice of an engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pagefleet_router.errors import Refusal
+from pagefleet_router.request_view import RequestView
+
+
+class Waiter(Protocol):
+    """A request at the gate."""
+
+    @property
+    def view(self) -> RequestView:
+        """What it is like."""
+
+    def admitted(self) -> None:
+        """Go on: called once, later than `enter`, for a request that had to wait."""
+
+    def turned_away(self, refusal: Refusal) -> None:
+        """Give up: called once, in place of `admitted`."""
+
+
+class Admission(Protocol):
+    """Lets requests in, in a fair order, as long as engines have room."""
+
+    def enter(self, waiter: Waiter) -> bool:
+        """Return True to let a request in now; False: it waits, and hears of it.
+
+        Raises:
+            Refusal: it may not even wait.
+        """
+
+    def left(self, waiter: Waiter) -> None:
+        """Forget a request that gave up waiting: its client is gone."""
+
+    def ended(self, waiter: Waiter, num_tokens: int) -> None:
+        """Take back the place of a request that was let in, with the tokens (prompt and answer) that it cost."""
+
+    def engines_changed(self) -> None:
+        """Look again: engines came, left, became ready or lost requests."""
+
+    def check(self, now: float) -> None:
+        """Turn away those who have waited for too long; called a few times a second."""
+
+
+class OpenDoor:
+    """Lets everybody in."""
+
+    def enter(self, waiter: Waiter) -> bool:
+        """See Admission."""
+        return True
+
+    def left(self, waiter: Waiter) -> None:
+        """See Admission."""
+
+    def ended(self, waiter: Waiter, num_tokens: int) -> None:
+        """See Admission."""
+
+    def engines_changed(self) -> None:
+        """See Admission."""
+
+    def check(self, now: float) -> None:
+        """See Admission."""

@@ -1,0 +1,45 @@
+"""What the choice of an engine depends on, taken from a request once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+ANONYMOUS = "anonymous"
+"""The tenant of requests where no key is asked for."""
+
+Pieces = tuple[int, ...]
+"""A prompt's text as a chain of hashes, see `prefix.pieces`."""
+
+
+class RequestView(msgspec.Struct, frozen=True, gc=False):
+    """A request as admission and scheduling see it; made by `proxy.body`, completed by a `PromptReader`.
+
+    A `msgspec` structure because one is made per request: a frozen dataclass takes ten times as long.
+    """
+
+    model: str | None
+    """Name of the model's endpoints, aliases resolved; None: any engine can answer."""
+    pieces: Pieces = ()
+    """Empty where prefixes do not matter."""
+    num_tokens: int = 0
+    """Of the prompt: counted where it was tokenized, else estimated from its bytes."""
+    max_tokens: int | None = None
+    """That the client allows for the answer; None where it does not say."""
+    blocks: Sequence[int] = ()
+    """Routing keys of the prompt's full blocks (`pagefleet_protocol.kv_events`), where it was tokenized."""
+    block_size: int = 0
+    """Tokens of each of `blocks`."""
+    token_ids: bytes = b""
+    """The prompt packed by `handoff.pack_tokens`; empty: the engine tokenizes."""
+    text_digest: str = ""
+    """`EngineFacts.text_digest` of the tokenizer that made `token_ids`: only such engines may be handed them."""
+    tenant: str = ANONYMOUS
+    priority: int = 0
+    """Larger is more urgent; below zero is shed first."""
+    session: int | None = None
+    """Hash of tenant and session; None: the request belongs to no session."""
+    stream: bool = False
+    resumable: bool = False
+    """Whether another engine could go on with the stream and give the same tokens: greedy or seeded, one choice."""

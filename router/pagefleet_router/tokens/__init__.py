@@ -1,0 +1,1 @@
+"""Prompts as token ids: the tokenizers of the served models, and the prompts that they have read."""
