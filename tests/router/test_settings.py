@@ -63,7 +63,7 @@ def test_flags_environment_and_defaults() -> None:
         (["--engine", "a:1", "--model-name", "m"], "write http://HOST:PORT"),
         (["--endpoints-file", "f", "--port", "x"], "port is 'x': give a number"),
         (["--endpoints-file", "f", "--port", "70000"], "give 0 to 65535"),
-        (["--endpoints-file", "f", "--policy", "best"], "one of prefix, least-load"),
+        (["--endpoints-file", "f", "--policy", "best"], "one of auto, prefix, least-load"),
         (["--endpoints-file", "f", "--gap-timeout", "0"], "above 0"),
         (["--endpoints-file", "f", "--drain-timeout", "nan"], "from 0"),
         (["--endpoints-file", "f", "--max-concurrent", "0"], "above 0"),
