@@ -1,17 +1,18 @@
-"""Reads a request's JSON body, counting while it arrives: its own bytes, and those of all bodies together."""
+"""Reads a request's body, counting while it arrives: its own bytes, and those of all bodies together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, TypeVar
 
-from pagefleet_protocol.openai_json import decode_object
 from starlette.requests import ClientDisconnect, Request
 
 from pagefleet_engine.errors import QueueFull
 from pagefleet_engine.server.errors import HttpRefusal
+from pagefleet_engine.server.handoff import Handed, HandoffHead, open_body, read_head
 
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 """Of all bodies that are being read or decoded."""
@@ -40,13 +41,25 @@ class BodyReader:
             QueueFull: all bodies together are too large.
             BodyError: not a JSON object, or one that `check` refuses.
         """
+        return (await self._opened(request, HandoffHead(), check)).body
+
+    async def read_handed(self, request: Request, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
+        """Return the body with what a router may have handed over; token ids behind it count as its bytes.
+
+        Raises:
+            InvalidRequest: headers of the hand-off, or the ids they announce, are wrong.
+            HttpRefusal, QueueFull, BodyError: as `read`.
+        """
+        return await self._opened(request, read_head(request.headers), check)
+
+    async def _opened(self, request: Request, head: HandoffHead, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
         parts: list[bytes] = []
         try:
             await self._read(request, parts)
             body = b"".join(parts)
             if len(body) <= _DECODE_HERE_BYTES:
-                return check(decode_object(body))
-            work = asyncio.get_running_loop().run_in_executor(self._pool, lambda: check(decode_object(body)))
+                return open_body(body, head, check)
+            work = asyncio.get_running_loop().run_in_executor(self._pool, partial(open_body, body, head, check))
             return await work
         finally:
             self._held_bytes -= sum(map(len, parts))

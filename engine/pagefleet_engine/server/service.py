@@ -13,6 +13,7 @@ from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.body import BodyReader
 from pagefleet_engine.server.errors import HttpRefusal
 from pagefleet_engine.server.generation import Generator
+from pagefleet_engine.server.handoff import Handed
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.ports import ServedModel, Tokenizer
 from pagefleet_engine.server.prompts import Prompts
@@ -35,6 +36,10 @@ class Service:
     async def read_body(self, request: Request, check: Callable[[dict[str, Any]], T]) -> T:
         """Return what `check` makes of the body's JSON object."""
         return await self.bodies.read(request, check)
+
+    async def read_handed(self, request: Request, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
+        """Return the same with what a router handed over."""
+        return await self.bodies.read_handed(request, check)
 
     def check_model(self, name: str) -> None:
         """Refuse any name but the served model's.

@@ -1,0 +1,103 @@
+"""What a router hands over with a request: headers that say so, and token ids behind the JSON body.
+
+Clients that talk to the engine itself may send the same: nothing here lets them do what a body could not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pagefleet_protocol import handoff
+from pagefleet_protocol.handoff import HandoffError, StreamState
+from pagefleet_protocol.openai_json import decode_object
+from starlette.datastructures import Headers
+
+from pagefleet_engine.errors import InvalidRequest
+
+_COUNT = re.compile(r"[0-9]{1,8}")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffHead:
+    """What the headers say."""
+
+    num_prompt_ids: int | None = None
+    """Ids behind the body that are the prompt; None: the prompt is in the body."""
+    stream: StreamState | None = None
+    """The stream is to be one that another engine can continue, or continues another engine's."""
+    tenant_salt: str | None = None
+    """The cache salt of the tenant whose request this is."""
+
+    def salt_with(self, clients: str | None) -> str | None:
+        """Return the salt of block hashes, from the tenant's and the one in the body.
+
+        Raises:
+            InvalidRequest: the tenant's salt is not one.
+        """
+        try:
+            return handoff.combined_salt(self.tenant_salt, clients)
+        except HandoffError as error:
+            raise _invalid(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed(Generic[T]):
+    """A body and what was handed over with it."""
+
+    body: T
+    head: HandoffHead
+    prompt_ids: list[int] | None = None
+    """None: the prompt is in the body."""
+    generated_ids: list[int] = field(default_factory=list)
+    """Tokens of the answer so far; there are some only where `head.stream` is."""
+
+
+def read_head(headers: Headers) -> HandoffHead:
+    """Read the headers of a request.
+
+    Raises:
+        InvalidRequest: one comes twice, or is not what a router writes.
+    """
+    count = _single(headers, handoff.PROMPT_TOKENS)
+    if count is not None and not _COUNT.fullmatch(count):
+        raise _invalid(f"{handoff.PROMPT_TOKENS} is not valid")
+    stream = _single(headers, handoff.STREAM)
+    try:
+        state = None if stream is None else handoff.decode_stream_state(stream)
+    except HandoffError as error:
+        raise _invalid(str(error)) from None
+    return HandoffHead(None if count is None else int(count), state, _single(headers, handoff.CACHE_SALT))
+
+
+def open_body(data: bytes, head: HandoffHead, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
+    """Return what `check` makes of the JSON object, and the ids behind it.
+
+    Raises:
+        InvalidRequest: the body is shorter than the headers say.
+        BodyError: not a JSON object, or one that `check` refuses.
+    """
+    num_generated = 0 if head.stream is None else head.stream.num_tokens
+    if head.num_prompt_ids is None and not num_generated:
+        return Handed(check(decode_object(data)), head)
+    try:
+        text, prompt_ids, generated_ids = handoff.split_body(data, head.num_prompt_ids or 0, num_generated)
+    except HandoffError as error:
+        raise _invalid(str(error)) from None
+    body = check(decode_object(text))
+    return Handed(body, head, None if head.num_prompt_ids is None else prompt_ids, generated_ids)
+
+
+def _single(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise _invalid(f"{name} comes more than once")
+    return values[0] if values else None
+
+
+def _invalid(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"The request was not handed over correctly: {reason}.", None, "invalid_handoff")
