@@ -18,7 +18,8 @@ from pagefleet_engine.engine_core.messages import AddRequest
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
 from pagefleet_engine.sampling_params import SamplingParams
 
-_SALT = re.compile(r"[A-Za-z0-9_-]{1,256}")
+_SALT = re.compile(r"[A-Za-z0-9_-]{1,256}(?:/[A-Za-z0-9_-]{1,256})?")
+"""A client's own, a tenant's, or both (`pagefleet_protocol.handoff.combined_salt`)."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 

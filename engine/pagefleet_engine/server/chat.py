@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from pagefleet_engine.server.choices import Collected, TokenCounts, collect
 from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
+from pagefleet_engine.server.handoff import Handed
 from pagefleet_engine.server.logprobs import chat_logprobs, prompt_logprobs
 from pagefleet_engine.server.ports import Chunk, Tokenizer
 from pagefleet_engine.server.request_ids import new_id
@@ -40,27 +41,33 @@ class ChatRoute:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
         service = self._service
-        chat = await service.read_body(request, read_chat_request)
+        handed = await service.read_handed(request, read_chat_request)
+        chat = handed.body
         arrived = service.generator.now()
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
-        prompt = await self._prepare(chat)
+        salt = handed.head.salt_with(chat.cache_salt)
+        prompt = await self._prepare(handed)
         head = AnswerHead(new_id("chatcmpl"), int(time.time()), chat.model)
-        chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, chat.cache_salt), arrived)
+        chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, salt), arrived)
         if not chat.stream:
             return WholeResponse(self._whole(chat, head, prompt, chunks), service.open_requests)
         choice = ChatChoiceFormat([prompt], chat, service.tokenizer)
         writer = EventWriter("chat.completion.chunk", head, choice, TokenCounts([prompt]), chat.stream_options)
         return EventStream(event_stream(chunks, writer), service.open_requests)
 
-    async def _prepare(self, chat: ChatRequest) -> PreparedPrompt:
-        ids = await self._service.prompts.of_chat(chat.messages, chat.add_generation_prompt)
+    async def _prepare(self, handed: Handed[ChatRequest]) -> PreparedPrompt:
+        chat, prompts = handed.body, self._service.prompts
+        if handed.prompt_ids is None:
+            ids = await prompts.of_chat(chat.messages, chat.add_generation_prompt)
+        else:
+            ids = prompts.of_router(handed.prompt_ids, "messages")
         max_tokens = fitting_max_tokens(chat.max_tokens, len(ids), self._service.model, chat.max_tokens_param)
         logprobs = chat.top_logprobs if chat.logprobs else None
         sampling = to_sampling_params(
             chat.sampling, self._service.model, max_tokens, logprobs, chat.sampling.prompt_logprobs
         )
-        return PreparedPrompt(ids, await self._service.prompts.spell(sampling))
+        return PreparedPrompt(ids, await prompts.spell(sampling))
 
     async def _whole(
         self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, chunks: Chunks

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from pagefleet_engine.server.choices import Collected, TokenCounts, collect
 from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
+from pagefleet_engine.server.handoff import Handed, check_one_text
 from pagefleet_engine.server.logprobs import CompletionLogprobList, prompt_logprobs
 from pagefleet_engine.server.ports import Chunk, Tokenizer
 from pagefleet_engine.server.request_ids import new_id
@@ -41,26 +42,32 @@ class CompletionRoute:
             BodyError, InvalidRequest, HttpRefusal: the client's mistake.
         """
         service = self._service
-        asked = await service.read_body(request, read_completion_request)
+        handed = await service.read_handed(request, read_completion_request)
+        asked = handed.body
         arrived = service.generator.now()
         service.check_model(asked.model)
         service.count_ignored(asked.ignored)
-        prompts = await self._prepare(asked)
+        salt = handed.head.salt_with(asked.cache_salt)
+        prompts = await self._prepare(handed)
         echoes = await self._echoes(asked, prompts)
         head = AnswerHead(new_id("cmpl"), int(time.time()), asked.model)
-        chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, asked.cache_salt), arrived)
+        chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, salt), arrived)
         if not asked.stream:
             return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
         choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)
         writer = EventWriter("text_completion", head, choice, TokenCounts(prompts), asked.stream_options)
         return EventStream(event_stream(chunks, writer), service.open_requests)
 
-    async def _prepare(self, asked: CompletionRequest) -> list[PreparedPrompt]:
-        model, prompts = self._service.model, self._service.prompts
+    async def _prepare(self, handed: Handed[CompletionRequest]) -> list[PreparedPrompt]:
+        asked, model, prompts = handed.body, self._service.model, self._service.prompts
         scored = asked.sampling.prompt_logprobs
         if asked.echo and asked.logprobs is not None:
             scored = max(asked.logprobs, scored or 0)
-        token_ids = await prompts.of_completion(asked.prompts, asked.add_special_tokens)
+        if handed.prompt_ids is None:
+            token_ids = await prompts.of_completion(asked.prompts, asked.add_special_tokens)
+        else:
+            check_one_text(asked.prompts)
+            token_ids = [prompts.of_router(handed.prompt_ids, "prompt")]
         max_tokens = fitting_max_tokens(asked.max_tokens, max(map(len, token_ids)), model, "max_tokens")
         # One for all prompts: its lists may be long, and there may be a thousand prompts.
         sampling = await prompts.spell(to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored))

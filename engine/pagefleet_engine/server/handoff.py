@@ -6,12 +6,13 @@ Clients that talk to the engine itself may send the same: nothing here lets them
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pagefleet_protocol import handoff
 from pagefleet_protocol.handoff import HandoffError, StreamState
+from pagefleet_protocol.openai_completions import Prompt
 from pagefleet_protocol.openai_json import decode_object
 from starlette.datastructures import Headers
 
@@ -90,6 +91,16 @@ def open_body(data: bytes, head: HandoffHead, check: Callable[[dict[str, Any]], 
         raise _invalid(str(error)) from None
     body = check(decode_object(text))
     return Handed(body, head, None if head.num_prompt_ids is None else prompt_ids, generated_ids)
+
+
+def check_one_text(prompts: Sequence[Prompt]) -> None:
+    """Refuse ids for prompts that they cannot stand for.
+
+    Raises:
+        InvalidRequest: there are several prompts, or the one is ids already.
+    """
+    if len(prompts) != 1 or not isinstance(prompts[0], str):
+        raise _invalid(f"{handoff.PROMPT_TOKENS} goes with one text as the prompt")
 
 
 def _single(headers: Headers, name: str) -> str | None:

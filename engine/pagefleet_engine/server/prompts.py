@@ -50,6 +50,16 @@ class Prompts:
         """
         return await self._off_loop(self._completion_ids, prompts, add_special_tokens)
 
+    def of_router(self, token_ids: list[int], param: str) -> list[int]:
+        """Return the ids that a router made of the field `param`, checked as a client's own would be.
+
+        Raises:
+            InvalidRequest: an id is out of range, or the prompt is too long.
+        """
+        ids = self._fitting(token_ids, param)  # first, because it bounds what the other check looks at
+        self._check_ids(ids, param)
+        return ids
+
     async def token_ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
         """Tokenize a text of any length."""
         return await self._off_loop(self._tokenizer.encode, text, add_special_tokens)
