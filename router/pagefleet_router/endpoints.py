@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.engine_facts import EngineFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class EngineView:
     load: PolledLoad | None = None
     """None: it was not asked yet, or does not answer."""
     tally: Tally = field(default_factory=Tally)
+    """Counts for one incarnation."""
+    facts: EngineFacts | None = None
+    """None: it was not asked yet, or says nothing of itself."""
 
     @property
     def id(self) -> str:
@@ -146,6 +150,11 @@ class EndpointTable:
         self.unlisted: str | None = "the engines are being looked up"
         """Why there is no list; None once there has been one."""
         self._listeners: list[Callable[[set[str], set[str]], None]] = []
+        self._facts_listeners: list[Callable[[EngineView, EngineFacts | None], None]] = []
+
+    def subscribe_to_facts(self, on_facts: Callable[[EngineView, EngineFacts | None], None]) -> None:
+        """Ask to be told when an engine's facts change, with the engine as it is now and the facts before."""
+        self._facts_listeners.append(on_facts)
 
     def subscribe(self, on_change: Callable[[set[str], set[str]], None]) -> None:
         """Ask to be told when engines leave or come."""
@@ -201,6 +210,18 @@ class EndpointTable:
         load = PolledLoad(running, waiting, kv_usage, foreign)
         if load != engine.load:
             self._put(replace(engine, load=load))
+
+    def set_facts(self, engine_id: str, facts: EngineFacts | None) -> None:
+        """Note what an engine says of itself. Another incarnation of it has none of the old one's requests."""
+        engine = self.engine(engine_id)
+        if engine is None or engine.facts == facts:
+            return
+        before = engine.facts
+        is_another = before is not None and (facts is None or facts.incarnation != before.incarnation)
+        now = replace(engine, facts=facts, tally=Tally() if is_another else engine.tally)
+        self._put(now)
+        for listener in self._facts_listeners:
+            listener(now, before)
 
     def forget_load(self, engine_id: str) -> None:
         """Drop the last poll's figures: the engine does not answer any more."""

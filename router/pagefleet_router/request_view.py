@@ -31,6 +31,8 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     """Routing keys of the prompt's full blocks (`pagefleet_protocol.kv_events`), where it was tokenized."""
     block_size: int = 0
     """Tokens of each of `blocks`."""
+    scope: str = ""
+    """`EngineFacts.scope` that `blocks` were hashed for: they say nothing of another engine's cache."""
     token_ids: bytes = b""
     """The prompt packed by `handoff.pack_tokens`; empty: the engine tokenizes."""
     text_digest: str = ""
