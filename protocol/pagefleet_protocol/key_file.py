@@ -1,4 +1,4 @@
-"""API keys from a file: one a line, `#` comments. Only their hashes stay in memory.
+"""API keys from a file: one a line, `#` comments, each with what its tenant may do. Only hashes of keys stay in memory.
 
 The file is looked at again while requests come, so that keys are rotated without a restart: write the new key beside
 the old one, change the clients, take the old one out. A Secret mounted by Kubernetes is such a file. A key that is not
@@ -15,19 +15,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pagefleet_protocol.tenants import KeyLineError, Tenant, read_key_line
+
 RECHECK_S = 1.0
 """Between two looks at the file."""
 
 
 class KeyFileError(ValueError):
-    """The file cannot be read, or has no key at the start; the message is the end of a sentence about it."""
+    """The file cannot be read, a line is wrong, or there is no key at the start.
+
+    The message is the end of a sentence about the file, and holds no key.
+    """
 
 
 class KeyFile:
     """The keys of one file.
 
-    A file that vanishes or cannot be read says nothing about keys: the last ones stay in force, and the log says so
-    once. One that is readable and has no key any more says that all are withdrawn.
+    A file that vanishes, cannot be read or has a wrong line says nothing about keys: the last ones stay in force, and
+    the log says so once. One that is readable and has no key any more says that all are withdrawn.
 
     Args:
         path: the file.
@@ -44,22 +49,33 @@ class KeyFile:
         self._clock = clock
         self._complaint = ""
         self._stamp = _stamp(path)
-        self._hashes = _read_hashes(path)
-        if not self._hashes:
+        self._tenants = _read_tenants(path)
+        if not self._tenants:
             raise KeyFileError("has no key: write one a line")
+        self._by_name = {tenant.name: tenant for tenant in self._tenants.values()}
         self._checked_at = clock()
 
     def digest_of(self, key: bytes) -> bytes | None:
-        """Return the SHA-256 of a key that the file has; None for any other.
+        """Return the SHA-256 of a key that the file has; None for any other."""
+        return self._find(key)[0]
 
-        Every known key is compared, in a time that does not tell which one came close.
-        """
+    def tenant_of(self, key: bytes) -> Tenant | None:
+        """Return whose a key is; None for one that the file has not."""
+        return self._find(key)[1]
+
+    def tenant_named(self, name: str) -> Tenant | None:
+        """Return a tenant as the file has it now; None when it has left."""
+        return self._by_name.get(name)
+
+    def _find(self, key: bytes) -> tuple[bytes | None, Tenant | None]:
+        """Compare with every known key, in a time that does not tell which one came close."""
         self._reload_if_changed()
         digest = hashlib.sha256(key).digest()
-        found = False
-        for known in self._hashes:
-            found |= hmac.compare_digest(known, digest)
-        return digest if found else None
+        found = None
+        for known, tenant in self._tenants.items():
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        return (None, None) if found is None else (digest, found)
 
     def _reload_if_changed(self) -> None:
         now = self._clock()
@@ -70,18 +86,19 @@ class KeyFile:
             stamp = _stamp(self._path)
             if stamp == self._stamp and not self._complaint:
                 return
-            hashes = _read_hashes(self._path)
+            tenants = _read_tenants(self._path)
         except KeyFileError as error:
             if self._complaint != str(error):
                 self._complaint = str(error)
                 self._logger.warning("api_key_file %s; the last keys stay in force", error)
             return
         self._complaint, self._stamp = "", stamp
-        if hashes == self._hashes:
+        if tenants == self._tenants:
             return
-        self._hashes = hashes
-        if hashes:
-            self._logger.info("api_key_file changed: %d keys", len(hashes))
+        self._tenants = tenants
+        self._by_name = {tenant.name: tenant for tenant in tenants.values()}
+        if tenants:
+            self._logger.info("api_key_file changed: %d keys", len(tenants))
         else:
             self._logger.warning("api_key_file has no key any more: nobody is let in until one is written")
 
@@ -92,12 +109,26 @@ def read_bearer_key(authorization: bytes) -> bytes | None:
     return key.strip(b" ") if scheme.lower() == b"bearer" else None
 
 
-def _read_hashes(path: Path) -> tuple[bytes, ...]:
+def _read_tenants(path: Path) -> dict[bytes, Tenant]:
+    """Return the tenant of every key's SHA-256."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(_unreadable(error)) from error
-    return tuple(hashlib.sha256(line.encode()).digest() for line in lines if line and not line.startswith("#"))
+    tenants: dict[bytes, Tenant] = {}
+    by_name: dict[str, Tenant] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line or line.startswith("#"):
+            continue
+        try:
+            key, tenant = read_key_line(line)
+        except KeyLineError as error:
+            raise KeyFileError(f"cannot be used (line {number}: {error})") from None
+        digest = hashlib.sha256(key).digest()
+        if by_name.setdefault(tenant.name, tenant) != tenant or tenants.setdefault(digest, tenant) != tenant:
+            reason = f"tenant {tenant.name} has other attributes, or this key another tenant, on a line above"
+            raise KeyFileError(f"cannot be used (line {number}: {reason})")
+    return tenants
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

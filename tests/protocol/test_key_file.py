@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from pagefleet_protocol.key_file import RECHECK_S, KeyFile, KeyFileError, read_bearer_key
+from pagefleet_protocol.tenants import Tenant
 
 LOGGER = logging.getLogger("test.keys")
 
@@ -152,3 +154,73 @@ def test_keys_are_lines_without_the_space_around_them(tmp_path: Path) -> None:
 )
 def test_the_header_s_form(header: bytes, key: bytes | None) -> None:
     assert read_bearer_key(header) == key
+
+
+ATTRIBUTES = """
+# tenants
+alpha tenant=chat weight=2 rpm=60 tpm=100000 priority=5
+beta  tenant=chat weight=2.0 rpm=60 tpm=100000 priority=5
+batch\ttenant=batch priority=-10
+bare
+a key with spaces rpm=5
+base64==
+"""
+
+
+def test_lines_say_what_a_tenant_may_do(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(ATTRIBUTES)
+    keys = KeyFile(file, LOGGER)
+    chat = Tenant("chat", 2.0, 60, 100_000, 5)
+    assert keys.tenant_of(b"alpha") == keys.tenant_of(b"beta") == chat
+    assert keys.tenant_of(b"batch") == Tenant("batch", max_priority=-10)
+    bare = Tenant("key-" + hashlib.sha256(b"bare").hexdigest()[:16])
+    assert keys.tenant_of(b"bare") == bare
+    spaced = keys.tenant_of(b"a key with spaces")
+    assert spaced is not None
+    assert spaced.rpm == 5
+    assert keys.tenant_of(b"base64==") is not None
+    assert keys.tenant_of(b"alpha tenant=chat") is None, "attributes are no part of a key"
+    assert keys.tenant_named("chat") == chat
+    assert keys.tenant_named("nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("a\nb wieght=2\n", "line 2: wieght= is no attribute"),
+        ("a rpm=1 rpm=1\n", "line 1: rpm= is given twice"),
+        ("# x\n\na tenant=\n", "line 3: tenant= is no name"),
+        ("a tenant=a/b\n", "tenant= is no name"),
+        ("a weight=0\n", "weight= is no weight"),
+        ("a weight=nan\n", "weight= is no weight"),
+        ("a weight=1e9\n", "weight= is no weight"),
+        ("a rpm=0\n", "rpm= is no limit"),
+        ("a tpm=-5\n", "tpm= is no limit"),
+        ("a tpm=\u0665\n", "tpm= is no limit"),
+        ("a priority=101\n", "priority= is no priority"),
+        ("a priority=1.5\n", "priority= is no priority"),
+        ("a tenant=t\nb tenant=t rpm=5\n", "line 2: tenant t has other attributes"),
+        ("a tenant=t\na tenant=u\n", "line 2: tenant u has other attributes, or this key another tenant"),
+    ],
+)
+def test_a_wrong_line_is_named_without_its_key(tmp_path: Path, lines: str, says: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(lines.replace("a ", "secret-a ").replace("\nb ", "\nsecret-b "), encoding="utf-8")
+    with pytest.raises(KeyFileError, match=re.escape(says)) as caught:
+        KeyFile(file, LOGGER)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_line_leaves_the_last_tenants_in_force(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    secret, clock = MountedSecret(tmp_path), Clock()
+    secret.publish("one tenant=t rpm=5\n")
+    keys = KeyFile(secret.file, LOGGER, clock)
+    secret.publish("one tenant=t rpm=many\ntwo\n")
+    clock.later()
+    assert accepted(keys, b"one", b"two") == [True, False]
+    assert keys.tenant_named("t") == Tenant("t", rpm=5)
+    assert "line 1: rpm= is no limit" in caplog.text
+    secret.publish("one tenant=t rpm=7\n")
+    clock.later()
+    assert keys.tenant_of(b"one") == keys.tenant_named("t") == Tenant("t", rpm=7)

@@ -10,7 +10,7 @@ from pagefleet_protocol.openai_json import json_name, shown
 from pagefleet_router.endpoints import Snapshot
 from pagefleet_router.errors import Refusal, no_engine
 from pagefleet_router.prefix.pieces import hash_pieces
-from pagefleet_router.request_view import RequestView
+from pagefleet_router.request_view import ANONYMOUS, RequestView
 
 _NOTHING = msgspec.Raw(b"")
 
@@ -28,7 +28,7 @@ class _Peek(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Peek)
 
 
-def view_request(body: bytes, snapshot: Snapshot, tenant: bytes | None, with_pieces: bool) -> RequestView:
+def view_request(body: bytes, snapshot: Snapshot, tenant: str | None, with_pieces: bool) -> RequestView:
     """Read a body once and work out what the scheduler needs.
 
     Args:
@@ -43,10 +43,11 @@ def view_request(body: bytes, snapshot: Snapshot, tenant: bytes | None, with_pie
     peek = _peek(body)
     model = _served_model(peek.model, snapshot)
     if not with_pieces:
-        return RequestView(model)
+        return RequestView(model, tenant=tenant or ANONYMOUS)
     text = bytes(peek.messages) or bytes(peek.prompt)
     salt = peek.cache_salt if isinstance(peek.cache_salt, str) else None
-    return RequestView(model, hash_pieces((model, tenant, salt, bytes(peek.tools)), text))
+    pieces = hash_pieces((model, tenant, salt, bytes(peek.tools)), text)
+    return RequestView(model, pieces, tenant=tenant or ANONYMOUS)
 
 
 def _peek(body: bytes) -> _Peek:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pagefleet_router.api_keys import Tenant
 from pagefleet_router.errors import Refusal
 from pagefleet_router.proxy.access import Route
 
@@ -21,8 +22,8 @@ class ClientRequest:
     keep_alive: bool = True
     route: Route | None = None
     """What the head asks for, once it was checked."""
-    tenant: bytes | None = None
-    """The hash of the API key; None where none is asked for."""
+    tenant: Tenant | None = None
+    """Whose API key it carries; None where none is asked for."""
     request_id: bytes = b""
     refusal: Refusal | None = None
     """Set when the head alone decides: the body is read over and not kept."""

@@ -120,7 +120,8 @@ class FrontDoor:
             raise overloaded()
         if request.method == "POST":
             with_pieces = services.dispatcher.policy.uses_prefixes
-            view = view_request(request.body, self._table.snapshot, request.tenant, with_pieces)
+            tenant = None if request.tenant is None else request.tenant.name
+            view = view_request(request.body, self._table.snapshot, tenant, with_pieces)
         else:
             view = RequestView(None)
         exchange = Exchange(request, view, client, services)
