@@ -32,6 +32,7 @@ _ENDPOINT = r"^https?://[^\x00-\x20/?#@]+(/[^\x00-\x20?#]*)?$"
 _HOST_PATH = r"^/[^\x00:]+$"
 _IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$"
 _ENTRY = r"^[-._A-Za-z0-9]{1,253}$"
+_HEADER_NAME = r"^[A-Za-z0-9-]{1,128}$"
 _REVISION = r"^[^\x00-\x20]{1,128}$"
 _ARGUMENT = r"^[^\x00]*$"
 
@@ -173,17 +174,78 @@ class RouterAuth(Object):
     """Entry with API keys, one a line. Clients send one as bearer token; changes take effect without a restart."""
 
 
+class RouterQueue(Object):
+    """Where requests wait that no engine has room for."""
+
+    max: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Requests that wait at each router, more are refused with 429; default 1024."""
+    timeout: Annotated[int, Field(ge=0, le=86_400)] | None = None
+    """Seconds that a request waits for room; default 60."""
+    cold_start_timeout: Annotated[int, Field(ge=0, le=86_400)] = 600
+    """Seconds that a request waits for the first engine where there is none: after a scale to zero, or at the start."""
+
+
 class Router(Object):
     """The front door of the engines."""
 
     replicas: Annotated[int, Field(ge=1, le=16)] = 1
     """Routers, each with an address of its own when run locally."""
-    policy: Literal["prefix", "least-load"] = "prefix"
-    """prefix: prefer the engine that has the prompt's beginning cached; least-load: the one with the least work."""
+    workers: Annotated[int, Field(ge=1, le=16)] = 1
+    """Processes of each router, on one port."""
+    policy: Literal["auto", "prefix", "least-load", "session", "round-robin"] = "auto"
+    """auto: the engine that will answer first, by its cached prefix, its queue and its speed; prefix: the one that has
+    the prompt's beginning cached; least-load: the one with the least work; session: one engine per session;
+    round-robin: each in turn."""
+    kv_events: bool = True
+    """Engines tell routers what is in their caches; false: routers guess it from the requests they sent."""
+    session_header: (
+        Annotated[str, *matching(_HEADER_NAME, "must be a header's name: letters, digits and '-'", 128)] | None
+    ) = None
+    """Header by which clients name their session; default x-pagefleet-session."""
+    explain: bool = False
+    """True: requests with the header x-pagefleet-explain are told the score of each engine."""
+    queue: RouterQueue = RouterQueue()
+    """Where requests wait that no engine has room for."""
     auth: RouterAuth | None = None
     """Who may ask; default: everybody who reaches the router."""
     resources: RouterResources = RouterResources()
     """What each router gets."""
+
+
+class ScalingTarget(Object):
+    """What the autoscaler keeps: latencies, or the load of each engine."""
+
+    ttft_ms: Annotated[int, Field(ge=1, le=3_600_000)] | None = None
+    """Time to the first token in milliseconds, for 95 of 100 requests."""
+    itl_ms: Annotated[int, Field(ge=1, le=60_000)] | None = None
+    """Time between two tokens in milliseconds, for 95 of 100 streams."""
+    queue: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Requests that wait per engine, in it and at the routers."""
+    kv_usage: Annotated[float, Field(ge=0.1, le=1)] | None = None
+    """Share of each engine's KV cache in use."""
+
+
+class ScaleToZero(Object):
+    """Engines end when nobody asks; the routers stay, hold the next request and have it answered."""
+
+    after: Annotated[int, Field(ge=10, le=604_800)] = 600
+    """Seconds without any request."""
+
+
+class Autoscaling(Object):
+    """How many engines there are, by their load."""
+
+    mode: Literal["Internal", "External", "Advisory"] = "Internal"
+    """Internal: pagefleet scales; External: a HorizontalPodAutoscaler or KEDA does, through the scale subresource;
+    Advisory: pagefleet only says in status.scaling what it would do, and replicas counts."""
+    min: Annotated[int, Field(ge=1, le=256)] = 1
+    """Least engines, apart from none by scaleToZero."""
+    max: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Most engines; needed unless mode is External."""
+    target: ScalingTarget | None = None
+    """What is kept; default: 4 waiting requests per engine and 0.8 of the KV cache."""
+    scale_to_zero: ScaleToZero | None = None
+    """Whether engines end when nobody asks; default: never."""
 
 
 class Rollout(Object):
@@ -252,7 +314,9 @@ class InferenceServiceSpec(Object):
     engine: Engine = Engine()
     """Settings of each engine. A change replaces the engines one by one."""
     replicas: Annotated[int, Field(ge=0, le=256)] = 1
-    """Engines that serve the model."""
+    """Engines that serve the model; left out where autoscaling chooses them."""
+    autoscaling: Autoscaling | None = None
+    """How many engines there are, by their load."""
     resources: Resources = Resources()
     """What each engine gets."""
     router: Router = Router()

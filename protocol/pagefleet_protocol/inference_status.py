@@ -8,7 +8,9 @@ from pydantic import Field
 
 from pagefleet_protocol.resource_base import Object
 
-ConditionType = Literal["Ready", "ModelCached", "EngineReady", "RouterReady", "Progressing", "Degraded"]
+ConditionType = Literal[
+    "Ready", "ModelCached", "EngineReady", "RouterReady", "Progressing", "Degraded", "ScalingActive"
+]
 Role = Literal["engine", "router"]
 
 
@@ -95,6 +97,23 @@ class LiveStatus(Object):
     """When they were read, RFC 3339."""
 
 
+class ScalingStatus(Object):
+    """The autoscaler's last decision, renewed when it changes and else at most every 30 seconds."""
+
+    mode: Literal["Internal", "External", "Advisory"]
+    """Who scales."""
+    current: int
+    """Engines that exist."""
+    desired: int
+    """Engines that there should be."""
+    reason: str
+    """One word; docs/autoscaling.md explains each."""
+    signal: str = ""
+    """The numbers behind it, in one line."""
+    at: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When it was written, RFC 3339."""
+
+
 class InferenceServiceStatus(Object):
     """What is so."""
 
@@ -119,7 +138,7 @@ class InferenceServiceStatus(Object):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = ()
-    """Ready, ModelCached, EngineReady, RouterReady, Progressing, Degraded."""
+    """Ready, ModelCached, EngineReady, RouterReady, Progressing, Degraded; ScalingActive where there is autoscaling."""
     roles: Annotated[
         tuple[RoleStatus, ...],
         Field(
@@ -132,3 +151,5 @@ class InferenceServiceStatus(Object):
     """The settings in force, and why."""
     live: LiveStatus | None = None
     """What the engines do now."""
+    scaling: ScalingStatus | None = None
+    """What the autoscaler decided, and why."""

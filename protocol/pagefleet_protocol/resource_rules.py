@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         InferenceServiceSpec,
         Model,
         Rollout,
+        ScalingTarget,
     )
 
 MAX_NAME_LENGTH = 40
@@ -80,6 +81,8 @@ def broken_rules(resource: InferenceService | InferenceProfile, rules: Sequence[
 
 
 def _nodes(node: Any, at: tuple[str, ...], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    if node is None:
+        return  # nothing is written there
     if not at:
         yield path, node
     elif at[0] == ITEMS:
@@ -110,8 +113,13 @@ def _name_is_no_alias(service: InferenceService) -> bool:
     return service.model_name not in service.spec.model.aliases
 
 
-def _stored_at(model: Model, *schemes: str) -> bool:
-    return model.uri.partition("://")[0] in schemes
+def _store_has_a_use(model: Model) -> bool:
+    scheme = model.uri.partition("://")[0]
+    return (
+        (model.revision is None or scheme == "hf")
+        and (model.secret_ref is None or scheme in ("hf", "s3", "gs"))
+        and (model.endpoint is None or scheme in ("hf", "s3"))
+    )
 
 
 def _path_is_for_nodes(spec: InferenceServiceSpec) -> bool:
@@ -132,8 +140,32 @@ def _no_own_flag(args: tuple[str, ...]) -> bool:
     return not any(own.startswith(flag) for own in OWN_FLAGS for flag in flags)
 
 
-def _only_an_ingress_is_encrypted(spec: InferenceServiceSpec) -> bool:
-    return spec.expose.type == "Ingress" or (spec.expose.tls is None and spec.expose.class_name is None)
+def _exposure_is_whole(spec: InferenceServiceSpec) -> bool:
+    expose = spec.expose
+    return (
+        (expose.type == "ClusterIP") == (expose.host is None)
+        and (expose.type == "Gateway") == (expose.gateway_ref is not None)
+        and (expose.type == "Ingress" or (expose.tls is None and expose.class_name is None))
+    )
+
+
+def _replicas_has_one_master(spec: InferenceServiceSpec) -> bool:
+    """The API server fills in 1 where nothing is written, so 1 counts as nothing."""
+    return spec.autoscaling is None or spec.autoscaling.mode != "Internal" or spec.replicas == 1
+
+
+def _autoscaling_is_bounded(spec: InferenceServiceSpec) -> bool:
+    scaling = spec.autoscaling
+    if scaling is None:
+        return True
+    if scaling.mode == "External":
+        return scaling.min == 1 and scaling.max is None and scaling.target is None and scaling.scale_to_zero is None
+    return scaling.max is not None and scaling.min <= scaling.max
+
+
+def _one_kind_of_target(target: ScalingTarget) -> bool:
+    latencies = target.ttft_ms is not None or target.itl_ms is not None
+    return latencies != (target.queue is not None or target.kv_usage is not None)
 
 
 def _cel_cache_types() -> str:
@@ -195,24 +227,12 @@ SERVICE_RULES = (
     ),
     Rule(
         _MODEL,
-        "!has(self.revision) || self.uri.startsWith('hf://')",
-        "is only for hf:// models: leave it out, or name the version in the URI",
-        lambda model: model.revision is None or _stored_at(model, "hf"),
-        "revision",
-    ),
-    Rule(
-        _MODEL,
-        "!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')",
-        "is only for hf://, s3:// and gs:// models: leave it out (images are pulled with imagePullSecrets)",
-        lambda model: model.secret_ref is None or _stored_at(model, "hf", "s3", "gs"),
-        "secretRef",
-    ),
-    Rule(
-        _MODEL,
-        "!has(self.endpoint) || self.uri.matches('^(hf|s3)://')",
-        "is only for hf:// and s3:// models: leave it out",
-        lambda model: model.endpoint is None or _stored_at(model, "hf", "s3"),
-        "endpoint",
+        "(!has(self.revision) || self.uri.startsWith('hf://')) && "
+        "(!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')) && "
+        "(!has(self.endpoint) || self.uri.matches('^(hf|s3)://'))",
+        "takes revision for hf:// alone, secretRef for hf://, s3:// and gs:// (images are pulled with "
+        "imagePullSecrets), endpoint for hf:// and s3://: leave out what the URI has no use for",
+        _store_has_a_use,
     ),
     Rule(
         _SPEC,
@@ -247,24 +267,36 @@ SERVICE_RULES = (
     ),
     Rule(
         _SPEC,
-        "(self.expose.type == 'ClusterIP') != has(self.expose.host)",
-        "is needed for Ingress and Gateway, and has no use for ClusterIP",
-        lambda spec: (spec.expose.type == "ClusterIP") == (spec.expose.host is None),
-        "expose.host",
-    ),
-    Rule(
-        _SPEC,
-        "(self.expose.type == 'Gateway') == has(self.expose.gatewayRef)",
-        "is needed for type Gateway, and for no other",
-        lambda spec: (spec.expose.type == "Gateway") == (spec.expose.gateway_ref is not None),
-        "expose.gatewayRef",
-    ),
-    Rule(
-        _SPEC,
-        "self.expose.type == 'Ingress' || !has(self.expose.tls) && !has(self.expose.className)",
-        "tls and className are only for type Ingress; a Gateway has its own",
-        _only_an_ingress_is_encrypted,
+        "(self.expose.type == 'ClusterIP') != has(self.expose.host) && "
+        "(self.expose.type == 'Gateway') == has(self.expose.gatewayRef) && "
+        "(self.expose.type == 'Ingress' || !has(self.expose.tls) && !has(self.expose.className))",
+        "does not suit its type: ClusterIP takes nothing more; Ingress needs host, may have className and tls; Gateway "
+        "needs host and gatewayRef, and has tls of its own",
+        _exposure_is_whole,
         "expose",
+    ),
+    Rule(
+        _SPEC,
+        "!has(self.autoscaling) || self.autoscaling.mode != 'Internal' || self.replicas == 1",
+        "is chosen by autoscaling in mode Internal: leave it out (min and max bound it)",
+        _replicas_has_one_master,
+        "replicas",
+    ),
+    Rule(
+        _SPEC,
+        "!has(self.autoscaling) || (self.autoscaling.mode == 'External' ? self.autoscaling.min == 1 && "
+        "!has(self.autoscaling.max) && !has(self.autoscaling.target) && !has(self.autoscaling.scaleToZero) : "
+        "has(self.autoscaling.max) && self.autoscaling.min <= self.autoscaling.max)",
+        "needs max, which is not below min; in mode External it takes nothing more, as bounds and targets are in the "
+        "autoscaler outside",
+        _autoscaling_is_bounded,
+        "autoscaling",
+    ),
+    Rule(
+        (*_SPEC, "autoscaling", "target"),
+        "(has(self.ttftMs) || has(self.itlMs)) != (has(self.queue) || has(self.kvUsage))",
+        "give ttftMs and itlMs, or queue and kvUsage; of a pair one is enough",
+        _one_kind_of_target,
     ),
     *ENGINE_RULES,
 )

@@ -62,7 +62,15 @@ def test_five_lines_get_the_defaults_that_we_have(admin: httpx.Client, namespace
     created = admin.post(services(namespace), json=service_document()).raise_for_status().json()
     ours = parse_inference_service(service_document()).spec.model_dump(mode="json", exclude_none=True)
     assert _without_empty(created["spec"]) == _without_empty(ours)
-    assert created["spec"]["router"] == {"policy": "prefix", "replicas": 1, "resources": {}}
+    assert created["spec"]["router"] == {
+        "explain": False,
+        "kvEvents": True,
+        "policy": "auto",
+        "queue": {"coldStartTimeout": 600},
+        "replicas": 1,
+        "resources": {},
+        "workers": 1,
+    }
 
 
 def test_unknown_fields_are_dropped_and_pod_templates_kept(admin: httpx.Client, namespace: str) -> None:

@@ -101,7 +101,7 @@ def test_defaults_reach_the_fields_of_objects_that_are_left_out(version: dict[st
     """The API server applies a field's default only inside an object that exists, so objects default to {}."""
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert spec["router"]["default"] == {}
-    assert spec["router"]["properties"]["policy"]["default"] == "prefix"
+    assert spec["router"]["properties"]["policy"]["default"] == "auto"
     assert spec["replicas"]["default"] == 1
     assert "default" not in spec["engine"]["properties"]["maxModelLen"]
 

@@ -256,7 +256,7 @@ def test_two_routers_have_an_address_each_and_a_new_policy_keeps_it(start_fleet:
         async with start_fleet(document(router={"replicas": 2})) as fleet:
             await fleet.until(lambda: fleet.settled(1) and fleet.states().get("router-1") == "ready")
             url = fleet.url()
-            assert (await fleet.ask(path="/policy"))[1] == {"text": "prefix"}
+            assert (await fleet.ask(path="/policy"))[1] == {"text": "auto"}
             fleet.edit(document(router={"replicas": 2, "policy": "least-load"}))
             await fleet.until(lambda: fleet.reporter.heard("qwen-router-0: draining"))
             await fleet.until(lambda: fleet.settled(1))

@@ -23,7 +23,7 @@ def test_five_lines_need_one_engine_and_one_router(build: Any) -> None:
         *("--dtype", "auto", "--drain-timeout", "30"),
     )
     assert plan.engine.replicas == plan.router.replicas == 1
-    assert plan.router.args == ("--model-name", "qwen", "--policy", "prefix", "--drain-timeout", "30")
+    assert plan.router.args == ("--model-name", "qwen", "--policy", "auto", "--drain-timeout", "30")
     assert (plan.router.probes.live, plan.router.probes.ready) == ("/livez", "/readyz")
 
 

@@ -44,7 +44,7 @@ def test_five_lines_are_enough() -> None:
     assert service.spec.engine.dtype is None, "a profile may say it"
     assert service.spec.engine.max_model_len is None
     assert service.spec.resources.gpus is None
-    assert service.spec.router.policy == "prefix"
+    assert service.spec.router.policy == "auto"
     assert service.metadata.namespace == "default"
 
 
@@ -81,10 +81,22 @@ def test_every_field_arrives() -> None:
                 "maxModelLen": 4096,
             },
             "replicas": 3,
+            "autoscaling": {
+                "mode": "Advisory",
+                "min": 2,
+                "max": 8,
+                "target": {"queue": 4, "kvUsage": 0.8},
+                "scaleToZero": {"after": 300},
+            },
             "resources": {"gpus": 1, "gpuType": "h100", "cpu": "1500m", "memory": "8Gi", "shm": "2Gi"},
             "router": {
                 "replicas": 2,
+                "workers": 2,
                 "policy": "least-load",
+                "kvEvents": False,
+                "sessionHeader": "X-Session",
+                "explain": True,
+                "queue": {"max": 100, "timeout": 10, "coldStartTimeout": 300},
                 "auth": {"secretRef": {"name": "keys", "key": "api"}},
                 "resources": {"cpu": "1", "memory": "1Gi"},
             },
@@ -170,9 +182,9 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         ("spec.router", [], "spec.router: must be a mapping of fields, not a list"),
         ("spec.router.policy", "least_load", "Did you mean least-load?"),
         (
-            "spec.autoscaling",
+            "spec.disaggregation",
             {},
-            "spec.autoscaling: unknown field. Fields here: model, cache, engine, replicas, resources, router, rollout",
+            "spec.disaggregation: unknown field. Fields here: model, cache, engine, replicas, autoscaling, resources,",
         ),
     ],
 )
@@ -227,7 +239,7 @@ def test_every_broken_rule_is_told() -> None:
     wrong["spec"]["cache"] = {"type": "hostPath"}
     wrong["spec"]["engine"] = {"env": [{"name": "A", "value": "1"}, {"name": "B"}]}
     assert [line.partition(": ")[0] for line in problems(wrong)] == [
-        *("metadata.name", "spec.model.revision", "spec.cache.type", "spec.cache.path", "spec.engine.env[1]"),
+        *("metadata.name", "spec.model", "spec.cache.type", "spec.cache.path", "spec.engine.env[1]"),
     ]
 
 

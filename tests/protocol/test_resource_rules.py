@@ -56,6 +56,11 @@ def test_messages_are_sentences_that_go_on_from_their_path(rule: Rule) -> None:
         {"expose": EDGE},
         {"expose": {"type": "Ingress", "host": "a.b", "className": "nginx", "tls": {"secretName": "cert"}}},
         {"engine": {"env": [{"name": "A", "value": ""}]}},
+        {"autoscaling": {"max": 1}},
+        {"replicas": 1, "autoscaling": {"min": 2, "max": 8, "target": {"ttftMs": 500}, "scaleToZero": {"after": 60}}},
+        {"replicas": 3, "autoscaling": {"max": 8, "mode": "Advisory", "target": {"queue": 4, "kvUsage": 0.8}}},
+        {"replicas": 3, "autoscaling": {"mode": "External"}},
+        {"autoscaling": {"max": 8, "target": {"ttftMs": 500, "itlMs": 50}}},
     ],
 )
 def test_what_belongs_together_is_taken(spec: dict[str, Any]) -> None:
