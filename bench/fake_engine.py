@@ -1,14 +1,17 @@
 """An engine that answers at once, for measuring routers: asyncio protocols on uvloop, nothing computed.
 
-Serves the completions routes whole or streamed, /readyz and the metrics that a router polls. Prints `ready` once it
-listens on all ports.
+Serves the completions routes whole or streamed, /readyz, the metrics that a router polls, and GET /stats: what it has
+counted, as JSON. Each engine remembers the last prompts' beginnings, so that /stats can say how many requests found
+theirs. Prints `ready` and the ports once it listens on all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import dataclass
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import cast
 
 import httptools
@@ -24,22 +27,55 @@ METRICS = "".join(
     f'# TYPE {name} gauge\n{name}{{model_name="fake"}} 0\n'
     for name in (ENGINE_REQUESTS_RUNNING, ENGINE_REQUESTS_WAITING, ENGINE_KV_USAGE_RATIO)
 ).encode()
+_CONTENT = b'"content":'
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How streams are paced."""
+    """How streams are paced, and what is remembered."""
 
     chunks: int
     first_after_s: float
     gap_s: float
+    prefix_bytes: int
+    """Beginnings of prompts that count as equal; 0: nothing is remembered."""
+    num_prefixes: int
+
+
+@dataclass
+class Counts:
+    """What one engine has seen."""
+
+    requests: int = 0
+    hits: int = 0
+    open_streams: int = 0
+    known: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    def count(self, body: bytes, behaviour: Behaviour) -> None:
+        """Count a request and whether its beginning was known."""
+        self.requests += 1
+        if not behaviour.prefix_bytes:
+            return
+        start = body.find(_CONTENT)
+        key = hash(body[start : start + behaviour.prefix_bytes])
+        self.hits += key in self.known
+        self.known[key] = None
+        self.known.move_to_end(key)
+        if len(self.known) > behaviour.num_prefixes:
+            self.known.popitem(last=False)
+
+    def reset(self) -> None:
+        """Forget everything but what is open."""
+        self.requests = self.hits = 0
+        self.known.clear()
 
 
 class EngineProtocol(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, counts: Counts) -> None:
         self._behaviour = behaviour
+        self._counts = counts
         self._parser = httptools.HttpRequestParser(self)
         self._url, self._body = b"", b""
         self._transport: asyncio.Transport | None = None
@@ -53,7 +89,11 @@ class EngineProtocol(asyncio.Protocol):
             self._stream.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # routers try gRPC too
+            assert self._transport is not None
+            self._transport.abort()
 
     def on_message_begin(self) -> None:
         self._url, self._body = b"", b""
@@ -67,9 +107,24 @@ class EngineProtocol(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._url == b"/metrics":
             self._answer(METRICS, b"text/plain")
-        elif self._url.startswith(b"/v1/models"):
+        elif self._url == b"/stats":
+            counts = self._counts
+            stats = {"requests": counts.requests, "hits": counts.hits, "open_streams": counts.open_streams}
+            self._answer(json.dumps(stats).encode(), b"application/json")
+        elif self._url == b"/reset":
+            self._counts.reset()
+            self._answer(b"{}", b"application/json")
+        elif self._url.startswith((b"/v1/models", b"/internal/", b"/get_")):
             self._answer(b'{"object":"list","data":[{"id":"fake","object":"model"}]}', b"application/json")
-        elif b'"stream":true' in self._body.replace(b": ", b":"):
+        elif self._url.startswith(b"/v1/"):
+            self._complete()
+        else:
+            self._answer(b"{}", b"application/json")
+
+    def _complete(self) -> None:
+        self._counts.count(self._body, self._behaviour)
+        head = self._body[:256] + self._body[-256:]
+        if b'"stream":true' in head.replace(b": ", b":"):
             self._stream = asyncio.get_running_loop().create_task(self._send_stream())
         else:
             self._answer(ANSWER, b"application/json")
@@ -82,20 +137,34 @@ class EngineProtocol(asyncio.Protocol):
     async def _send_stream(self) -> None:
         assert self._transport is not None
         behaviour = self._behaviour
-        self._transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
-        await asyncio.sleep(behaviour.first_after_s)
-        for _ in range(behaviour.chunks):
-            self._transport.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
-            await asyncio.sleep(behaviour.gap_s)
-        self._transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        self._counts.open_streams += 1
+        try:
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            await asyncio.sleep(behaviour.first_after_s)
+            for _ in range(behaviour.chunks):
+                self._transport.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
+                await asyncio.sleep(behaviour.gap_s)
+            self._transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        finally:
+            self._counts.open_streams -= 1
 
 
-async def serve(ports: list[int], behaviour: Behaviour) -> None:
+async def serve(num_engines: int, behaviour: Behaviour) -> None:
     """Listen until killed."""
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(lambda: EngineProtocol(behaviour), "127.0.0.1", port) for port in ports]
+    servers = []
+    for _ in range(num_engines):
+        counts = Counts()
+        servers.append(
+            await loop.create_server(
+                lambda counts=counts: EngineProtocol(behaviour, counts),  # type: ignore[misc]
+                "127.0.0.1",
+                0,
+                backlog=4096,
+            )
+        )
     print("ready", *(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.Event().wait()
 
@@ -107,9 +176,13 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--first-after", type=float, default=0.0)
     parser.add_argument("--gap", type=float, default=0.02)
+    parser.add_argument("--prefix-bytes", type=int, default=0)
+    parser.add_argument("--prefixes", type=int, default=8)
     arguments = parser.parse_args()
-    behaviour = Behaviour(arguments.chunks, arguments.first_after, arguments.gap)
-    uvloop.run(serve([0] * arguments.engines, behaviour))
+    behaviour = Behaviour(
+        arguments.chunks, arguments.first_after, arguments.gap, arguments.prefix_bytes, arguments.prefixes
+    )
+    uvloop.run(serve(arguments.engines, behaviour))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,16 @@ class ClientConnection(asyncio.Protocol):
         if not self._done.done():
             self._done.set_result(sample)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the answer's body has begun."""
+        return self._first > 0
+
+    def close(self) -> None:
+        """Leave."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def request(self, raw: bytes) -> asyncio.Future[Sample]:
         """Send the bytes of one request."""
         assert self._transport is not None

@@ -1,187 +1,96 @@
-"""What the router costs: requests per CPU-second, added latency, added time to first byte, memory.
+"""What routers cost, ours beside the peers that are installed: requests per CPU-second, added time, hits, memory.
 
-Fake engines, load and router share this machine; "added" is through the router less direct, in the same round.
+Fake engines, load and routers share this machine, and one router runs at a time. Rounds go through the routers in
+turning order; figures are medians over rounds. "Added" is through the router less direct, in the same round.
 
-    python bench/router.py --json bench/results/router.json
+    python bench/router.py --json bench/results/router.json --sglang-router .peers/bin/sglang-router \\
+        --vllm-router .peers/bin/vllm-router --production-stack .stack/bin/vllm-router
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
 import uvloop
-from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.http_load import Pool, Sample, closed_loop, open_loop, raw_request
 from bench.report import write_report
+from bench.router_scenarios import SCENARIOS, Place, Scenario
+from bench.routers import ROUTERS, RouterSpec, RunningRouter, installed, raise_open_files
 
-PATH = "/v1/chat/completions"
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+Rounds = dict[str, dict[str, list[float]]]
+"""Router -> figure -> its value in each round."""
 
 
-def chat_bodies(count: int, shared_chars: int, own_chars: int, stream: bool) -> list[bytes]:
-    """Chat requests whose prompts share one of 20 prefixes."""
-    rng = random.Random(0)
-
-    def text(num_chars: int) -> str:
-        return "".join(rng.choice("abcdefgh ijklmnop") for _ in range(num_chars))
-
-    prefixes = [text(shared_chars) for _ in range(20)]
-    return [
-        json.dumps(
-            {
-                "model": "fake",
-                "stream": stream,
-                "messages": [{"role": "user", "content": rng.choice(prefixes) + text(own_chars)}],
-            }
-        ).encode()
-        for _ in range(count)
-    ]
-
-
-def start(command: list[str], says: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a process and read ports from the line that begins with `says`."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(says):
-            return process, [int(word) for word in line.split()[1:]]
-    raise RuntimeError(f"{command[0]} ended before it was ready")
-
-
-def wait_ready(port: int, process: subprocess.Popen[bytes], timeout_s: float = 15.0) -> None:
-    """Poll /readyz."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the router ended with {process.returncode}")
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
-            return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.1)
-    raise RuntimeError("the router is not ready")
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def latencies(samples: list[Sample], of: Callable[[Sample], float]) -> tuple[float, float]:
-    """p50 and p99 in milliseconds."""
-    bad = [s.status for s in samples if s.status != 200]
-    if bad:
-        raise RuntimeError(f"{len(bad)} of {len(samples)} answers were not 200, e.g. {bad[0]}")
-    values = [of(s) * 1000 for s in samples]
-    return percentile(values, 0.5), percentile(values, 0.99)
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of one process."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
-async def one_round(router: int, engine: int, pid: int, seconds: float) -> dict[str, float]:
-    """Measure everything once, direct and through the router."""
-    figures: dict[str, float] = {}
-    host = f"127.0.0.1:{router}"
-    through, direct = Pool("127.0.0.1", router), Pool("127.0.0.1", engine)
-    for name, shared, own in (("short", 20, 40), ("10 kB", 6000, 4000)):
-        requests = [raw_request(host, PATH, body) for body in chat_bodies(400, shared, own, False)]
-        before, started = cpu_seconds(pid), time.perf_counter()
-        samples = await closed_loop(through, requests, 32, seconds)
-        elapsed, used = time.perf_counter() - started, cpu_seconds(pid) - before
-        latencies(samples, lambda s: s.total)
-        figures[f"{name}, requests/s"] = len(samples) / elapsed
-        figures[f"{name}, requests per CPU-second"] = len(samples) / used
-    requests = [raw_request(host, PATH, body) for body in chat_bodies(400, 20, 40, False)]
-    alone = [latencies(await closed_loop(pool, requests, 1, seconds), lambda s: s.total) for pool in (through, direct)]
-    figures["alone, added ms p50"] = alone[0][0] - alone[1][0]
-    figures["alone, added ms p99"] = alone[0][1] - alone[1][1]
-    streams = [raw_request(host, PATH, body) for body in chat_bodies(400, 20, 40, True)]
-    for rate in (200, 500):
-        pools = (through, direct)
-        first = [latencies(await open_loop(pool, streams, rate, seconds), lambda s: s.first_byte) for pool in pools]
-        figures[f"{rate} streams/s, first byte added ms p50"] = first[0][0] - first[1][0]
-        figures[f"{rate} streams/s, first byte added ms p99"] = first[0][1] - first[1][1]
+def measure(scenario: Scenario, specs: Sequence[RouterSpec], programs: Mapping[str, str], rounds: int) -> Rounds:
+    """Run one scenario over all routers."""
+    figures: Rounds = {spec.name: defaultdict(list) for spec in specs}
+    engines = subprocess.Popen(scenario.engines_command(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert engines.stdout is not None
+        ports = [int(word) for word in engines.stdout.readline().split()[1:]]
+        for number in range(rounds):
+            for at in range(len(specs)):
+                spec = specs[(at + number) % len(specs)]
+                with (
+                    tempfile.TemporaryDirectory() as folder,
+                    RunningRouter(spec, programs, ports, Path(folder)) as router,
+                ):
+                    found = uvloop.run(scenario.run(Place(router, ports)))
+                for name, value in found.items():
+                    figures[spec.name][name].append(value)
+    finally:
+        engines.kill()
+        engines.wait()
     return figures
 
 
-def resident_mb(pid: int) -> float:
-    """Resident memory."""
-    return float(psutil.Process(pid).memory_info().rss) / 1e6
+def show(name: str, figures: Rounds) -> None:
+    """Print one scenario's medians."""
+    routers = list(figures)
+    print(f"\n{name:46}" + "".join(f"{router:>18}" for router in routers), flush=True)
+    for figure in {figure: None for values in figures.values() for figure in values}:
+        row = [statistics.median(figures[router][figure]) if figures[router][figure] else None for router in routers]
+        print(f"{figure:46}" + "".join(f"{'-' if value is None else f'{value:,.2f}':>18}" for value in row))
 
 
 def main() -> None:
-    """Start the fleet, measure, print, write."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="prefix")
+    for spec in ROUTERS:
+        parser.add_argument(f"--{spec.program}", help=f"Program of {spec.name}.")
+    parser.add_argument("--only", help="Routers, with commas between.")
+    parser.add_argument("--scenarios", help=f"Of {', '.join(one.name for one in SCENARIOS)}; with commas between.")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    engines, ports = start([sys.executable, str(HERE / "fake_engine.py")], "ready")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "endpoints.json"
-        file.write_bytes(
-            encode_endpoints(tuple(Endpoint(f"e{i}", f"http://127.0.0.1:{p}", "fake") for i, p in enumerate(ports)))
-        )
-        port = free_port()
-        router = subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("pagefleet-route")),
-                "--endpoints-file",
-                str(file),
-                "--port",
-                str(port),
-                "--policy",
-                arguments.policy,
-            ]
-        )
-        try:
-            wait_ready(port, router)
-            at_rest = resident_mb(router.pid)
-            rounds = [
-                uvloop.run(one_round(port, ports[0], router.pid, arguments.seconds)) for _ in range(arguments.rounds)
-            ]
-            after = resident_mb(router.pid)
-        finally:
-            router.terminate()
-            router.wait(timeout=20)
-            engines.kill()
-            engines.wait()
-    figures = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-    figures |= {"memory at rest, MB": at_rest, "memory after, MB": after}
-    for name, value in figures.items():
-        print(f"{name:45} {value:12.2f}")
+    raise_open_files()
+    programs = installed({spec.program: getattr(arguments, spec.program.replace("-", "_")) for spec in ROUTERS})
+    wanted = set(arguments.only.split(",")) if arguments.only else {spec.name for spec in ROUTERS}
+    specs = [spec for spec in ROUTERS if spec.name in wanted and spec.program in programs]
+    chosen = set(arguments.scenarios.split(",")) if arguments.scenarios else {one.name for one in SCENARIOS}
+    results = {}
+    for scenario in SCENARIOS:
+        if scenario.name in chosen:
+            results[scenario.name] = measure(scenario, specs, programs, arguments.rounds)
+            show(scenario.name, results[scenario.name])
     if arguments.json:
-        write_report(arguments.json, "router", {"median": figures, "rounds": rounds, "policy": arguments.policy})
+        medians = {
+            name: {
+                router: {figure: statistics.median(values) for figure, values in found.items()}
+                for router, found in rounds.items()
+            }
+            for name, rounds in results.items()
+        }
+        write_report(arguments.json, "router", {"median": medians, "rounds": results})
 
 
 if __name__ == "__main__":
