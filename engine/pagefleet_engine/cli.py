@@ -23,6 +23,7 @@ from pagefleet_engine.config import (
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
+    check_together,
 )
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.settings import Setting, close_matches, engine_config, server_config, settings
@@ -76,7 +77,9 @@ def read_configuration(arguments: Sequence[str], environment: Mapping[str, str])
     values = {**(_from_file(Path(file)) if file else {}), **_from_environment(environment), **given}
     server = {name: value for name, value in values.items() if settings()[name].group is ServerConfig}
     engine = {name: value for name, value in values.items() if name not in server}
-    return engine_config(engine), server_config(server)
+    configured = engine_config(engine), server_config(server)
+    check_together(*configured)
+    return configured
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

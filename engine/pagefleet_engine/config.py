@@ -6,6 +6,7 @@ and the engine core, into values of their own.
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -157,13 +158,75 @@ class ServerConfig:
     """Largest request body."""
     access_log: bool = False
     """Log one line per request (never its text)."""
+    kv_events_port: int = 0
+    """Port where routers hear what the prefix cache gains and loses, and on the next one ask for what they missed;
+    0: nowhere."""
+    kv_events_host: str | None = None
+    """Address of these two ports; default: host. One that is not loopback needs a fleet key."""
+    fleet_key_file: str | None = None
+    """File of the secret that engines and routers of one service share: with it KV events are encrypted and only for
+    routers that have it too."""
+
+    @property
+    def kv_events(self) -> KvEventsConfig | None:
+        """Where KV events are published; None: nowhere."""
+        if not self.kv_events_port:
+            return None
+        return KvEventsConfig(self.kv_events_host or self.host, self.kv_events_port, self.fleet_key_file)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: give 0 to 65535")
+        self._check_kv_events()
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout is {self.drain_timeout}: give seconds, at least 0")
         _at_least("max_body_bytes", self.max_body_bytes, 1024)
+
+    def _check_kv_events(self) -> None:
+        if not 0 <= self.kv_events_port <= 65534:
+            raise ConfigError(
+                f"kv_events_port is {self.kv_events_port}: give 1 to 65534 (the next port is taken too), or 0 for none"
+            )
+        events = self.kv_events
+        if events is None:
+            return
+        if self.port in (events.port, events.port + 1):
+            raise ConfigError(
+                f"kv_events_port takes ports {events.port} and {events.port + 1}, and port is one of them"
+            )
+        if events.fleet_key_file is None and not _is_loopback(events.host):
+            raise ConfigError(
+                f"KV events on {events.host} could be read by others: give fleet_key_file, or a loopback kv_events_host"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """Where the engine core publishes its KV events: on `port`, with answers to what was missed on the next one."""
+
+    host: str
+    port: int
+    fleet_key_file: str | None
+    """Its content stays out of arguments and messages: the core reads the file itself."""
+
+
+def check_together(engine: EngineConfig, server: ServerConfig) -> None:
+    """Check what settings of one mean for the other.
+
+    Raises:
+        ConfigError: they cannot work together.
+    """
+    if server.kv_events is not None and not engine.cache.enable_prefix_caching:
+        raise ConfigError("kv_events_port is given and prefix caching is off: leave one of them out")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

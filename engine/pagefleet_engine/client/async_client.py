@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
 from pagefleet_engine.client.health import EngineHealth, judge
 from pagefleet_engine.client.stream import OutputStream
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import EngineConfig, KvEventsConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.engine_core.admission import check_message
 from pagefleet_engine.engine_core.messages import (
@@ -68,6 +68,7 @@ class AsyncEngineClient:
         tokenizer: Tokenizer,
         on_death: Callable[[], None] | None = None,
         command: Sequence[str] = CORE_COMMAND,
+        kv_events: KvEventsConfig | None = None,
     ) -> AsyncEngineClient:
         """Start a core and wait until it has loaded the model.
 
@@ -76,12 +77,13 @@ class AsyncEngineClient:
             tokenizer: the model's.
             on_death: called once, when the core ends without being asked to.
             command: of the core's process.
+            kv_events: where the core publishes what its prefix cache gains and loses; None: nowhere.
 
         Raises:
             ConfigError: a setting cannot work, in the core's words.
             ModelLoadError: the model cannot be loaded, in the core's words.
         """
-        client = cls(CoreProcess(config, command), tokenizer, on_death)
+        client = cls(CoreProcess(config, command, kv_events), tokenizer, on_death)
         try:
             client._process.start(client._core_ended)
             client._reader = asyncio.get_running_loop().create_task(client._read())
@@ -101,6 +103,11 @@ class AsyncEngineClient:
     def limits(self) -> ModelLimits:
         """What a request is checked against."""
         return ModelLimits(self.ready.max_model_len, self.ready.vocab_size)
+
+    @property
+    def incarnation(self) -> str:
+        """Name of this start of the core: 32 hexadecimal digits."""
+        return self._process.incarnation
 
     @property
     def core_pid(self) -> int:

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import EngineConfig, KvEventsConfig
 from pagefleet_engine.engine_core.process import CoreStart
 
 CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
@@ -26,12 +27,25 @@ class CoreProcess:
 
     Its end is seen through a pipe of which the child holds the only writing end, so it costs no thread and no waiting,
     and works in every event loop.
+
+    Args:
+        config: of the engine.
+        command: of the process.
+        kv_events: where it publishes what its prefix cache gains and loses; None: nowhere.
+
+    Attributes:
+        folder: private to both sides.
+        incarnation: 32 hexadecimal digits, drawn for this one process: a new one has a new, empty cache.
     """
 
-    def __init__(self, config: EngineConfig, command: Sequence[str] = CORE_COMMAND) -> None:
+    def __init__(
+        self, config: EngineConfig, command: Sequence[str] = CORE_COMMAND, kv_events: KvEventsConfig | None = None
+    ) -> None:
         self.folder = _private_folder()
+        self.incarnation = uuid.uuid4().hex
         self._command = command
         self._config = config
+        self._kv_events = kv_events
         self._process: subprocess.Popen[bytes] | None = None
         self._sentinel: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,7 +67,7 @@ class CoreProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(reading, self._ended, on_exit)
         assert self._process.stdin is not None
-        start = CoreStart(str(self.folder), writing, self._config)
+        start = CoreStart(str(self.folder), writing, self._config, self.incarnation, self._kv_events)
         with contextlib.suppress(BrokenPipeError):  # it ended already, which the sentinel tells
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()

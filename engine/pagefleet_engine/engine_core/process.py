@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import EngineConfig, KvEventsConfig
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.faults import INVALID
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
@@ -52,6 +52,10 @@ class CoreStart(msgspec.Struct, frozen=True):
     sentinel: int
     """File descriptor that the other side watches: it closes when this process ends, however it ends."""
     config: EngineConfig
+    incarnation: str
+    """Of this start, 32 hexadecimal digits."""
+    kv_events: KvEventsConfig | None = None
+    """Where to publish what the prefix cache gains and loses."""
 
 
 BuildCore = Callable[[EngineConfig], tuple[EngineCore, Ready]]
