@@ -256,13 +256,15 @@ class FakeEngine:
         *,
         priority: int = 0,
         scope: PrefixScope = SCOPE,
+        resumed: Sequence[int] = (),
     ) -> Request:
         """Queue a request; by default it asks for four tokens and ignores the end-of-text token."""
         sampling = sampling or SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-        request = Request(request_id, prompt, sampling, (EOS,), scope, priority)
-        self.scheduler.add(request)
+        request = Request(request_id, prompt, sampling, (EOS,), scope, priority, resumed)
+        ended = self.scheduler.add(request)
         self.worker.scopes[request_id] = scope
         self.outcomes[request_id] = Outcome()
+        self.take([] if ended is None else [ended])
         return request
 
     def abort(self, *request_ids: str) -> list[str]:

@@ -46,6 +46,8 @@ def check_request(request: Request, limits: ModelLimits, capacity_tokens: int) -
             "prompt",
         )
     sampling = request.sampling
+    if request.num_output_tokens:
+        _check_token_ids("resumed_token_ids", request.token_ids[num_tokens:], limits.vocab_size)
     _check_token_ids("prompt", request.token_ids, limits.vocab_size)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
     _check_token_ids("allowed_token_ids", sampling.allowed_token_ids or (), limits.vocab_size)

@@ -25,7 +25,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
     """The next prompt positions' entries, each position once."""
     num_cached_tokens: int | None = None
-    """With the first token: prompt tokens that came from the prefix cache."""
+    """With the first new token: prompt tokens that came from the prefix cache."""
     failure: FailureKind | None = None
     """With FinishReason.ERROR: why."""
 
@@ -39,7 +39,7 @@ class SchedulerStats:
     kv_usage: float
     """Share of blocks held by requests, 0 to 1."""
     prefix_cache_queries_tokens: int
-    """Prompt tokens of admitted requests that were looked up."""
+    """Prompt tokens, and resumed ones, of admitted requests that were looked up."""
     prefix_cache_hits_tokens: int
     """Of those, found."""
     preemptions: int

@@ -47,10 +47,14 @@ class Request:
     scope: PrefixScope
     """Cached blocks are shared only within one scope."""
     priority: int = 0
+    resumed_token_ids: InitVar[Sequence[int]] = ()
+    """Output that it comes with: another engine has told it already, and this one goes on from there."""
 
     token_ids: list[int] = field(init=False)
     """Prompt, then output."""
     num_prompt_tokens: int = field(init=False)
+    num_given_tokens: int = field(init=False)
+    """Tokens that it came with: the prompt, and the output that it resumes."""
     num_computed_tokens: int = field(init=False, default=0)
     """Tokens whose K/V is in this request's blocks as soon as the steps launched so far have run."""
     num_pending: int = field(init=False, default=0)
@@ -81,9 +85,10 @@ class Request:
     num_repeated_prompt_logprobs: int = field(init=False, default=0)
     """Of those, how many a recomputation has still to produce again, to be dropped."""
 
-    def __post_init__(self, prompt_token_ids: Sequence[int]) -> None:
-        self.token_ids = list(prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+    def __post_init__(self, prompt_token_ids: Sequence[int], resumed_token_ids: Sequence[int]) -> None:
+        self.token_ids = [*prompt_token_ids, *resumed_token_ids]
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_given_tokens = len(self.token_ids)
         self.prefix_root = root_hash(self.scope)
         eos_token_ids = () if self.sampling.ignore_eos else self.eos_token_ids
         self.ending_token_ids = frozenset((*eos_token_ids, *self.sampling.stop_token_ids))
@@ -95,7 +100,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens put out so far, here or by another engine."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property

@@ -20,7 +20,7 @@ from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
 from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
-from pagefleet_engine.core.stop import check_stop
+from pagefleet_engine.core.stop import check_resumed, check_stop
 from pagefleet_engine.core.waiting_queue import make_waiting_queue
 from pagefleet_engine.errors import InvalidRequest
 
@@ -99,8 +99,8 @@ class Scheduler:
         """True while a request has not ended."""
         return bool(self._requests)
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def add(self, request: Request) -> RequestUpdate | None:
+        """Queue a request; returns the end of one that the output it came with has ended already.
 
         Raises:
             ContextTooLong: the prompt does not fit the context or the KV pool.
@@ -114,13 +114,16 @@ class Scheduler:
                 "invalid_value",
             )
         check_request(request, self._limits, self._kv_cache.capacity_tokens)
-        self._gate.check(request)
         request.limit(self.max_model_len)
+        if (stop := check_resumed(request)) is not None:
+            return RequestUpdate(request.request_id, (), *stop)
+        self._gate.check(request)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._gate.arrive(request)
         self._waiting.push(request)
+        return None
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End these requests now, also amid a step (whose tokens for them are dropped); returns those that were open.
@@ -297,9 +300,9 @@ class Scheduler:
 
     def _note_first_admission(self, request: Request, num_cached_tokens: int) -> None:
         self._gate.observe_wait(request)
-        request.num_cached_tokens = num_cached_tokens
+        request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         if self._kv_cache.enable_prefix_caching and request.reads_prefix_cache:
-            self._num_queried_tokens += request.num_prompt_tokens
+            self._num_queried_tokens += request.num_given_tokens
             self._num_hit_tokens += num_cached_tokens
 
     def _importance(self, request: Request) -> tuple[int, int]:
@@ -322,7 +325,7 @@ class Scheduler:
         request.num_pending -= 1
         token_ids = request.token_ids
         num_tokens = len(token_ids)
-        num_cached = request.num_cached_tokens if num_tokens == request.num_prompt_tokens else None
+        num_cached = request.num_cached_tokens if num_tokens == request.num_given_tokens else None
         logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
         stop = None
         for token in sampled:

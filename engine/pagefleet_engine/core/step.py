@@ -25,7 +25,7 @@ class NewRow:
 
     request_id: str
     token_ids: Sequence[int]
-    """Prompt and, after a preemption, the tokens sampled so far."""
+    """Prompt and the output so far: there is some after a preemption, and where another engine's is resumed."""
     num_prompt_tokens: int
     sampling: SamplingParams
     eos_token_ids: Sequence[int]

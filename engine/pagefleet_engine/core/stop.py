@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pagefleet_engine.core.request import FinishReason, Request
+from pagefleet_engine.errors import InvalidRequest
 
 
 class Stop(NamedTuple):
@@ -30,3 +31,22 @@ def check_stop(request: Request) -> Stop | None:
             return _END_OF_TEXT
         return Stop(FinishReason.STOP, token)
     return _LENGTH if len(request.token_ids) >= request.ends_at else None
+
+
+def check_resumed(request: Request) -> Stop | None:
+    """Judge the output that a request came with; returns how that ends it already. `limit` must have been called.
+
+    Raises:
+        InvalidRequest: it goes on after its end.
+    """
+    if not request.num_output_tokens:
+        return None
+    first = request.num_prompt_tokens + max(request.sampling.min_tokens - 1, 0)
+    ended_before = not request.ending_token_ids.isdisjoint(request.token_ids[first:-1])
+    if ended_before or request.num_tokens > request.ends_at:
+        raise InvalidRequest(
+            "the output to resume goes on after its end: resume it only with the parameters that it was made with.",
+            "resumed_token_ids",
+            "invalid_value",
+        )
+    return check_stop(request)

@@ -14,6 +14,7 @@ from pagefleet_protocol.block_hash import PrefixScope
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.admission import check_request as check_against_model
 from pagefleet_engine.core.request import Request
+from pagefleet_engine.core.stop import Stop, check_resumed
 from pagefleet_engine.engine_core.messages import AddRequest
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
 from pagefleet_engine.sampling_params import SamplingParams
@@ -49,18 +50,30 @@ def to_request(message: AddRequest, limits: ModelLimits, model: str) -> Request:
     _check_room(len(message.prompt_token_ids), message.sampling.max_tokens, limits)
     scope = PrefixScope(model, message.adapter, message.cache_salt)
     return Request(
-        message.request_id, message.prompt_token_ids, message.sampling, message.eos_token_ids, scope, message.priority
+        message.request_id,
+        message.prompt_token_ids,
+        message.sampling,
+        message.eos_token_ids,
+        scope,
+        message.priority,
+        message.resumed_token_ids,
     )
 
 
-def check_message(message: AddRequest, limits: ModelLimits) -> None:
+def check_message(message: AddRequest, limits: ModelLimits) -> Stop | None:
     """Check a message as the engine core will, apart from the state of its queue.
+
+    Returns:
+        How the output that it resumes has ended it already; None where it goes on, as all others do.
 
     Raises:
         InvalidRequest: a field is wrong.
         ContextTooLong: the prompt, or what `max_tokens` asks for, does not fit the context.
     """
-    check_against_model(to_request(message, limits, ""), limits, limits.max_model_len)
+    request = to_request(message, limits, "")
+    check_against_model(request, limits, limits.max_model_len)
+    request.limit(limits.max_model_len)
+    return check_resumed(request)
 
 
 def _check_room(num_prompt_tokens: int, max_tokens: int | None, limits: ModelLimits) -> None:
@@ -79,6 +92,7 @@ def _check_integers(message: AddRequest) -> None:
     sampling: SamplingParams = message.sampling
     groups: list[tuple[str, Iterable[object]]] = [
         ("prompt", message.prompt_token_ids),
+        ("resumed_token_ids", message.resumed_token_ids),
         ("eos_token_ids", message.eos_token_ids),
         *(("bad_words", word) for word in sampling.bad_words_token_ids),
     ]

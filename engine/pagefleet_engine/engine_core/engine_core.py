@@ -53,14 +53,14 @@ class EngineCore:
         return self._scheduler.has_work or len(self._steps) > 0
 
     def add(self, message: AddRequest) -> RequestOutput | None:
-        """Queue a request; returns the answer to one that is refused."""
+        """Queue a request; returns the answer to one that is refused, or over already."""
         try:
-            self._scheduler.add(to_request(message, self._limits, self._model))
+            ended = self._scheduler.add(to_request(message, self._limits, self._model))
         except InvalidRequest as error:
             return refusal(message.request_id, error.message, INVALID, error.param, error.code)
         except QueueFull as error:
             return refusal(message.request_id, str(error), QUEUE_FULL, retry_after_s=error.retry_after_s)
-        return None
+        return None if ended is None else to_wire(ended)
 
     def abort(self, request_ids: Sequence[str]) -> list[RequestOutput]:
         """End requests and free their blocks; returns the last output of those that were open."""

@@ -20,6 +20,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     """Smaller runs earlier, under the priority policy."""
     cache_salt: str | None = None
     adapter: str | None = None
+    resumed_token_ids: list[int] = []
+    """Output that counts as the request's own already; only what comes after it is told."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True, array_like=True):
