@@ -21,12 +21,14 @@ RUN python -m venv --without-pip /opt/pagefleet \
 # is until a pyproject.toml or a version changes, and a small one that a change of code replaces.
 FROM build AS build-router
 COPY protocol/pyproject.toml protocol/
+COPY text/pyproject.toml text/
 COPY router/pyproject.toml router/
-RUN python dependencies.py protocol router > requirements.txt \
+RUN python dependencies.py protocol text router > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
+COPY text text
 COPY router router
-RUN /opt/backend/bin/python dependencies.py --wheels dist protocol router \
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol text router \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM build AS build-operator
@@ -44,14 +46,16 @@ FROM build AS build-engine
 ARG TORCH_INDEX=https://pypi.org/simple
 COPY protocol/pyproject.toml protocol/
 COPY kernels/pyproject.toml kernels/
+COPY text/pyproject.toml text/
 COPY engine/pyproject.toml engine/
 RUN pip install --index-url "$TORCH_INDEX" --constraint constraints.txt torch
-RUN python dependencies.py protocol kernels engine > requirements.txt \
+RUN python dependencies.py protocol kernels text engine > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
 COPY kernels kernels
+COPY text text
 COPY engine engine
-RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels engine \
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels text engine \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS runtime

@@ -14,6 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from pagefleet_text.chat_prompt import ChatPrompt
+from pagefleet_text.chat_template import ChatTemplate
+from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.engine_core.admission import check_message
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
@@ -25,9 +28,13 @@ from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.results import CompletionOutput, RequestOutput, all_candidates
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import ENGINE_GROUPS, close_matches, engine_config, settings
-from pagefleet_engine.text.chat_prompt import ChatPrompt
-from pagefleet_engine.text.chat_template import ChatTemplate, load_chat_template
-from pagefleet_engine.text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, read_eos_token_ids
+from pagefleet_engine.text.model_files import (
+    has_tokenizer,
+    load_chat_template,
+    load_tokenizer,
+    own_errors,
+    read_eos_token_ids,
+)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -178,12 +185,14 @@ class LLM:
             raise InvalidRequest("Without a tokenizer there is no chat: leave skip_tokenizer_init out.", "messages")
         chat = self._chat
         if chat_template is not None:
-            chat = ChatPrompt(self._tokenizer, ChatTemplate(chat_template, self._tokenizer.special_tokens))
+            with own_errors():
+                chat = ChatPrompt(self._tokenizer, ChatTemplate(chat_template, self._tokenizer.special_tokens))
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         variables = {**(chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
         prompts: list[Prompt] = []
         for conversation in conversations:
-            token_ids = chat.token_ids(conversation, add_generation_prompt, variables)  # type: ignore[arg-type]
+            with own_errors():
+                token_ids = chat.token_ids(conversation, add_generation_prompt, variables)  # type: ignore[arg-type]
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
             prompts.append({"prompt_token_ids": token_ids, "prompt": text})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)

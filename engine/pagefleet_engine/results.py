@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_text.tokenizer import Tokenizer
+
 from pagefleet_engine.engine_core.messages import WireLogprobs
-from pagefleet_engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,3 @@
-"""The version of the five distributions; they are released together."""
+"""The version of the six distributions; they are released together."""
 
 VERSION = "0.1.0"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPONENTS = ("protocol", "kernels", "engine", "router", "operator")
+COMPONENTS = ("protocol", "kernels", "text", "engine", "router", "operator")
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 150

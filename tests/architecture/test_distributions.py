@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-HEAVY = frozenset({"torch", "triton", "transformers", "safetensors", "tokenizers", "numpy"})
+HEAVY = frozenset({"torch", "triton", "transformers", "safetensors", "numpy"})
 PROGRAM = Path(sys.executable).with_name("pagefleet")
 
 
@@ -40,6 +40,7 @@ def test_no_tensor_library_is_installed_with(distribution: str) -> None:
     installed = closure(distribution)
     assert not installed & (HEAVY | {"pagefleet-kernels", "pagefleet-engine"})
     assert {"pagefleet-protocol", "pydantic", "pydantic-core", "msgspec"} <= installed
+    assert (distribution == "pagefleet-router") == ("tokenizers" in installed) == ("pagefleet-text" in installed)
 
 
 def test_the_walk_finds_what_is_wanted_indirectly() -> None:
@@ -52,6 +53,7 @@ def test_the_walk_finds_what_is_wanted_indirectly() -> None:
         "pagefleet_protocol.inference_service",
         "pagefleet_protocol.openai_chat",
         "pagefleet_protocol.command",
+        "pagefleet_text.text_model",
         "pagefleet_router.cli",
         "pagefleet_router.app",
         "pagefleet_operator.cli",

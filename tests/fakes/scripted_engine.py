@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
 
 from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk
-from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.text.stop_strings import StopStrings
+from pagefleet_protocol.openai_chat import Message
+from pagefleet_text.errors import PromptRefused
+from pagefleet_text.openai_messages import for_template
+from pagefleet_text.stop_strings import StopStrings
 
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 256
@@ -45,10 +46,11 @@ class PlainChat:
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def token_ids(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        if messages[0]["role"] == "assistant":
-            raise InvalidRequest("The conversation must open with the user.", "messages", "invalid_value")
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+    def conversation_tokens(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        seen = [for_template(message) for message in messages]
+        if seen[0]["role"] == "assistant":
+            raise PromptRefused("The conversation must open with the user.", "messages", "invalid_value")
+        lines = [f"{message['role']}: {message['content']}\n" for message in seen]
         return self._tokenizer.encode("".join(lines) + ("assistant: " if add_generation_prompt else ""))
 
 

@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from pagefleet_text.tokenizer import Tokenizer
+
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
 from pagefleet_engine.client.health import EngineHealth, judge
 from pagefleet_engine.client.stream import OutputStream
@@ -30,7 +32,6 @@ from pagefleet_engine.engine_core.progress import ProgressReader
 from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
 from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.text.tokenizer import Tokenizer
 
 _SLICE_S = 0.002
 

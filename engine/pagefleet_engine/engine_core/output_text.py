@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from pagefleet_text.bad_words import Encoder, bad_words_token_ids
+from pagefleet_text.detokenizer import Detokenizer
+from pagefleet_text.stop_strings import StopStrings
+from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.engine_core.faults import INVALID, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.text.bad_words import Encoder, bad_words_token_ids
-from pagefleet_engine.text.detokenizer import Detokenizer
-from pagefleet_engine.text.stop_strings import StopStrings
-from pagefleet_engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 from fastapi import FastAPI
+from pagefleet_text.text_model import TextModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,10 +40,7 @@ from pagefleet_engine.server.ports import ChatPrompt, Engine, ServedModel, Token
 from pagefleet_engine.server.prompts import Prompts
 from pagefleet_engine.server.service import Service
 from pagefleet_engine.server.tokenization import TokenizationRoutes
-from pagefleet_engine.text.chat_prompt import ChatPrompt as TemplatedPrompt
-from pagefleet_engine.text.chat_template import load_chat_template
-from pagefleet_engine.text.tokenizer import Tokenizer as ModelTokenizer
-from pagefleet_engine.text.tokenizer import load_tokenizer
+from pagefleet_engine.text.model_files import load_text_model
 
 TEXT_THREADS = 2
 """Threads that tokenize, template and decode large bodies."""
@@ -128,11 +126,8 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     _log_errors_of_uvicorn()
     folder = resolve_model_folder(config.model.model)
     tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
-    tokenizer = load_tokenizer(tokenizer_folder, folder)
-    template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens)
     inputs = _Inputs(
-        tokenizer=tokenizer,
-        chat=TemplatedPrompt(tokenizer, template),
+        text=load_text_model(tokenizer_folder, folder),
         names=served_names(config.model.model, config.model.served_model_name),
         keys=ApiKeys(Path(server.api_key_file)) if server.api_key_file is not None else None,
         listener=bind(server.host, server.port),
@@ -153,8 +148,7 @@ def _log_errors_of_uvicorn() -> None:
 class _Inputs:
     """What is checked before the model loads, so that a mistake is told at once."""
 
-    tokenizer: ModelTokenizer
-    chat: TemplatedPrompt
+    text: TextModel
     names: tuple[str, ...]
     keys: ApiKeys | None
     listener: Listener
@@ -163,7 +157,7 @@ class _Inputs:
 async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) -> int:
     engine_died = asyncio.Event()
     with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, inputs.listener:
-        starting = AsyncEngineClient.start(config, inputs.tokenizer, on_death=engine_died.set)
+        starting = AsyncEngineClient.start(config, inputs.text.tokenizer, on_death=engine_died.set)
         engine = await signals.unless_stopped(starting)
         if engine is None:
             return 0
@@ -181,8 +175,8 @@ def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, poo
     ready = engine.ready
     return Parts(
         engine=engine,
-        tokenizer=inputs.tokenizer,
-        chat=inputs.chat,
+        tokenizer=inputs.text.tokenizer,
+        chat=inputs.text,
         model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size, tuple(aliases)),
         metrics=EngineMetrics(name, lambda: engine.stats, ready.startup_seconds),
         pool=pool,

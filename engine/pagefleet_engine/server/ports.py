@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from pagefleet_protocol.openai_chat import Message
 
 from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
@@ -113,8 +115,8 @@ class Tokenizer(Protocol):
 class ChatPrompt(Protocol):
     """From a conversation to token ids; called from several threads."""
 
-    def token_ids(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        """Render and tokenize; InvalidRequest when the template refuses the messages."""
+    def conversation_tokens(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Render and tokenize; PromptRefused when the template refuses the messages."""
         ...
 
 

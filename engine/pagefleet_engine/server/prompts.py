@@ -9,17 +9,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-import msgspec
 from pagefleet_protocol.openai_chat import Message
 from pagefleet_protocol.openai_completions import Prompt
-from pagefleet_protocol.openai_json import BodyError, decode_object
+from pagefleet_text.openai_messages import written
 
 from pagefleet_engine.engine_core.output_text import spell_bad_words
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.server.ports import ChatPrompt, ServedModel, Tokenizer
+from pagefleet_engine.text.model_files import own_errors
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,8 +83,9 @@ class Prompts:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 
     def _chat_ids(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-        self._refuse_hopeless("".join(map(_text_of, messages)), "messages")
-        ids = self._chat.token_ids([_for_template(message) for message in messages], add_generation_prompt)
+        self._refuse_hopeless(written(messages), "messages")
+        with own_errors():
+            ids = self._chat.conversation_tokens(messages, add_generation_prompt)
         return self._fitting(ids, "messages")
 
     def _completion_ids(self, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
@@ -121,27 +122,3 @@ class Prompts:
 
 def _name(index: int, count: int) -> str:
     return "prompt" if count == 1 else f"prompt[{index}]"
-
-
-def _text_of(message: Message) -> str:
-    """Return all that a client wrote into a message, whatever the template makes of it."""
-    calls = [part for call in message.tool_calls for part in call["function"].values()]
-    return "".join([message.content or "", message.name or "", *calls])
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(message)
-    if message.role == "developer":
-        fields["role"] = "system"
-    fields.setdefault("content", "")
-    for call in fields.get("tool_calls", ()):
-        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return fields
-
-
-def _parsed(arguments: str) -> Any:
-    """Return the object that a tool call's arguments spell, as templates expect it; what is no JSON stays text."""
-    try:
-        return decode_object(arguments.encode())
-    except (BodyError, UnicodeEncodeError):
-        return arguments

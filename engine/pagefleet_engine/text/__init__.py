@@ -1,1 +1,1 @@
-"""Tokenizer, chat template and incremental detokenization."""
+"""The text side of a model folder: its tokenizer, chat template, and both as data for routers."""

@@ -29,7 +29,8 @@ from pagefleet_engine.errors import (
 )
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import engine_config
-from pagefleet_engine.text.tokenizer import Tokenizer, load_tokenizer
+from pagefleet_engine.text.model_files import load_tokenizer
+from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_model import write_small_model
 from tests.fakes.small_tokenizers import byte_level_backend

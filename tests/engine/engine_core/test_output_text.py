@@ -5,7 +5,7 @@ from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
 from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.text.tokenizer import Tokenizer
+from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_tokenizers import byte_level_backend
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from pagefleet_engine.server.ports import ServedModel
-from pagefleet_engine.server.prompts import Prompts
-from pagefleet_protocol.openai_chat import read_chat_request
 
 from tests.engine.server.conftest import MODEL, LiveServer
-from tests.fakes.scripted_engine import MAX_MODEL_LEN, ByteTokenizer, answer
+from tests.fakes.scripted_engine import MAX_MODEL_LEN, answer
 
 CHAT_PROMPT = "user: Hello\nassistant: "
 
@@ -201,26 +196,6 @@ def test_messages_reach_the_template(server: LiveServer) -> None:
     assert prompt == "system: Be brief.\nuser: one\ntwo\nassistant: "
     server.chat(messages=messages[1:], add_generation_prompt=False)
     assert bytes(server.engine.seen[-1][1]).decode() == "user: one\ntwo\n"
-
-
-def test_tool_calls_reach_the_template_parsed() -> None:
-    seen: list[Any] = []
-
-    class Recorder:
-        def token_ids(self, messages: Any, add_generation_prompt: bool = True) -> list[int]:
-            seen.extend(messages)
-            return [1]
-
-    calls = [
-        {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}} for text in ('{"x": 1}', "{no")
-    ]
-    body = {"model": MODEL, "messages": [{"role": "assistant", "tool_calls": calls}]}
-    with ThreadPoolExecutor(1) as pool:
-        prompts = Prompts(ByteTokenizer(), Recorder(), ServedModel(MODEL, 0, 10, 300), pool)
-        asyncio.run(prompts.of_chat(read_chat_request(body).messages))
-    (message,) = seen
-    assert message["content"] == ""
-    assert [call["function"]["arguments"] for call in message["tool_calls"]] == [{"x": 1}, "{no"]
 
 
 def test_sampling_fields_reach_the_engine(server: LiveServer) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pagefleet_engine.text.chat_prompt import ChatPrompt
-from pagefleet_engine.text.chat_template import ChatTemplate
-from pagefleet_engine.text.tokenizer import load_tokenizer
+from pagefleet_engine.text.model_files import load_tokenizer
+from pagefleet_text.chat_prompt import ChatPrompt
+from pagefleet_text.chat_template import ChatTemplate
 
 from tests.fakes.small_model import write_small_model
 

@@ -1,20 +1,17 @@
 """The model's tokenizer: text to token ids, and token ids to bytes.
 
-Reads `tokenizer.json` with the tokenizers library directly, because importing transformers costs seconds at start-up;
-transformers converts a SentencePiece `tokenizer.model` where there is nothing else.
+A thin layer over the tokenizers library; transformers is not needed, and importing it costs seconds at start-up.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.text.token_bytes import token_bytes
+from pagefleet_text.token_bytes import token_bytes
 
 _LONG_TEXT = 4096
 """Characters from which on a text is encoded without the interpreter's lock: shorter ones take a few milliseconds."""
@@ -23,6 +20,9 @@ _MOST_CHARS_PER_TOKEN = 64
 """On average over a prompt."""
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+SETTINGS = (*_SPECIAL_NAMES, "add_bos_token")
+"""Fields of tokenizer_config.json that are read here."""
 
 
 class Tokenizer:
@@ -155,69 +155,6 @@ def encode_text(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bo
     return ids
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder holds a tokenizer of a kind that `load_tokenizer` reads."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-
-
-def load_tokenizer(folder: Path, model_folder: Path | None = None) -> Tokenizer:
-    """Load a tokenizer.
-
-    Args:
-        folder: holds the tokenizer's files.
-        model_folder: holds the model's, which say what ends a text; default: `folder`.
-
-    Raises:
-        ModelLoadError: there is none, or it cannot be read.
-    """
-    settings = read_json(folder / "tokenizer_config.json")
-    if "bos_token" not in settings:
-        settings = {**read_json(folder / "special_tokens_map.json"), **settings}
-    file = folder / "tokenizer.json"
-    if file.is_file():
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception for any damage
-            raise ModelLoadError(f"{file} cannot be read ({_one_line(error)}): copy the model again") from None
-    elif (folder / "tokenizer.model").is_file():
-        backend = _convert_sentencepiece(folder)
-    else:
-        raise ModelLoadError(
-            f"{folder} has no tokenizer.json: copy the tokenizer files there, or name their folder with --tokenizer"
-        )
-    return Tokenizer(backend, settings, read_eos_token_ids(model_folder or folder))
-
-
-def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the ids that generation_config.json and config.json say end a text, without repeats."""
-    found: dict[int, None] = {}
-    config = read_json(folder / "config.json")
-    nested = config.get("text_config")
-    for source in (read_json(folder / "generation_config.json"), config, nested if isinstance(nested, dict) else {}):
-        value = source.get("eos_token_id")
-        for token_id in value if isinstance(value, list) else [value]:
-            if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0:
-                found[token_id] = None
-    return tuple(found)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty where there is no file.
-
-    Raises:
-        ModelLoadError: the file holds something else.
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} cannot be read ({_one_line(error)}): copy the model again") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file} is not a JSON object: copy the model again")
-    return value
-
-
 def without_surrogates(text: str) -> str:
     """Return `text` with U+FFFD for each lone surrogate, which no UTF-8 can hold."""
     try:
@@ -227,25 +164,8 @@ def without_surrogates(text: str) -> str:
     return text
 
 
-def _convert_sentencepiece(folder: Path) -> tokenizers.Tokenizer:
-    from transformers import AutoTokenizer  # noqa: PLC0415 slow to import, rarely needed
-
-    try:
-        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        backend: tokenizers.Tokenizer = slow.backend_tokenizer
-    except Exception as error:  # the conversion has no error type of its own
-        raise ModelLoadError(
-            f"{folder / 'tokenizer.model'} cannot be converted ({_one_line(error)}): add a tokenizer.json"
-        ) from None
-    return backend
-
-
 def _spelling(value: object) -> str | None:
     """Special tokens are written as a string or as {"content": ...}."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.text.stop_strings import StopStrings
+from pagefleet_text.stop_strings import StopStrings
 
 
 def by_search(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.errors import InvalidRequest
-from pagefleet_engine.text.chat_prompt import ChatPrompt
-from pagefleet_engine.text.chat_template import ChatTemplate
-from pagefleet_engine.text.tokenizer import Tokenizer
+from pagefleet_text.chat_prompt import ChatPrompt
+from pagefleet_text.chat_template import ChatTemplate
+from pagefleet_text.errors import PromptRefused
+from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_tokenizers import SPECIAL, byte_fallback_backend, byte_level_backend
 
@@ -103,6 +103,6 @@ def test_a_byte_fallback_tokenizer_is_protected_too() -> None:
 
 
 def test_a_model_without_a_template_says_so() -> None:
-    with pytest.raises(InvalidRequest, match="no chat template") as caught:
+    with pytest.raises(PromptRefused, match="no chat template") as caught:
         ChatPrompt(TOKENIZER, None).token_ids(user("x"))
     assert caught.value.code == "no_chat_template"

@@ -1,5 +1,5 @@
 import pytest
-from pagefleet_engine.text.tokenizer import Tokenizer
+from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_tokenizers import byte_fallback_backend, byte_level_backend
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from pagefleet_engine.text.tokenizer import Tokenizer
+from pagefleet_text.tokenizer import Tokenizer
 
 
 class Detokenizer:

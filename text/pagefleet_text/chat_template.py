@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,8 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from pagefleet_engine.errors import InvalidRequest, ModelLoadError
-from pagefleet_engine.text.tokenizer import read_json
+from pagefleet_text.errors import PromptRefused, TextDamaged
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 MAX_RENDER_S = 10.0
@@ -35,17 +33,19 @@ class ChatTemplate:
         source: the jinja text.
         special_tokens: `bos_token`, `eos_token`, ... -> spelling, visible to the template.
 
+    Attributes:
+        source: as given.
+
     Raises:
-        ModelLoadError: the source is not a valid template.
+        TextDamaged: the source is not a valid template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelLoadError(
-                f"the model's chat template is damaged (line {error.lineno}: {error.message})"
-            ) from None
+            raise TextDamaged(f"the model's chat template is damaged (line {error.lineno}: {error.message})") from None
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -62,7 +62,7 @@ class ChatTemplate:
             variables: more names for the template, e.g. `tools` or `enable_thinking`.
 
         Raises:
-            InvalidRequest: the template refuses these messages, or its output is too long.
+            PromptRefused: the template refuses these messages, or its output is too long.
         """
         names = {"tools": None, "documents": None, **self._special_tokens, **(variables or {})}
         pieces: list[str] = []
@@ -71,7 +71,7 @@ class ChatTemplate:
             for piece in self._template.generate(names, messages=messages, add_generation_prompt=add_generation_prompt):
                 size += len(piece)
                 if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                    raise InvalidRequest(
+                    raise PromptRefused(
                         "The conversation is too long for the chat template.", "messages", "invalid_value"
                     )
                 pieces.append(piece)
@@ -81,30 +81,6 @@ class ChatTemplate:
             # Templates index and concatenate freely: messages of a shape they do not expect end in any of these.
             raise _refusal("they have a shape that it does not expect") from None
         return "".join(pieces)
-
-
-def load_chat_template(
-    folder: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> ChatTemplate | None:
-    """Find and compile a model folder's template; None when the model has none.
-
-    Looked for in this order: chat_template.jinja, chat_template.json, `chat_template` in tokenizer_config.json (of a
-    list the one named `default`).
-
-    Raises:
-        ModelLoadError: the template cannot be read.
-    """
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return ChatTemplate(file.read_text(encoding="utf-8"), special_tokens)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"{file} cannot be read ({type(error).__name__}): copy the model again") from None
-    source = read_json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
-    if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
-        source = named.get("default") or next(iter(named.values()), None)
-    return ChatTemplate(source, special_tokens) if isinstance(source, str) and source else None
 
 
 class _Generation(jinja2.ext.Extension):
@@ -145,8 +121,8 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005 the template wants the local date
 
 
-def _refusal(reason: str) -> InvalidRequest:
-    return InvalidRequest(
+def _refusal(reason: str) -> PromptRefused:
+    return PromptRefused(
         f"The model's chat template does not accept these messages: {' '.join(reason.split())[:300]}",
         "messages",
         "invalid_value",

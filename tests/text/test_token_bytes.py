@@ -1,8 +1,8 @@
 from typing import Any
 
 import pytest
-from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.text.token_bytes import token_bytes
+from pagefleet_text.errors import TextDamaged
+from pagefleet_text.token_bytes import token_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 
@@ -54,7 +54,7 @@ def test_metaspace_drops_the_marks_of_the_first_token_only_where_it_adds_one() -
     ],
 )
 def test_unknown_decoders_are_refused(decoder: dict[str, Any]) -> None:
-    with pytest.raises(ModelLoadError, match="not supported"):
+    with pytest.raises(TextDamaged, match="not supported"):
         token_bytes(decoder)
 
 

@@ -3,8 +3,8 @@ import codecs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.text.detokenizer import Detokenizer
-from pagefleet_engine.text.tokenizer import Tokenizer
+from pagefleet_text.detokenizer import Detokenizer
+from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_tokenizers import byte_fallback_backend, byte_level_backend
 

@@ -1,10 +1,9 @@
 import time
-from pathlib import Path
 
 import pytest
-from pagefleet_engine.errors import InvalidRequest, ModelLoadError
-from pagefleet_engine.text import chat_template
-from pagefleet_engine.text.chat_template import ChatTemplate, load_chat_template
+from pagefleet_text import chat_template
+from pagefleet_text.chat_template import ChatTemplate
+from pagefleet_text.errors import PromptRefused, TextDamaged
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -43,7 +42,7 @@ def test_a_template_knows_the_date() -> None:
 
 
 def test_a_template_s_own_refusal_is_the_client_s_error() -> None:
-    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+    with pytest.raises(PromptRefused, match="roles must alternate") as caught:
         render("{{ raise_exception('roles must\nalternate') }}")
     assert caught.value.param == "messages"
 
@@ -59,7 +58,7 @@ def test_a_template_s_own_refusal_is_the_client_s_error() -> None:
     ],
 )
 def test_a_template_that_stumbles_is_the_client_s_error(source: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(PromptRefused):
         render(source)
 
 
@@ -75,45 +74,27 @@ def test_a_template_that_stumbles_is_the_client_s_error(source: str) -> None:
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(PromptRefused):
         render(source)
 
 
 def test_output_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 1000)
-    with pytest.raises(InvalidRequest, match="too long"):
+    with pytest.raises(PromptRefused, match="too long"):
         render("{% for n in range(99999) %}xxxxxxxxxx{% endfor %}")
 
 
 def test_a_huge_range_is_refused() -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(PromptRefused):
         render("{% for n in range(999999999) %}{% endfor %}")
 
 
 def test_rendering_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDER_S", -1.0)
-    with pytest.raises(InvalidRequest, match="too long"):
+    with pytest.raises(PromptRefused, match="too long"):
         render("x")
 
 
 def test_a_damaged_template_names_its_line() -> None:
-    with pytest.raises(ModelLoadError, match="line 2"):
+    with pytest.raises(TextDamaged, match="line 2"):
         ChatTemplate("ok\n{% if %}", {})
-
-
-def test_the_template_s_place_in_the_folder(tmp_path: Path) -> None:
-    def found(settings: dict[str, object]) -> str | None:
-        template = load_chat_template(tmp_path, settings, {})
-        return None if template is None else template.render(HELLO)
-
-    assert found({}) is None
-    assert found({"chat_template": "from settings"}) == "from settings"
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]
-    assert found({"chat_template": named}) == "default"
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "from json"}')
-    assert found({"chat_template": "from settings"}) == "from json"
-    (tmp_path / "chat_template.jinja").write_text("from jinja")
-    assert found({"chat_template": "from settings"}) == "from jinja"
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelLoadError, match=r"chat_template\.jinja cannot be read"):
-        found({})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagefleet_engine.errors import ModelLoadError
+from pagefleet_text.errors import TextDamaged
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -37,7 +37,7 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
     """Read the `decoder` section of a tokenizer.json.
 
     Raises:
-        ModelLoadError: the decoder is of another family.
+        TextDamaged: the decoder is of another family.
     """
     if decoder is None:
         return TokenBytes(lambda token: f" {token}".encode(), leading_spaces=1)
@@ -49,7 +49,7 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
     if kind == "Sequence":
         parts: Sequence[Mapping[str, Any]] = decoder.get("decoders") or ()
         return token_bytes(parts[0]) if len(parts) == 1 else _sequence(parts)
-    raise ModelLoadError(
+    raise TextDamaged(
         f"tokenizer.json has the decoder {kind}, which is not supported: "
         "use a byte-level BPE or SentencePiece (byte fallback) tokenizer"
     )
@@ -78,7 +78,7 @@ def _sequence(parts: Sequence[Mapping[str, Any]]) -> TokenBytes:
         elif kind == "Strip" and fused and part.get("content") == " " and not part.get("stop"):
             leading = int(part.get("start", 0))
         else:
-            raise ModelLoadError(f"tokenizer.json has the decoder step {kind}, which is not supported in this place")
+            raise TextDamaged(f"tokenizer.json has the decoder step {kind}, which is not supported in this place")
     spell = _byte_level if byte_level else str.encode
     return TokenBytes(_Spelling(tuple(replacements), byte_fallback, spell), leading)
 

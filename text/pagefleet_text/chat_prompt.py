@@ -23,9 +23,9 @@ from typing import Any
 
 import tokenizers
 
-from pagefleet_engine.errors import InvalidRequest
-from pagefleet_engine.text.chat_template import ChatTemplate
-from pagefleet_engine.text.tokenizer import Tokenizer, encode_text, without_surrogates
+from pagefleet_text.chat_template import ChatTemplate
+from pagefleet_text.errors import PromptRefused
+from pagefleet_text.tokenizer import Tokenizer, encode_text, without_surrogates
 
 _MARK = "\ufdd0"
 _PRIVATE_OPEN, _PRIVATE_CLOSE = "\ufdd1", "\ufdd2"
@@ -63,10 +63,10 @@ class ChatPrompt:
             variables: more names for the template, e.g. `tools`; their strings are a user's too.
 
         Raises:
-            InvalidRequest: the model has no template, or the template refuses the messages.
+            PromptRefused: the model has no template, or the template refuses the messages.
         """
         if self._template is None:
-            raise InvalidRequest(
+            raise PromptRefused(
                 "The model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder.",
                 "messages",
                 "no_chat_template",

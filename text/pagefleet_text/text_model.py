@@ -1,0 +1,81 @@
+"""One model's way from requests to token ids, the same in every process that holds the same data.
+
+The engine makes it from the model's folder and gives it to routers as data; a router makes its own of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+from pagefleet_protocol.engine_facts import TextData
+from pagefleet_protocol.openai_chat import ChatRequest, Message
+
+from pagefleet_text.chat_prompt import ChatPrompt
+from pagefleet_text.chat_template import ChatTemplate
+from pagefleet_text.errors import TextDamaged
+from pagefleet_text.openai_messages import for_template, written
+from pagefleet_text.tokenizer import SETTINGS, Tokenizer
+
+
+class TextModel:
+    """Builds prompts of requests. May be used from several threads at once.
+
+    Args:
+        tokenizer: of the model.
+        template: None for a model without one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._chat = ChatPrompt(tokenizer, template)
+
+    @classmethod
+    def of_data(cls, data: TextData) -> TextModel:
+        """Make the model that `data` describes.
+
+        Raises:
+            TextDamaged: the data cannot be used.
+        """
+        try:
+            backend = tokenizers.Tokenizer.from_str(data.tokenizer)
+        except Exception as error:  # the library raises bare Exception for any damage
+            raise TextDamaged(f"the tokenizer cannot be read ({' '.join(str(error).split())[:160]})") from None
+        tokenizer = Tokenizer(backend, data.settings, data.eos_token_ids)
+        source = data.chat_template
+        return cls(tokenizer, None if source is None else ChatTemplate(source, tokenizer.special_tokens))
+
+    def data(self) -> TextData:
+        """Return what an equal model is made of. Takes a second for a large vocabulary."""
+        tokenizer = self.tokenizer
+        return TextData(
+            tokenizer=tokenizer.backend.to_str(),
+            settings={name: tokenizer.settings[name] for name in SETTINGS if name in tokenizer.settings},
+            chat_template=None if self._template is None else self._template.source,
+            eos_token_ids=tokenizer.eos_token_ids,
+        )
+
+    def chat_tokens(self, chat: ChatRequest) -> list[int]:
+        """Return the prompt of a chat request.
+
+        Raises:
+            PromptRefused: the model has no template, or the template refuses the messages.
+        """
+        return self.conversation_tokens(chat.messages, chat.add_generation_prompt)
+
+    def conversation_tokens(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Render and tokenize messages.
+
+        Raises:
+            PromptRefused: the model has no template, or the template refuses the messages.
+        """
+        return self._chat.token_ids([for_template(message) for message in messages], add_generation_prompt)
+
+    def completion_tokens(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the prompt of a completion request with one text as its prompt."""
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def surely_longer_than(self, messages: Sequence[Message], num_tokens: int) -> bool:
+        """Return True when messages cannot fit `num_tokens` tokens, without tokenizing them."""
+        return self.tokenizer.surely_longer_than(written(messages), num_tokens)
