@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 import sys
 import time
@@ -22,13 +21,14 @@ from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.metrics import RouterMetrics
 from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.prefix.knowledge import ApproximatePrefixes
 from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.exchange import Services
 from pagefleet_router.proxy.front import FrontDoor, FrontLimits
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.scheduling.outliers import OutlierDetector
-from pagefleet_router.scheduling.policy import LeastLoad, Policy, PrefixAffinity
+from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
 from pagefleet_router.tokens.prompt_reader import PlainPrompts
@@ -68,9 +68,10 @@ class Router:
         )
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
         self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing or ConnectionTiming())
+        knowledge = ApproximatePrefixes(PrefixIndex(config.prefix_pieces))
         self._dispatcher = Dispatcher(
-            self.table, make_policy(config), self.budget, OutlierDetector(), self.metrics, time.monotonic,
-            self._monitor.mark_refused,
+            self.table, make_policy(config.policy, knowledge, time.monotonic), self.budget, OutlierDetector(),
+            self.metrics, time.monotonic, self._monitor.mark_refused,
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self._log = AccessLog(sys.stdout) if config.access_log else None
@@ -169,14 +170,6 @@ def make_source(config: RouterConfig) -> EndpointSource:
 def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.critical("a task of the router ended", exc_info=error)
-
-
-def make_policy(config: RouterConfig) -> Policy:
-    """Return the policy that the settings name."""
-    rng = random.Random()  # noqa: S311 - breaks ties, guards nothing
-    if config.policy == "least-load":
-        return LeastLoad(rng)
-    return PrefixAffinity(PrefixIndex(config.prefix_pieces), rng, time.monotonic)
 
 
 async def serve(config: RouterConfig) -> int:

@@ -1,17 +1,21 @@
 """What the router knows of its engines: an immutable snapshot, replaced as a whole whenever something changes.
 
-The one live part is each engine's `Tally`, our own count of what runs there: a copy of it would always be late.
+The live parts are each engine's `Tally`, our own count of what runs there, and its `EngineRates`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
+
+from pagefleet_router.rates import EngineRates
+from pagefleet_router.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +30,6 @@ class PolledLoad:
     """Running and waiting requests that did not come through this router."""
 
 
-@dataclass(slots=True)
-class Tally:
-    """What this router has sent to one engine and not yet got back, and how much it sent lately."""
-
-    num_requests: int = 0
-    num_pieces: int = 0
-    """Uncached prompt pieces among them."""
-    recent: float = 0.0
-    """Requests ever sent, old ones weighing less (see `settle`)."""
-    recent_at: float = 0.0
-
-    def begin(self, pieces: int, now: float) -> None:
-        """Count a request that is being sent."""
-        self.num_requests += 1
-        self.num_pieces += pieces
-        self.recent = self.settle(now) + 1.0
-        self.recent_at = now
-
-    def end(self, pieces: int) -> None:
-        """Count its end."""
-        self.num_requests -= 1
-        self.num_pieces -= pieces
-
-    def settle(self, now: float) -> float:
-        """Return `recent` as of `now`: a request's weight halves every 20 s."""
-        return self.recent * math.exp2((self.recent_at - now) / 20.0)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineView:
     """One engine, as the scheduler sees it."""
@@ -65,6 +41,10 @@ class EngineView:
     """None: it was not asked yet, or does not answer."""
     tally: Tally = field(default_factory=Tally)
     """Counts for one incarnation."""
+    rates: EngineRates = field(default_factory=EngineRates)
+    """Learned, and kept when it restarts: it is the same machine."""
+    usable_since: float = -math.inf
+    """When it last began to get requests, on the table's clock."""
     facts: EngineFacts | None = None
     """None: it was not asked yet, or says nothing of itself."""
 
@@ -143,12 +123,18 @@ class EndpointTable:
 
     Args:
         aliases: other names of models, for every snapshot.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, aliases: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, aliases: Mapping[str, str] = MappingProxyType({}), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.snapshot = build_snapshot((), aliases)
+        self.siblings: dict[str, EngineRates] = {}
+        """For each model what its engines have in common: where a new one starts."""
         self.unlisted: str | None = "the engines are being looked up"
         """Why there is no list; None once there has been one."""
+        self._clock = clock
         self._listeners: list[Callable[[set[str], set[str]], None]] = []
         self._facts_listeners: list[Callable[[EngineView, EngineFacts | None], None]] = []
 
@@ -170,13 +156,17 @@ class EndpointTable:
                 engines.append(old if old.endpoint == endpoint else replace(old, endpoint=endpoint))
                 del known[endpoint.id]
             else:
-                engines.append(EngineView(endpoint))
+                engines.append(EngineView(endpoint, rates=self.new_rates(endpoint.model)))
                 came.add(endpoint.id)
         self.snapshot = build_snapshot(engines, self.snapshot.aliases)
         self.unlisted = None
         if came or known:
             for listener in self._listeners:
                 listener(set(known), came)
+
+    def new_rates(self, model: str) -> EngineRates:
+        """Return the rates of an engine that nothing is known of yet."""
+        return EngineRates(self.siblings.setdefault(model, EngineRates()))
 
     def explain(self, reason: str) -> None:
         """Note why there is no list, unless there has been one, which stays in force."""
@@ -201,11 +191,14 @@ class EndpointTable:
         if engine is not None and engine.ejected != ejected:
             self._put(replace(engine, ejected=ejected))
 
-    def set_load(self, engine_id: str, running: float, waiting: float, kv_usage: float) -> None:
-        """Note what a poll found."""
+    def set_load(
+        self, engine_id: str, running: float, waiting: float, kv_usage: float, generated: float | None = None
+    ) -> None:
+        """Note what a poll found; `generated`: the engine's counter of tokens."""
         engine = self.engine(engine_id)
         if engine is None:
             return
+        engine.rates.polled(generated, running, self._clock())
         foreign = max(0.0, running + waiting - engine.tally.num_requests)
         load = PolledLoad(running, waiting, kv_usage, foreign)
         if load != engine.load:
@@ -218,7 +211,9 @@ class EndpointTable:
             return
         before = engine.facts
         is_another = before is not None and (facts is None or facts.incarnation != before.incarnation)
-        now = replace(engine, facts=facts, tally=Tally() if is_another else engine.tally)
+        now = replace(engine, facts=facts)
+        if is_another:
+            now = replace(now, tally=Tally(), usable_since=self._clock())
         self._put(now)
         for listener in self._facts_listeners:
             listener(now, before)
@@ -230,5 +225,8 @@ class EndpointTable:
             self._put(replace(engine, load=None))
 
     def _put(self, new: EngineView) -> None:
+        old = self.engine(new.id)
+        if is_usable(new) and (old is None or not is_usable(old)):
+            new = replace(new, usable_since=self._clock())
         engines = [new if old.id == new.id else old for old in self.snapshot.engines]
         self.snapshot = build_snapshot(engines, self.snapshot.aliases)

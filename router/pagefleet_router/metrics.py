@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from statistics import fmean
 
 from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.version import VERSION
@@ -19,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from pagefleet_router.endpoints import PolledLoad, Snapshot
+from pagefleet_router.endpoints import EngineView, PolledLoad, Snapshot
 
 PREFIX = "pagefleet_router_"
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -106,8 +108,8 @@ class RouterMetrics(Collector):
         for name, text, value in (
             ("retries_denied", "Retries that the budget did not allow.", self.retries_denied),
             ("ejections", "Engines ejected for failing in a row.", self.ejections),
-            ("prefix_queries_pieces", "Prompt pieces looked up in the prefix index.", self.prefix_queries),
-            ("prefix_hits_pieces", "Those that the chosen engine probably had.", self.prefix_hits),
+            ("prefix_queries_tokens", "Prompt tokens looked up in the prefix index.", self.prefix_queries),
+            ("prefix_hits_tokens", "Those that the chosen engine probably had.", self.prefix_hits),
             ("streams_cut", "Streams that ended with an error event.", self.streams_cut),
         ):
             yield CounterMetricFamily(PREFIX + name, text, value=value)
@@ -120,6 +122,7 @@ class RouterMetrics(Collector):
         for state in STATES:
             states.add_metric((state,), sum(engine.state == state for engine in engines))
         yield states
+        yield from _rates(engines)
         in_flight = "Requests that this router has there."
         yield _per_engine("requests_in_flight", in_flight, ((one.id, one.tally.num_requests) for one in engines))
         yield from self._loads([(one.id, one.load) for one in engines if one.load is not None])
@@ -145,6 +148,22 @@ class RouterMetrics(Collector):
             yield GaugeMetricFamily(name, text, value=value)
         tokens = names.ROUTER_FLEET_GENERATED_TOKENS.removesuffix("_total")
         yield CounterMetricFamily(tokens, "Tokens generated since this router looks.", value=self._generated())
+
+
+def _rates(engines: Sequence[EngineView]) -> Iterator[Metric]:
+    """Yield, for each model, the prompts that are being computed and what is learned of its engines."""
+    waiting = GaugeMetricFamily(names.ROUTER_PREFILL_TOKENS, "Uncached prompt tokens not yet computed.", labels=("model",))
+    prefill = GaugeMetricFamily(names.ROUTER_PREFILL_RATE, "Prompt tokens an engine computes.", labels=("model",))
+    decode = GaugeMetricFamily(names.ROUTER_DECODE_RATE, "Tokens an engine generates.", labels=("model",))
+    by_model: defaultdict[str, list[EngineView]] = defaultdict(list)
+    for engine in engines:
+        by_model[engine.endpoint.model].append(engine)
+    now = time.monotonic()
+    for model, its in by_model.items():
+        waiting.add_metric((model,), sum(engine.tally.queued(now) for engine in its))
+        prefill.add_metric((model,), fmean(engine.rates.prefill.value for engine in its))
+        decode.add_metric((model,), fmean(engine.rates.decode.value for engine in its))
+    yield from (waiting, prefill, decode)
 
 
 def _per_engine(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:

@@ -11,9 +11,11 @@ import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.prefix.knowledge import BYTES_PER_TOKEN, ApproximatePrefixes
 from pagefleet_router.prefix.pieces import hash_pieces
 from pagefleet_router.request_view import RequestView
-from pagefleet_router.scheduling.policy import PrefixAffinity
+from pagefleet_router.scheduling.attempt import Attempt
+from pagefleet_router.scheduling.auto import Auto
 
 PREFIX_PIECES = 12
 
@@ -56,11 +58,11 @@ def simulate(
 ) -> Outcome:
     rng = random.Random(seed)
     now = 0.0
-    policy = PrefixAffinity(PrefixIndex(100_000), random.Random(seed), lambda: now)
+    policy = Auto(ApproximatePrefixes(PrefixIndex(100_000)), random.Random(seed), lambda: now)
     views = [EngineView(Endpoint(f"e{i}", "http://x:1", "m"), ready=True) for i in range(num_engines)]
     engines = {view.id: Engine(view, capacity) for view in views}
     prefixes = [rng.randbytes(512 * prefix_pieces) for _ in range(num_prefixes)]
-    ends: list[tuple[float, int, str, int]] = []
+    ends: list[tuple[float, int, Attempt]] = []
     starts = [(think * rng.expovariate(1.0), client) for client in range(clients)]
     heapq.heapify(starts)
     counts: Counter[str] = Counter()
@@ -68,21 +70,22 @@ def simulate(
     for number in range(num_requests):
         now, client = heapq.heappop(starts)
         while ends and ends[0][0] <= now:
-            _, _, engine_id, work = heapq.heappop(ends)
-            engines[engine_id].view.tally.end(work)
+            end, _, over = heapq.heappop(ends)
+            over.answering(end)
+            over.over(end)
         prefix = rng.randrange(num_prefixes)
-        view = RequestView("m", hash_pieces(("m",), prefixes[prefix] + rng.randbytes(512 * own_pieces)))
+        text = prefixes[prefix] + rng.randbytes(512 * own_pieces)
+        view = RequestView("m", hash_pieces(("m",), text), len(text) // BYTES_PER_TOKEN)
         choice = policy.choose(view, views)
         engine = engines[choice.engine.id]
-        work = len(view.pieces) - choice.num_matched
-        engine.view.tally.begin(work, now)
+        attempt = Attempt(view, choice, now)
         policy.sent(view, engine.view)
         hit = engine.hit(prefix)
         hits += hit
         counts[choice.engine.id] += 1
         computed = own_pieces + (0 if hit else prefix_pieces)
         took = (0.05 + 0.002 * computed * engine.view.tally.num_requests) * rng.uniform(0.7, 1.3)
-        heapq.heappush(ends, (now + took, number, choice.engine.id, work))
+        heapq.heappush(ends, (now + took, number, attempt))
         heapq.heappush(starts, (now + took + think * rng.expovariate(1.0) if think else now + took, client))
     return Outcome(hits / num_requests, max(counts.values()) / (num_requests / num_engines), counts)
 

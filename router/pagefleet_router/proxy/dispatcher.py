@@ -13,7 +13,7 @@ from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.filters import candidates
 from pagefleet_router.scheduling.outliers import OutlierDetector
-from pagefleet_router.scheduling.policy import Choice, Policy
+from pagefleet_router.scheduling.policy import Choice, Policy, Score
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,11 @@ class Dispatcher:
         engines = candidates(self.table.snapshot, view, tried)
         return self.policy.choose(view, engines) if engines else None
 
+    def explain(self, view: RequestView, tried: Collection[str]) -> tuple[Score, ...]:
+        """Return how the engines look that `choose` would choose from now: ask before `begin` changes that."""
+        engines = candidates(self.table.snapshot, view, tried)
+        return self.policy.explain(view, engines) if engines else ()
+
     def choose_again(self, view: RequestView, tried: Collection[str], failure: Failure) -> tuple[Choice | None, bool]:
         """Return an engine for a retry, if there is one and the budget allows it, and whether the budget counts it."""
         choice = self.choose(view, tried)
@@ -58,8 +63,8 @@ class Dispatcher:
         attempt = Attempt(view, choice, self.clock())
         self.policy.sent(view, choice.engine)
         metrics = self.metrics
-        metrics.prefix_queries += len(view.pieces)
-        metrics.prefix_hits += choice.num_matched
+        metrics.prefix_queries += view.num_tokens
+        metrics.prefix_hits += min(choice.cached_tokens, view.num_tokens)
         return attempt
 
     def succeeded(self, engine: EngineView) -> None:
@@ -78,7 +83,10 @@ class Dispatcher:
             logger.warning("engine %s is ejected after failures in a row", engine.id)
 
     def healthy(self, engine_id: str) -> None:
-        """Take a good probe as a reason to end an ejection whose time is over."""
+        """Take a good probe as a reason to end an ejection whose time is over, and to review what is learned."""
+        engine = self.table.engine(engine_id)
+        if engine is not None:
+            engine.rates.refresh(self.clock())
         if self.outliers.probed(engine_id, self.clock()):
             self.table.set_ejected(engine_id, False)
             logger.info("engine %s is back after its ejection", engine_id)

@@ -1,0 +1,114 @@
+"""The default policy: the engine that probably answers first, counting what that costs others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from pagefleet_router.endpoints import EngineView
+from pagefleet_router.prefix.knowledge import PrefixKnowledge
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.cost import (
+    RECOMPUTE,
+    SESSION_TOKENS,
+    SLOW_START_S,
+    Bounds,
+    bounds_of,
+    crowding_seconds,
+    predicted_seconds,
+)
+from pagefleet_router.scheduling.pickers import pick_lowest_then, pick_random_lowest
+from pagefleet_router.scheduling.policy import Choice, Score
+from pagefleet_router.scheduling.rendezvous import home
+from pagefleet_router.scheduling.shortlist import LARGE_FLEET, shortlist
+
+COLD_SHARE = 0.25
+"""A prompt of which nobody has this share is cold: its prefix, which others may share, gets a place for the first time."""
+COLD_SLACK_TOKENS = 256
+"""Costs as close as this many tokens count as equal for a cold prompt, and the engine that was sent least lately gets it
+(llm-d's no-hit-LRU has the same aim)."""
+
+
+class Auto:
+    """Costs in seconds, see `cost`; a prefix nobody has goes where least was sent lately.
+
+    Deterministic but for ties and the sample of large fleets, which `rng` decides.
+    """
+
+    uses_prefixes = True
+
+    def __init__(self, knowledge: PrefixKnowledge, rng: random.Random, clock: Callable[[], float]) -> None:
+        self._knowledge = knowledge
+        self._rng = rng
+        self._clock = clock
+
+    def choose(self, request: RequestView, engines: Sequence[EngineView]) -> Choice:
+        """Return the engine of the lowest cost."""
+        if len(engines) == 1:
+            return Choice(engines[0], self._knowledge.cached_tokens(engines, request)[0])
+        now = self._clock()
+        cached = self._knowledge.cached_tokens(engines, request)
+        own = None if request.session is None else home(request.session, engines)
+        if len(engines) > LARGE_FLEET:
+            engines, cached = shortlist(engines, cached, own, self._rng)
+        costs = self._costs(request, engines, cached, own, now)
+        if max(cached) >= COLD_SHARE * request.num_tokens:
+            engine = pick_random_lowest(engines, costs, self._rng)
+        else:
+            slack = COLD_SLACK_TOKENS / engines[0].rates.prefill.value
+            engine = pick_lowest_then(engines, costs, lambda one: one.tally.settle(now), slack)
+        return Choice(engine, cached[engines.index(engine)])
+
+    def explain(self, request: RequestView, engines: Sequence[EngineView]) -> tuple[Score, ...]:
+        """See Policy. All engines of a large fleet are told of, though `choose` looks at few."""
+        now = self._clock()
+        cached = self._knowledge.cached_tokens(engines, request)
+        own = None if request.session is None else home(request.session, engines)
+        costs = self._costs(request, engines, cached, own, now)
+        bounds = bounds_of(engines, now)
+        return tuple(
+            Score(engine.id, cost, hit, engine.tally.queued(now), reason_of(engine, engine is own, bounds, now))
+            for engine, cost, hit in zip(engines, costs, cached, strict=True)
+        )
+
+    def sent(self, request: RequestView, engine: EngineView) -> None:
+        """Remember the prompt."""
+        self._knowledge.sent(engine.id, request)
+
+    def lost(self, engine_id: str) -> None:
+        """Forget the engine's cache."""
+        self._knowledge.lost(engine_id)
+
+    def _costs(
+        self,
+        request: RequestView,
+        engines: Sequence[EngineView],
+        cached: Sequence[int],
+        own: EngineView | None,
+        now: float,
+    ) -> list[float]:
+        tokens = request.num_tokens
+        bounds = bounds_of(engines, now)
+        costs = []
+        for engine, hit in zip(engines, cached, strict=True):
+            cost = predicted_seconds(engine, tokens, hit, now) + crowding_seconds(engine, tokens, bounds, now)
+            if own is not None and engine is not own:
+                cost += RECOMPUTE * SESSION_TOKENS / engine.rates.prefill.value
+            costs.append(cost)
+        return costs
+
+
+def reason_of(engine: EngineView, is_home: bool, bounds: Bounds, now: float) -> str:
+    """Return what sets an engine apart, in words."""
+    reasons = []
+    if engine.num_requests > bounds.requests:
+        reasons.append("crowded")
+    elif engine.tally.settle(now) > bounds.recent:
+        reasons.append("had more than its share")
+    if engine.facts is not None and engine.num_requests >= engine.facts.max_num_seqs:
+        reasons.append("full")
+    if now - engine.usable_since < SLOW_START_S:
+        reasons.append("new")
+    if is_home:
+        reasons.append("session")
+    return ", ".join(reasons)

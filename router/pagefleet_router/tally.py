@@ -1,0 +1,69 @@
+"""What this router has sent to one engine: a live count, because a copy of it would always be late."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+_HALF_LIFE_S = 20.0
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """The uncached prompt tokens of one request, while they wait or are computed."""
+
+    tokens: int
+    until: float
+    """When they count no longer, whatever is heard of them."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was sent to one engine and has not come back yet, and how much was sent lately."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    """Uncached prompt tokens that are not known to be computed; see `queued`."""
+    recent: float = 0.0
+    """Requests ever sent, old ones weighing less (see `settle`)."""
+    recent_at: float = 0.0
+    _timed: deque[Prefill] = field(default_factory=deque)
+    """Prefills whose end nobody will tell, in the order of their `until`."""
+
+    def begin(self, tokens: int, now: float, until: float = math.inf) -> Prefill:
+        """Count a request that is being sent.
+
+        Args:
+            tokens: uncached ones of its prompt.
+            now: the time.
+            until: when its prompt is probably computed, if nobody is going to tell.
+        """
+        prefill = Prefill(tokens, until)
+        self.num_requests += 1
+        self.num_tokens += tokens
+        self.recent = self.settle(now) + 1.0
+        self.recent_at = now
+        if until < math.inf:
+            self._timed.append(prefill)
+        return prefill
+
+    def prefilled(self, prefill: Prefill) -> None:
+        """Count a prompt as computed; once is as good as twice."""
+        self.num_tokens -= prefill.tokens
+        prefill.tokens = 0
+
+    def end(self) -> None:
+        """Count a request's end."""
+        self.num_requests -= 1
+
+    def queued(self, now: float) -> int:
+        """Return the uncached tokens that a new request would find before it."""
+        timed = self._timed
+        while timed and timed[0].until <= now:
+            self.prefilled(timed.popleft())
+        return self.num_tokens
+
+    def settle(self, now: float) -> float:
+        """Return `recent` as of `now`: a request's weight halves every 20 s."""
+        return self.recent * math.exp2((self.recent_at - now) / _HALF_LIFE_S)

@@ -1,0 +1,344 @@
+"""What the policies choose, with live tallies and a fake clock."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_router.config import POLICIES
+from pagefleet_router.endpoints import EngineView, PolledLoad, build_snapshot
+from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.prefix.knowledge import ApproximatePrefixes
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.attempt import Attempt
+from pagefleet_router.scheduling.cost import SLOW_START_S, bounds_of, crowding_seconds, predicted_seconds
+from pagefleet_router.scheduling.filters import candidates
+from pagefleet_router.scheduling.pickers import pick_lowest_then, pick_random_lowest
+from pagefleet_router.scheduling.policies import make_policy
+from pagefleet_router.scheduling.policy import Choice, Policy
+from pagefleet_router.scheduling.rendezvous import home, ranked
+from pagefleet_router.scheduling.shortlist import LARGE_FLEET, shortlist
+
+FACTS = EngineFacts(
+    incarnation="0" * 32, model="m", scope="s", block_size=16, num_blocks=1000, max_model_len=4096, max_num_seqs=4,
+    max_num_batched_tokens=2048, vocab_size=100,
+)  # fmt: skip
+
+
+def engine(name: str, *, requests: int = 0, queued: int = 0, foreign: float = 0.0, **fields: object) -> EngineView:
+    load = PolledLoad(num_foreign=foreign)
+    view = EngineView(Endpoint(name, f"http://{name}:1", "m"), ready=True, load=load)
+    for number in range(requests):
+        view.tally.begin(queued if number == 0 else 0, 0.0)
+    view.tally.recent = 0.0
+    return replace(view, **fields)  # type: ignore[arg-type]
+
+
+def request(*pieces: int, tokens: int | None = None, session: int | None = None, stream: bool = True) -> RequestView:
+    num_tokens = 128 * len(pieces) if tokens is None else tokens
+    return RequestView("m", pieces, num_tokens, session=session, stream=stream)
+
+
+class Known:
+    """Prefixes that a test says the engines have."""
+
+    def __init__(self, tokens: dict[str, int] | None = None) -> None:
+        self.tokens = tokens or {}
+
+    def cached_tokens(self, engines: object, request: RequestView) -> list[int]:
+        return [self.tokens.get(engine.id, 0) for engine in engines]  # type: ignore[attr-defined]
+
+    def sent(self, engine_id: str, request: RequestView) -> None:
+        self.tokens[engine_id] = request.num_tokens
+
+    def lost(self, engine_id: str) -> None:
+        self.tokens.pop(engine_id, None)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def auto(known: Known | None = None, clock: Clock | None = None, seed: int = 0) -> Policy:
+    return make_policy("auto", known or Known(), clock or Clock(), random.Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("cached", "queued", "requests", "wanted"),
+    [
+        ((4000, 0, 0), (0, 0, 0), (0, 0, 0), 0),
+        ((0, 4000, 0), (0, 2000, 0), (0, 4, 0), 1),
+        ((4000, 0, 0), (0, 0, 0), (30, 2, 3), 1),
+        ((4000, 0, 0), (50_000, 0, 0), (3, 3, 2), 2),
+        ((4000, 4000, 0), (0, 0, 0), (3, 2, 0), 1),
+        ((500, 4000, 0), (0, 0, 0), (0, 0, 0), 1),
+        ((0, 0, 0), (9000, 9000, 0), (3, 2, 1), 2),
+    ],
+    ids=["cached", "cached though busier", "crowded", "long queue", "cached twice", "longer match", "cold"],
+)  # fmt: skip
+def test_auto_weighs_cache_against_load(
+    cached: tuple[int, ...], queued: tuple[int, ...], requests: tuple[int, ...], wanted: int
+) -> None:
+    engines = [engine(f"e{n}", requests=requests[n], queued=queued[n]) for n in range(3)]
+    choice = auto(Known({f"e{n}": cached[n] for n in range(3)})).choose(request(1, tokens=5000), engines)
+    assert choice == Choice(engines[wanted], cached[wanted])
+
+
+def test_costs_are_seconds() -> None:
+    one = engine("a", requests=1, queued=3000)
+    one.rates.prefill.value, one.rates.overhead.value, one.rates.decode.value = 1000.0, 0.5, 100.0
+    assert predicted_seconds(one, 2000, 2000, 0.0) == pytest.approx(0.5 + 3.0 + 0.01)
+    assert predicted_seconds(one, 2000, 0, 0.0) - predicted_seconds(one, 2000, 1000, 0.0) >= 1.0
+
+
+def test_an_engine_without_room_costs_the_wait_for_a_place() -> None:
+    full, other = engine("a", requests=4, facts=FACTS), engine("b", requests=4)
+    wait = predicted_seconds(full, 10, 0, 0.0) - predicted_seconds(other, 10, 0, 0.0)
+    assert wait == pytest.approx(full.rates.request_seconds.value / 4)
+
+
+def test_full_kv_costs_seconds() -> None:
+    def cost(usage: float) -> float:
+        return predicted_seconds(engine("a", load=PolledLoad(kv_usage=usage)), 1000, 0, 0.0)
+
+    assert cost(0.9) == cost(0.0)
+    assert cost(0.9) < cost(0.95) < cost(1.0)
+    assert cost(1.0) - cost(0.9) > 1.0
+
+
+def test_a_new_engine_is_trusted_slowly() -> None:
+    old, new = engine("a"), engine("b", usable_since=100.0)
+    costs = [predicted_seconds(new, 1000, 0, 100.0 + age) for age in (0.0, 5.0, 10.0, SLOW_START_S)]
+    assert costs == sorted(costs, reverse=True)
+    settled = predicted_seconds(old, 1000, 0, 120.0)
+    assert costs[-1] == settled
+    assert costs[0] == pytest.approx(10 * settled)
+    assert costs[2] == pytest.approx(2 * settled)
+
+
+def test_crowding_takes_the_cache_s_advantage_away() -> None:
+    engines = [engine("a", requests=20), engine("b"), engine("c")]
+    bounds = bounds_of(engines, 0.0)
+    penalty = [crowding_seconds(one, 1000, bounds, 0.0) for one in engines]
+    assert penalty[1:] == [0.0, 0.0]
+    costs = [predicted_seconds(one, 1000, hit, 0.0) for one, hit in zip(engines, (1000, 0, 0), strict=True)]
+    assert costs[0] < costs[1] < costs[0] + penalty[0]
+
+
+def test_an_engine_with_too_large_a_share_loses_its_advantage() -> None:
+    clock = Clock()
+    engines = [engine("a"), engine("b")]
+    engines[0].tally.recent = 60.0
+    policy = auto(Known({"a": 1000}), clock)
+    assert policy.choose(request(1, tokens=1000), engines).engine.id == "b"
+    clock.now = 200.0
+    assert policy.choose(request(1, tokens=1000), engines).engine.id == "a", "old traffic is forgotten"
+
+
+def test_a_session_breaks_near_ties_and_nothing_else() -> None:
+    engines = [engine(name) for name in "abcd"]
+    own = home(7, engines)
+    other = next(one for one in engines if one is not own)
+    policy = auto(Known({one.id: 1000 for one in engines}))
+    assert policy.choose(request(1, tokens=1000, session=7), engines).engine is own
+    known = auto(Known({other.id: 4000}))
+    assert known.choose(request(1, tokens=5000, session=7), engines).engine is other
+
+
+def test_a_slow_engine_gets_few_requests() -> None:
+    """Fault F11: one answers ten times slower; the load leaves it, and comes back when it recovers."""
+    clock = Clock()
+    engines = [engine(name) for name in "abcd"]
+    policy = auto(clock=clock)
+
+    def run(seconds_of_a: float, number: int) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        running: list[tuple[float, Attempt]] = []
+        for _ in range(number):
+            clock.now += 0.02
+            for end, attempt in list(running):
+                if end <= clock.now:
+                    attempt.answering(end)
+                    attempt.over(end)
+                    running.remove((end, attempt))
+            attempt = Attempt(request(tokens=400), policy.choose(request(tokens=400), engines), clock.now)
+            took = seconds_of_a if attempt.choice.engine.id == "a" else 0.05
+            running.append((clock.now + took, attempt))
+            counts[attempt.choice.engine.id] += 1
+        return counts
+
+    even = run(0.05, 400)
+    assert min(even.values()) > 80
+    run(0.5, 200)
+    assert run(0.5, 400)["a"] < 40
+    for _ in range(60):
+        clock.now += 30.0
+        for one in engines:
+            one.rates.refresh(clock.now)
+    run(0.05, 800)
+    assert run(0.05, 400)["a"] > 60
+
+
+def test_cold_prompts_go_where_least_was_sent() -> None:
+    policy = auto()
+    engines = [engine(name) for name in "abcd"]
+    chosen: Counter[str] = Counter()
+    for number in range(40):
+        attempt = Attempt(request(number), policy.choose(request(number), engines), 0.0)
+        attempt.over(0.0)
+        chosen[attempt.choice.engine.id] += 1
+    assert set(chosen.values()) == {10}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_deterministic_and_explains_itself(name: str) -> None:
+    def chosen() -> list[str]:
+        policy = make_policy(name, Known({"b": 300}), Clock(), random.Random(3))  # type: ignore[arg-type]
+        engines = [engine(letter, requests=number) for number, letter in enumerate("abc")]
+        found = []
+        for number in range(20):
+            asked = request(number, tokens=400, session=number % 3)
+            found.append(policy.choose(asked, engines).engine.id)
+            policy.sent(asked, engines[0])
+        scores = policy.explain(request(1, tokens=400), engines)
+        assert [score.engine_id for score in scores] == ["a", "b", "c"]
+        assert all(score.seconds > 0 for score in scores)
+        policy.lost("a")
+        return found
+
+    assert chosen() == chosen()
+
+
+def test_an_explanation_names_what_counts() -> None:
+    engines = [
+        engine("a", requests=30, facts=FACTS), engine("b", requests=1, queued=700), engine("c", usable_since=-1.0)
+    ]  # fmt: skip
+    engines[1].tally.recent = 500.0
+    scores = auto(Known({"b": 640})).explain(request(1, tokens=1000), engines)
+    assert [score.cached_tokens for score in scores] == [0, 640, 0]
+    assert [score.queued_tokens for score in scores] == [0, 700, 0]
+    assert [score.reason for score in scores] == ["crowded, full", "had more than its share", "new"]
+    own = home(5, engines)
+    assert "session" in next(
+        one.reason for one in auto().explain(request(1, session=5), engines) if one.engine_id == own.id
+    )
+
+
+def test_least_load_takes_the_fewest_foreign_ones_included() -> None:
+    policy = make_policy("least-load", Known(), Clock(), random.Random(0))
+    engines = [engine("a", requests=2), engine("b", foreign=1.0), engine("c", requests=2)]
+    assert policy.choose(request(), engines).engine.id == "b"
+    assert not policy.uses_prefixes
+
+
+def test_round_robin_takes_turns_also_when_engines_come_and_go() -> None:
+    policy = make_policy("round-robin", Known(), Clock())
+    engines = [engine(name) for name in "abc"]
+
+    def turns(number: int, among: list[EngineView]) -> str:
+        names = []
+        for _ in range(number):
+            choice = policy.choose(request(), among)
+            policy.sent(request(), choice.engine)
+            names.append(choice.engine.id)
+        return "".join(names)
+
+    assert turns(6, engines) == "abcabc"
+    assert turns(2, engines[1:]) == "bc"
+    assert turns(3, engines) == "abc"
+    policy.lost("c")
+    assert turns(1, engines) == "c"
+
+
+def test_prefix_takes_the_longest_unless_that_is_crowded() -> None:
+    policy = make_policy("prefix", Known({"a": 4000, "b": 3000}), Clock(), random.Random(0))
+    engines = [engine("a", requests=4, queued=90_000), engine("b"), engine("c")]
+    assert policy.choose(request(1, tokens=5000), engines) == Choice(engines[0], 4000)
+    engines[0] = engine("a", requests=40)
+    assert policy.choose(request(1, tokens=5000), engines) == Choice(engines[1], 3000)
+
+
+def test_sessions_spread_stay_and_leave_a_crowd() -> None:
+    policy = make_policy("session", Known(), Clock(), random.Random(0))
+    engines = [engine(name) for name in "abcd"]
+    homes = Counter(policy.choose(request(session=number), engines).engine.id for number in range(400))
+    assert min(homes.values()) > 70
+    first, second = ranked(11, engines)[:2]
+    assert policy.choose(request(session=11), engines).engine is first
+    for _ in range(40):
+        first.tally.begin(0, 0.0)
+    assert policy.choose(request(session=11), engines).engine is second
+
+
+def test_an_engine_that_leaves_moves_only_its_sessions() -> None:
+    engines = [engine(name) for name in "abcde"]
+    before = {number: home(number, engines) for number in range(300)}
+    after = {number: home(number, engines[:-1]) for number in range(300)}
+    moved = [number for number in before if before[number] is not after[number]]
+    assert all(before[number].id == "e" for number in moved)
+    assert 30 < len(moved) < 90
+
+
+def test_a_large_fleet_is_sampled() -> None:
+    engines = [engine(f"e{number}") for number in range(100)]
+    cached = [0] * 100
+    cached[17], cached[40] = 500, 900
+    few, hits = shortlist(engines, cached, engines[60], random.Random(0))
+    assert {"e17", "e40", "e60"} < {one.id for one in few}
+    assert len(few) == 5
+    assert sorted(hits) == [0, 0, 0, 500, 900]
+
+
+def test_a_large_fleet_is_used_evenly_and_keeps_prefixes() -> None:
+    policy = auto(Known({"e9": 900}))
+    engines = [engine(f"e{number}") for number in range(LARGE_FLEET + 8)]
+    assert policy.choose(request(1, tokens=1000), engines) == Choice(engines[9], 900)
+    cold = auto(Known())
+    counts: Counter[str] = Counter()
+    for number in range(400):
+        choice = cold.choose(request(number), engines)
+        Attempt(request(number), choice, 0.0)
+        counts[choice.engine.id] += 1
+    assert max(counts.values()) <= 16
+
+
+def test_engines_with_room_come_first() -> None:
+    full, roomy, unknown = engine("a", requests=4, facts=FACTS), engine("b", requests=3, facts=FACTS), engine("c")
+    assert candidates(build_snapshot([full, roomy, unknown]), request(), ()) == [roomy, unknown]
+    assert list(candidates(build_snapshot([full]), request(), ())) == [full], "all, where none has room"
+    assert list(candidates(build_snapshot([full, roomy]), request(), ("b",))) == [full]
+
+
+def test_a_prefix_returns_to_its_engine_until_that_loses_its_cache() -> None:
+    policy = make_policy("auto", ApproximatePrefixes(PrefixIndex(100)), Clock(), random.Random(0))
+    engines = [engine(name) for name in "abc"]
+    first = policy.choose(request(1, 2, 3), engines)
+    assert first.cached_tokens == 0
+    policy.sent(request(1, 2, 3), first.engine)
+    again = policy.choose(request(1, 2, 9), engines)
+    assert again == Choice(first.engine, 256)
+    policy.lost(first.engine.id)
+    assert policy.choose(request(1, 2, 9), engines).cached_tokens == 0
+
+
+def test_ties_are_spread() -> None:
+    engines = [engine(name) for name in "abcd"]
+    rng = random.Random(1)
+    counts = Counter(pick_random_lowest(engines, [1, 0, 0, 2], rng).id for _ in range(400))
+    assert set(counts) == {"b", "c"}
+    assert min(counts.values()) > 150
+
+
+def test_the_second_criterion_decides_within_the_slack() -> None:
+    engines = [engine(name) for name in "abc"]
+    order = {"a": 3.0, "b": 2.0, "c": 1.0}
+    assert pick_lowest_then(engines, [0, 1, 5], lambda one: order[one.id], 2.0).id == "b"
+    assert pick_lowest_then(engines, [0, 3, 5], lambda one: order[one.id], 2.0).id == "a"
