@@ -146,6 +146,9 @@ class _CoreCollector(Collector):
         return family
 
     def _total(self, name: str, text: str, value: float) -> Metric:
+        yield self._total(_PREFIX + "kv_events_total", "Batches of KV events published.", stats.kv_events)
+        garbage = "Messages and connections on the ports of KV events that were refused."
+        yield self._total(_PREFIX + "kv_events_dropped_total", garbage, stats.kv_events_dropped)
         family = CounterMetricFamily(name.removesuffix("_total"), text, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family

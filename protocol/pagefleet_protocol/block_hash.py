@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
+HASH_BYTES = 32
 
 _SEED = b"pagefleet block hash v1"
 

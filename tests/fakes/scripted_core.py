@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
@@ -97,15 +98,19 @@ class CountingExecutor:
 
 
 def scripted_core(
-    config: EngineConfig, before: Hook = _nothing, after: Hook = _nothing, max_in_flight: int = 1
+    config: EngineConfig,
+    before: Hook = _nothing,
+    after: Hook = _nothing,
+    max_in_flight: int = 1,
+    cache_events: CacheEvents | None = None,
 ) -> EngineCore:
     """Return a core over a `CountingExecutor`."""
     limits = ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE)
-    scheduler = Scheduler(config.scheduler, KVCache(NUM_BLOCKS, BLOCK_SIZE), limits)
+    scheduler = Scheduler(config.scheduler, KVCache(NUM_BLOCKS, BLOCK_SIZE, events=cache_events), limits)
     return EngineCore(scheduler, CountingExecutor(before, after, max_in_flight), limits, "fake")
 
 
-def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+def build(config: EngineConfig, cache_events: CacheEvents | None = None) -> tuple[EngineCore, Ready]:
     """Build what the model's name says.
 
     `delay`: seconds per step; `broken`: with a load error; `refuses`: a setting; `fails`: at each step; `in_flight`:
@@ -122,7 +127,7 @@ def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
         if "fails" in options:
             raise RuntimeError("the device is gone")
 
-    core = scripted_core(config, before, max_in_flight=int(options.get("in_flight", 1)))
+    core = scripted_core(config, before, max_in_flight=int(options.get("in_flight", 1)), cache_events=cache_events)
     return core, Ready(MAX_MODEL_LEN, VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, "float32", {"weights": 0.5})
 
 

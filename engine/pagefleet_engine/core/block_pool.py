@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pagefleet_protocol.block_hash import BlockHash
 
+from pagefleet_engine.core.cache_events import CacheEvents
+
 
 class IntegrityError(AssertionError):
     """The accounts of blocks or requests do not add up: a bug of the engine, never a user's mistake."""
@@ -98,12 +100,24 @@ class BlockPool:
     Two requests that compute the same prefix at once fill two blocks with the same content. The index names only the
     first that was published; the other stays a private block without a hash. So each hash has one block and each
     published block one hash, and losing one can never leave the index pointing at another block's old content.
+
+    `events`, if any, are told all that enters the index and all that leaves it.
     """
 
-    __slots__ = ("_block_of_hash", "_free", "_hash_of_block", "_num_uses", "_refs", "num_blocks", "num_promised")
+    __slots__ = (
+        "_block_of_hash",
+        "_events",
+        "_free",
+        "_hash_of_block",
+        "_num_uses",
+        "_refs",
+        "num_blocks",
+        "num_promised",
+    )
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: CacheEvents | None = None) -> None:
         self.num_blocks = num_blocks
+        self._events = events
         self.num_promised = 0
         """Free blocks that are kept for those who were promised them; counted by them."""
         self._free = FreeList(num_blocks)
@@ -180,10 +194,14 @@ class BlockPool:
 
         They are held, or were last and have not been handed out since.
         """
+        stored = []
         for block, content in zip(blocks, contents, strict=True):
             if content not in self._block_of_hash and self._hash_of_block[block] is None:
                 self._block_of_hash[content] = block
                 self._hash_of_block[block] = content
+                stored.append(content)
+        if stored and self._events is not None:
+            self._events.stored(stored)
 
     def release(self, blocks: Sequence[int], to_be_published: bool = False) -> None:
         """Drop one reference from each block of a request's table.
@@ -201,11 +219,9 @@ class BlockPool:
 
     def unpublish(self, blocks: Sequence[int]) -> None:
         """Forget what blocks hold, so that no later request finds it."""
-        for block in blocks:
-            content = self._hash_of_block[block]
-            if content is not None:
-                del self._block_of_hash[content]
-                self._hash_of_block[block] = None
+        removed = self._unname(blocks)
+        if removed and self._events is not None:
+            self._events.removed(removed)
 
     def forget(self, contents: Iterable[BlockHash]) -> None:
         """As `unpublish`, for whichever blocks hold these contents."""
@@ -214,9 +230,13 @@ class BlockPool:
 
     def reset_prefix_cache(self) -> int:
         """Forget the content of every free block; returns how many were cached."""
-        cached = [block for block in self._free if self._hash_of_block[block] is not None]
-        self.unpublish(cached)
-        return len(cached)
+        removed = self._unname(list(self._free))
+        if removed and self._events is not None:
+            if self._block_of_hash:
+                self._events.removed(removed)
+            else:
+                self._events.cleared()
+        return len(removed)
 
     def check_integrity(self, held: Sequence[int]) -> None:
         """Compare the accounts with `held`: how many tables name each block.
@@ -234,3 +254,15 @@ class BlockPool:
         published = {content: block for block, content in enumerate(self._hash_of_block) if content is not None}
         if published != self._block_of_hash:
             raise IntegrityError("the prefix index and the blocks' hashes disagree")
+
+    def _unname(self, blocks: Sequence[int]) -> list[BlockHash]:
+        """Take blocks out of the index; returns what it called them."""
+        names = self._hash_of_block
+        removed = []
+        for block in blocks:
+            content = names[block]
+            if content is not None:
+                del self._block_of_hash[content]
+                names[block] = None
+                removed.append(content)
+        return removed

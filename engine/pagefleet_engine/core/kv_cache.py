@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
+from pagefleet_engine.core.cache_events import CacheEvents, OneGroupEvents
 from pagefleet_engine.core.full_group import FullGroup
 from pagefleet_engine.core.group_table import GroupTable, LayerGroup, Span
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
@@ -64,24 +65,27 @@ class KVCache:
         enable_prefix_caching: bool = True,
         groups: KVGroups = ONE_GROUP,
         chunk: int = 1,
+        events: CacheEvents | None = None,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.capacity_tokens = longest_request(groups, num_blocks, block_size, chunk)
         """Tokens that one request can have at most, alone in the pool."""
         self._chunk = chunk
-        self._pool = BlockPool(num_blocks)
         self._indexes = [
             GroupIndex(group.window, bytes([number]) if number else b"") for number, group in enumerate(groups.groups)
         ]
+        windows = [index.window for index in self._indexes]
+        self._first_full = windows.index(None) if None in windows else None
+        if events is not None and len(self._indexes) > 1:
+            events = OneGroupEvents(events, self._indexes[self._first_full or 0].suffix)
+        self._pool = BlockPool(num_blocks, events)
         self._groups: list[LayerGroup] = [
             FullGroup(self._pool, index, block_size)
             if index.window is None
             else WindowGroup(self._pool, index, block_size, chunk)
             for index in self._indexes
         ]
-        windows = [index.window for index in self._indexes]
-        self._first_full = windows.index(None) if None in windows else None
         self._has_windows = any(window is not None for window in windows)
         self._tables: dict[str, _Table] = {}
 

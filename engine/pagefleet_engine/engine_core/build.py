@@ -6,6 +6,7 @@ import logging
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.engine_core import EngineCore
@@ -18,8 +19,15 @@ from pagefleet_engine.startup import StartupTimes
 _log = logging.getLogger(__name__)
 
 
-def build_core(config: EngineConfig, times: StartupTimes | None = None) -> tuple[EngineCore, Ready]:
-    """Load the model and make its core; `times` may have counted the imports already.
+def build_core(
+    config: EngineConfig, times: StartupTimes | None = None, cache_events: CacheEvents | None = None
+) -> tuple[EngineCore, Ready]:
+    """Load the model and make its core.
+
+    Args:
+        config: of the engine.
+        times: may have counted the imports already.
+        cache_events: are told what the prefix cache gains and loses.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
@@ -38,6 +46,7 @@ def build_core(config: EngineConfig, times: StartupTimes | None = None) -> tuple
         config.cache.enable_prefix_caching,
         cache.kv_groups,
         config.scheduler.max_num_batched_tokens,
+        cache_events,
     )
     scheduler = Scheduler(config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention)
     name = served_names(config.model.model, config.model.served_model_name)[0]

@@ -89,6 +89,10 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Requests ended because the model's output for them was not a number."""
     out_of_memory_steps: int = 0
     """Steps for which the device had no room."""
+    kv_events: int = 0
+    """Batches of KV events that were published."""
+    kv_events_dropped: int = 0
+    """Messages and connections on their ports that were nothing for us."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):

@@ -6,6 +6,7 @@ and so is this one at once. Signals are the API process's business: it drains fi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -19,9 +20,11 @@ from pathlib import Path
 import msgspec
 
 from pagefleet_engine.config import EngineConfig, KvEventsConfig
+from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.faults import INVALID
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
+from pagefleet_engine.engine_core.kv_events.publisher import KvEventPublisher
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
@@ -58,7 +61,7 @@ class CoreStart(msgspec.Struct, frozen=True):
     """Where to publish what the prefix cache gains and loses."""
 
 
-BuildCore = Callable[[EngineConfig], tuple[EngineCore, Ready]]
+BuildCore = Callable[[EngineConfig, CacheEvents | None], tuple[EngineCore, Ready]]
 
 
 class CoreLoop:
@@ -68,12 +71,21 @@ class CoreLoop:
         core: to drive.
         socket: to the API process.
         progress: stamped around each step.
+        publisher: of KV events, if any: told after each turn that there may be some.
     """
 
-    def __init__(self, core: EngineCore, socket: CoreSocket, progress: ProgressWriter) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        socket: CoreSocket,
+        progress: ProgressWriter,
+        publisher: KvEventPublisher | None = None,
+    ) -> None:
         self._core = core
         self._socket = socket
         self._progress = progress
+        self._publisher = publisher
+        self._published = (0, 0)
         self._garbage = GarbageSchedule()
         self._outputs: list[RequestOutput] = []
         self._dropped = 0
@@ -116,12 +128,26 @@ class CoreLoop:
         self._settled = True
 
     def _flush(self) -> None:
+        if self._publisher is not None:
+            self._publisher.flush()
         now = time.monotonic()
-        if self._outputs or (self._core.has_work and now - self._sent_at > STATS_INTERVAL_S):
-            stats = msgspec.structs.replace(self._core.stats(), messages_dropped=self._dropped)
+        due = now - self._sent_at > STATS_INTERVAL_S and (self._core.has_work or self._publishing() != self._published)
+        if self._outputs or due:
+            self._published = self._publishing()
+            stats = msgspec.structs.replace(
+                self._core.stats(),
+                messages_dropped=self._dropped,
+                kv_events=self._published[0],
+                kv_events_dropped=self._published[1],
+            )
             outputs, self._outputs = self._outputs, []
             self._socket.send(StepOutputs(outputs, stats))
             self._sent_at = now
+
+    def _publishing(self) -> tuple[int, int]:
+        """Batches published, and what was dropped."""
+        publisher = self._publisher
+        return (0, 0) if publisher is None else (publisher.num_published, publisher.num_dropped)
 
     def _handle(self, data: bytes) -> None:
         try:
@@ -160,31 +186,36 @@ def run_core(build: BuildCore) -> int:
     folder = Path(start.folder)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     socket = CoreSocket(f"ipc://{folder / 'core.sock'}")
-    try:
-        core, ready = build(start.config)
-    except (ConfigError, MemoryError) as error:
-        by_setting = isinstance(error, ConfigError) and not isinstance(error, ModelLoadError)
-        socket.send(StartFailed(" ".join(str(error).split()) or "the model does not fit the memory", by_setting))
-        socket.close()
-        return 2
-    except Exception as error:  # the process's top: the user gets one line, the log gets the rest
-        _log.exception("the engine core could not start")
-        socket.send(
-            StartFailed(
-                f"the engine core could not start: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            )
-        )
-        socket.close()
-        return 1
-    GarbageSchedule().take_over()
-    socket.send(ready)
-    try:
-        CoreLoop(core, socket, ProgressWriter(folder / "progress")).run()
-    except Exception:  # the process's top: whatever it was, this core is done
-        _log.exception("the engine core gives up")
+    with contextlib.ExitStack() as stack:
+        try:
+            publisher = None
+            if start.kv_events is not None:  # before the model: a port in use is told at once
+                publisher = stack.enter_context(KvEventPublisher(start.kv_events, start.incarnation))
+            core, ready = build(start.config, None if publisher is None else publisher.cache_events)
+        except Exception as error:  # the process's top: the user gets one line, the log gets the rest
+            failed, status = _explain(error)
+            socket.send(failed)
+            socket.close()
+            return status
+        GarbageSchedule().take_over()
+        socket.send(ready)
+        try:
+            CoreLoop(core, socket, ProgressWriter(folder / "progress"), publisher).run()
+        except Exception:  # the process's top: whatever it was, this core is done
+            _log.exception("the engine core gives up")
     core.shutdown()
     socket.close()
     return 1
+
+
+def _explain(error: Exception) -> tuple[StartFailed, int]:
+    """Return what to tell the user of a core that could not start, and its exit status."""
+    line = " ".join(str(error).split())
+    if isinstance(error, ConfigError | MemoryError):
+        by_setting = isinstance(error, ConfigError) and not isinstance(error, ModelLoadError)
+        return StartFailed(line or "the model does not fit the memory", by_setting), 2
+    _log.error("the engine core could not start", exc_info=error)
+    return StartFailed(f"the engine core could not start: {type(error).__name__}: {line[:300]}"), 1
 
 
 def _end_with_parent(folder: Path) -> None:
@@ -201,12 +232,12 @@ def main() -> int:
     return run_core(_import_and_build)
 
 
-def _import_and_build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+def _import_and_build(config: EngineConfig, cache_events: CacheEvents | None) -> tuple[EngineCore, Ready]:
     times = StartupTimes()
     with times.phase("imports"):
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
 
-    return build_core(config, times)
+    return build_core(config, times, cache_events)
 
 
 if __name__ == "__main__":
