@@ -31,6 +31,8 @@ ROUTER_QUEUED_TOKENS = "pagefleet_router_queued_tokens"
 """Prompt tokens of the held and queued requests."""
 ROUTER_PREFILL_TOKENS = "pagefleet_router_prefill_tokens_in_flight"
 """Uncached prompt tokens at the engines whose answer has not begun."""
+ROUTER_PROMPT_TOKENS = "pagefleet_router_uncached_prompt_tokens_total"
+"""Uncached prompt tokens of the requests sent to engines, as the router predicted them."""
 ROUTER_FIRST_TOKEN_SECONDS = "pagefleet_router_time_to_first_token_seconds"  # noqa: S105
 """Histogram, from a request's arrival at the router, its wait there included, to the first byte of a stream."""
 ROUTER_TOKEN_SECONDS = "pagefleet_router_inter_token_seconds"  # noqa: S105
