@@ -35,6 +35,7 @@ class EngineMetrics:
         model_name: value of the label on every series.
         core_stats: returns the core's latest gauges and totals; None, before there are any, counts as zeros.
         startup_seconds: phase of the core's start -> seconds.
+        max_num_seqs: requests that run at once; 0 where nobody knows.
     """
 
     def __init__(
@@ -42,12 +43,15 @@ class EngineMetrics:
         model_name: str,
         core_stats: Callable[[], CoreStats | None],
         startup_seconds: Mapping[str, float] | None = None,
+        max_num_seqs: int = 0,
     ) -> None:
         self._registry = CollectorRegistry()
         self._model = model_name
         self._registry.register(_CoreCollector(model_name, core_stats))
         self._info()
         self._startup(startup_seconds or {})
+        most = Gauge(names.ENGINE_REQUESTS_MAX, "Requests that run at once.", ("model_name",), registry=self._registry)
+        most.labels(self._model).set(max_num_seqs)
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_S
         )

@@ -57,6 +57,7 @@ def build_core(
         cache.block_size,
         executor.dtype,
         times.seconds(),
+        name,
     )
     _log.info("%s", times.describe())
     return EngineCore(scheduler, executor, limits, name), ready

@@ -112,6 +112,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     dtype: str
     startup_seconds: dict[str, float] = {}
     """Phase of the start -> seconds it took."""
+    scope: str = ""
+    """`PrefixScope.model` of its cached blocks."""
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=True):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
+from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH
 from pagefleet_protocol.key_file import KeyFile, KeyFileError, read_bearer_key
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -34,6 +35,8 @@ ROUTES: Mapping[str, Access] = {
     "/health": Access.PUBLIC,
     "/metrics": Access.PUBLIC,
     "/version": Access.KEY,
+    FACTS_PATH: Access.KEY,
+    TEXT_PATH: Access.KEY,
     "/tokenize": Access.KEY,
     "/detokenize": Access.KEY,
     "/v1/models": Access.KEY,

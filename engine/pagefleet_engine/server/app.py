@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 from fastapi import FastAPI
+from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, EngineFacts
 from pagefleet_text.text_model import TextModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -31,6 +32,7 @@ from pagefleet_engine.server.body import BodyReader
 from pagefleet_engine.server.chat import ChatRoute
 from pagefleet_engine.server.completions import CompletionRoute
 from pagefleet_engine.server.drain import Drain, DrainGate
+from pagefleet_engine.server.facts import FactsRoutes, encoded_text, identity_headers, make_facts
 from pagefleet_engine.server.generation import Generator
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.lifecycle import Listener, Running, StopSignals, bind, run_until_stopped
@@ -58,6 +60,9 @@ class Parts:
     pool: Executor
     drain: Drain
     open_requests: OpenRequests
+    facts: EngineFacts
+    text: bytes | None = None
+    """The tokenizer and the chat template as routers get them; None: they do not."""
     keys: ApiKeys | None = None
     """None: no key is asked for."""
 
@@ -89,12 +94,15 @@ def _add_routes(app: FastAPI, service: Service, parts: Parts) -> None:
     probes = ProbeRoutes(parts.engine, parts.drain)
     information = InformationRoutes(service, parts.metrics)
     tokenization = TokenizationRoutes(service)
+    facts = FactsRoutes(parts.facts, parts.text)
     for path, endpoint in {
         "/livez": probes.livez,
         "/readyz": probes.readyz,
         "/health": probes.readyz,
         "/metrics": information.metrics,
         "/version": information.version,
+        FACTS_PATH: facts.facts,
+        TEXT_PATH: facts.text,
         "/v1/models": information.models,
         "/v1/models/{model:path}": information.model,
     }.items():
@@ -157,20 +165,36 @@ class _Inputs:
 async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) -> int:
     engine_died = asyncio.Event()
     with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, inputs.listener:
-        starting = AsyncEngineClient.start(config, inputs.text.tokenizer, on_death=engine_died.set)
+        starting = AsyncEngineClient.start(
+            config, inputs.text.tokenizer, on_death=engine_died.set, kv_events=server.kv_events
+        )
+        encoding = asyncio.get_running_loop().run_in_executor(pool, encoded_text, inputs.text)
         engine = await signals.unless_stopped(starting)
         if engine is None:
             return 0
         try:
-            parts = _parts(config, inputs, engine, pool)
-            announcement = f"serving {parts.model.name}"
-            running = Running(parts.drain, parts.open_requests, engine_died, server.drain_timeout, announcement)
+            parts = _parts(config, server, inputs, engine, pool, await encoding)
+            running = Running(
+                parts.drain,
+                parts.open_requests,
+                engine_died,
+                server.drain_timeout,
+                f"serving {parts.model.name}",
+                identity_headers(parts.facts),
+            )
             return await run_until_stopped(create_app(parts, server), inputs.listener, signals, running)
         finally:
             await engine.close()
 
 
-def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, pool: Executor) -> Parts:
+def _parts(
+    config: EngineConfig,
+    server: ServerConfig,
+    inputs: _Inputs,
+    engine: AsyncEngineClient,
+    pool: Executor,
+    text: bytes | None,
+) -> Parts:
     name, *aliases = inputs.names
     ready = engine.ready
     return Parts(
@@ -178,9 +202,11 @@ def _parts(config: EngineConfig, inputs: _Inputs, engine: AsyncEngineClient, poo
         tokenizer=inputs.text.tokenizer,
         chat=inputs.text,
         model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size, tuple(aliases)),
-        metrics=EngineMetrics(name, lambda: engine.stats, ready.startup_seconds),
+        metrics=EngineMetrics(name, lambda: engine.stats, ready.startup_seconds, config.scheduler.max_num_seqs),
         pool=pool,
         drain=Drain(config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs),
         open_requests=OpenRequests(),
+        facts=make_facts(name, engine.incarnation, ready, config, server.kv_events_port or None, text),
+        text=text,
         keys=inputs.keys,
     )

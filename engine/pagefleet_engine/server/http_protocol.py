@@ -81,7 +81,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse(self, status_line: str, status: int, message: str) -> None:
         body = error_json(status, message, code="invalid_http_request")
         head = f"HTTP/1.1 {status_line}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        own = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        self.transport.write(head.encode() + own + b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
     def _arm(self) -> None:

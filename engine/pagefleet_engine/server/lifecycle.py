@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -110,11 +110,13 @@ class Running:
     drain_timeout_s: float
     announcement: str = "serving"
     """Logged with the URL once connections are accepted."""
+    headers: Sequence[tuple[str, str]] = ()
+    """Added to every answer, also to what is no HTTP."""
 
 
 async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSignals, running: Running) -> int:
     """Serve until a signal or the engine's death; end every open request; return the exit status."""
-    server = _Server(_uvicorn_config(app), f"{running.announcement} on {listener.url}")
+    server = _Server(_uvicorn_config(app, running.headers), f"{running.announcement} on {listener.url}")
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     await _first_of(signals.first, running.engine_died, serving)
     running.drain.begin()
@@ -157,7 +159,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, headers: Sequence[tuple[str, str]]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=BoundedHttpProtocol,
@@ -167,6 +169,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         interface="asgi3",
         log_config=None,
         access_log=False,
+        headers=list(headers),
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -19,13 +19,35 @@ from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import ApiKeys
 from pagefleet_engine.server.app import Parts, create_app
 from pagefleet_engine.server.drain import Drain
+from pagefleet_engine.server.facts import encoded_text, identity_headers
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.lifecycle import Running, StopSignals, bind, run_until_stopped
 from pagefleet_engine.server.ports import ServedModel
+from pagefleet_protocol.engine_facts import EngineFacts, text_digest
+from pagefleet_text.chat_template import ChatTemplate
+from pagefleet_text.text_model import TextModel
+from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE, ByteTokenizer, PlainChat, ScriptedEngine
+from tests.fakes.small_tokenizers import byte_level_backend
 
 MODEL = "scripted"
+TEXT_MODEL = TextModel(Tokenizer(byte_level_backend(), {}), ChatTemplate("{{ messages[0].content }}", {}))
+TEXT = encoded_text(TEXT_MODEL)
+"""What routers get; the server itself uses a tokenizer of bytes."""
+assert TEXT is not None
+FACTS = EngineFacts(
+    incarnation="0123456789abcdef" * 2,
+    model=MODEL,
+    scope=MODEL,
+    block_size=16,
+    num_blocks=64,
+    max_model_len=MAX_MODEL_LEN,
+    max_num_seqs=8,
+    max_num_batched_tokens=512,
+    vocab_size=VOCAB_SIZE,
+    text_digest=text_digest(TEXT),
+)
 
 
 def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str | None = None) -> Parts:
@@ -35,10 +57,12 @@ def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str |
         tokenizer=tokenizer,
         chat=PlainChat(tokenizer),
         model=ServedModel(MODEL, 1_700_000_000, MAX_MODEL_LEN, VOCAB_SIZE),
-        metrics=EngineMetrics(MODEL, lambda: engine.stats),
+        metrics=EngineMetrics(MODEL, lambda: engine.stats, max_num_seqs=FACTS.max_num_seqs),
         pool=pool,
         drain=Drain(max_in_flight=256),
         open_requests=OpenRequests(),
+        facts=FACTS,
+        text=TEXT,
         keys=ApiKeys(Path(key_file)) if key_file is not None else None,
     )
 
@@ -72,7 +96,13 @@ class LiveServer:
         with ThreadPoolExecutor(2) as pool, self.listener:
             self.parts = make_parts(self.engine, pool, self.config.api_key_file)
             app = create_app(self.parts, self.config)
-            running = Running(self.parts.drain, self.parts.open_requests, self.engine_died, self.config.drain_timeout)
+            running = Running(
+                self.parts.drain,
+                self.parts.open_requests,
+                self.engine_died,
+                self.config.drain_timeout,
+                headers=identity_headers(self.parts.facts),
+            )
             self._up.set()
             self.status = await run_until_stopped(app, self.listener, self.signals, running)
         watch.cancel()
