@@ -15,6 +15,10 @@ class Waiter(Protocol):
     def view(self) -> RequestView:
         """What it is like."""
 
+    @property
+    def num_body_bytes(self) -> int:
+        """Memory that it takes while it waits."""
+
     def admitted(self) -> None:
         """Go on: called once, later than `enter`, for a request that had to wait."""
 
