@@ -64,6 +64,9 @@ class EngineMetrics:
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length.", _TOKENS)
         self.prompt_tokens = self._counter(_PREFIX + "prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = self._counter(names.ENGINE_GENERATION_TOKENS, "Tokens generated.")
+        self.resumed_requests = self._counter(
+            _PREFIX + "resumed_requests", "Streams of other engines that were continued here."
+        )
         self._finished = self._labelled_counter("requests_finished", "Requests ended, by reason.", "finish_reason")
         self._ignored = self._labelled_counter("ignored_fields", "Body fields that were ignored.", "field")
         self._http = Counter(
@@ -143,6 +146,9 @@ class _CoreCollector(Collector):
         yield self._total(names.ENGINE_NAN_REQUESTS, nan, stats.nan_requests)
         memory = "Steps for which the device had no memory; their requests ended with an error."
         yield self._total(names.ENGINE_OUT_OF_MEMORY_STEPS, memory, stats.out_of_memory_steps)
+        yield self._total(_PREFIX + "kv_events_total", "Batches of KV events published.", stats.kv_events)
+        garbage = "Messages and connections on the ports of KV events that were refused."
+        yield self._total(_PREFIX + "kv_events_dropped_total", garbage, stats.kv_events_dropped)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("model_name",))
@@ -150,9 +156,6 @@ class _CoreCollector(Collector):
         return family
 
     def _total(self, name: str, text: str, value: float) -> Metric:
-        yield self._total(_PREFIX + "kv_events_total", "Batches of KV events published.", stats.kv_events)
-        garbage = "Messages and connections on the ports of KV events that were refused."
-        yield self._total(_PREFIX + "kv_events_dropped_total", garbage, stats.kv_events_dropped)
         family = CounterMetricFamily(name.removesuffix("_total"), text, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family

@@ -6,7 +6,7 @@ send these headers through a router, which drops every header of this prefix.
 
 A stream that may be continued carries notes: before each event a comment line (which readers of event streams skip)
 with the tokens since the last note, and how many characters of text the client has after that event. The router takes
-them out.
+them out. An event without a note is an error.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ STREAM = "x-pagefleet-stream"
 CACHE_SALT = "x-pagefleet-cache-salt"
 """The tenant's salt, from the router."""
 MAX_TOKENS_BEHIND = 16 * 1024 * 1024
+
+OPENED = 0xFFFF_FFFF
+ENDED = 0xFFFF_FFFE
+COUNTED = 0xFFFF_FFFD
+MARKS = frozenset({OPENED, ENDED, COUNTED})
+"""What notes have among the token ids, and no vocabulary has: the event is the one that opens the answer, the one with
+its finish reason, the one with the usage. To a router they are ids like others: it counts them and hands them on."""
 
 NOTE_START = b":pf "
 _NOTE = re.compile(rb":pf ([A-Za-z0-9+/=]*) ([0-9]{1,12})\n")

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
-from pagefleet_engine.engine_core.output_text import Chunk
+from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.openai_chat import Message
 from pagefleet_text.errors import PromptRefused
@@ -81,7 +81,9 @@ class ScriptedEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        resumed: OutputSoFar | None = None,
     ) -> AsyncGenerator[Chunk, None]:
+        assert resumed is None, "a scripted engine has no text to go on from"
         self.seen.append((request_id, list(prompt_token_ids), sampling, priority, cache_salt))
         self.running.add(request_id)
         finished = False

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+import msgspec
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
@@ -15,6 +16,7 @@ from pagefleet_engine.client.health import EngineHealth, judge
 from pagefleet_engine.client.stream import OutputStream
 from pagefleet_engine.config import EngineConfig, KvEventsConfig
 from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.stop import Stop
 from pagefleet_engine.engine_core.admission import check_message
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
@@ -27,13 +29,15 @@ from pagefleet_engine.engine_core.messages import (
     StartFailed,
     StepOutputs,
 )
-from pagefleet_engine.engine_core.output_text import Chunk, OutputText, spell_bad_words
+from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText, spell_bad_words
 from pagefleet_engine.engine_core.progress import ProgressReader
 from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
 from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
 from pagefleet_engine.sampling_params import SamplingParams
 
 _SLICE_S = 0.002
+_RESUMED_HERE = 1024
+"""Tokens of another engine whose text is made on the event loop; that of more is made in a thread."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,10 +127,11 @@ class AsyncEngineClient:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        resumed: OutputSoFar | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Run one request for one output (see `fan_out` for more). Closing the generator early aborts it.
 
-        A slow reader gets fewer, larger chunks.
+        A slow reader gets fewer, larger chunks. Of `resumed` output they have only the text that the caller lacks.
 
         Raises:
             InvalidRequest: with the first chunk: a field is wrong.
@@ -138,10 +143,19 @@ class AsyncEngineClient:
         message = AddRequest(
             request_id, list(prompt_token_ids), sampling, self._tokenizer.eos_token_ids, priority, cache_salt
         )
-        check_message(message, self.limits)
+        text, rest = OutputText(self._tokenizer, sampling), None
+        if resumed is None:
+            check_message(message, self.limits)
+        else:
+            message = msgspec.structs.replace(message, resumed_token_ids=resumed.token_ids)
+            rest = await _resume(text, resumed, check_message(message, self.limits))
+        if rest is not None:
+            yield rest
+            if rest.finish_reason is not None:
+                return
         # Ours are unique, so that a late output of an aborted request cannot reach a new one of the same name.
         own_id = f"{request_id[:200]}#{next(self._serial)}"
-        stream = self._open(own_id, message)
+        stream = self._open(own_id, message, text)
         try:
             while True:
                 chunk = await stream.get()
@@ -173,22 +187,13 @@ class AsyncEngineClient:
         self._started.cancel()
         self._socket.close()
 
-    def _open(self, own_id: str, message: AddRequest) -> OutputStream:
+    def _open(self, own_id: str, message: AddRequest, text: OutputText) -> OutputStream:
         if self._death is not None:
             raise EngineDead(*self._death.args)
-        stream = self._streams[own_id] = OutputStream(OutputText(self._tokenizer, message.sampling))
+        stream = self._streams[own_id] = OutputStream(text)
         if self._work_since is None:
             self._work_since = time.monotonic()
-        self._socket.send(
-            AddRequest(
-                own_id,
-                message.prompt_token_ids,
-                message.sampling,
-                message.eos_token_ids,
-                message.priority,
-                message.cache_salt,
-            )
-        )
+        self._socket.send(msgspec.structs.replace(message, request_id=own_id))
         return stream
 
     def _forget(self, own_id: str) -> None:
@@ -289,3 +294,9 @@ class AsyncEngineClient:
             stream.fail(EngineDead(*self._death.args if self._death else ()))
         self._streams.clear()
         self._note_work()
+
+
+async def _resume(text: OutputText, resumed: OutputSoFar, ended: Stop | None) -> Chunk | None:
+    if len(resumed.token_ids) <= _RESUMED_HERE:
+        return text.resume(resumed, ended)
+    return await asyncio.to_thread(text.resume, resumed, ended)

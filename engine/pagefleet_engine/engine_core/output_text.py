@@ -11,6 +11,7 @@ from pagefleet_text.detokenizer import Detokenizer
 from pagefleet_text.stop_strings import StopStrings
 from pagefleet_text.tokenizer import Tokenizer
 
+from pagefleet_engine.core.stop import Stop
 from pagefleet_engine.engine_core.faults import INVALID, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
@@ -33,6 +34,15 @@ class Chunk:
     """The stop string or stop token that ended it."""
     num_cached_tokens: int | None = None
     """With the first token: prompt tokens that came from the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSoFar:
+    """Output that another engine has made of the same request, from which this one goes on."""
+
+    token_ids: list[int]
+    num_chars: int
+    """Of its text, how much the caller has."""
 
 
 class OutputText:
@@ -67,7 +77,7 @@ class OutputText:
             self._prompt_logprobs += output.prompt_logprobs
         if not output.new_token_ids and output.finish_reason is None:
             return None
-        text, num_kept, stop = self._text_of(output)
+        text, num_kept, stop = self._text_of(output.new_token_ids, output.finish_reason)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         return Chunk(
             text,
@@ -79,15 +89,42 @@ class OutputText:
             output.num_cached_tokens,
         )
 
-    def _text_of(self, output: RequestOutput) -> tuple[str, int, str | None]:
+    def resume(self, so_far: OutputSoFar, ended: Stop | None) -> Chunk | None:
+        """Take in another engine's output, before any of the core's; returns what the caller lacks of it, or its end.
+
+        Args:
+            so_far: its tokens, and how much of their text the caller has.
+            ended: how these tokens have ended the request, by the core's rules.
+
+        Raises:
+            InvalidRequest: the text is shorter than that, or ends before the last token.
+        """
+        reason = None if ended is None else ended.reason.value
+        text, num_kept, stop = self._text_of(so_far.token_ids, reason)
+        if num_kept < len(so_far.token_ids) or len(text) < so_far.num_chars:
+            raise InvalidRequest(
+                "The output to resume is not what these parameters give.", "resumed_token_ids", "invalid_value"
+            )
+        text = text[so_far.num_chars :]
+        if not text and reason is None and stop is None:
+            return None
+        stop_token_id = None if ended is None else ended.token_id
+        return Chunk(
+            text,
+            (),
+            finish_reason=reason if stop is None else "stop",
+            stop_reason=stop_token_id if stop is None else stop,
+        )
+
+    def _text_of(self, tokens: Sequence[int], reason: str | None) -> tuple[str, int, str | None]:
         """Return new text, how many of the new tokens count, and the stop string that ended the text."""
-        tokens, finished = output.new_token_ids, output.finish_reason is not None
+        finished = reason is not None
         if self._detokenizer is None:
             return "", len(tokens), None
         shown = ""
         for index, token in enumerate(tokens):
             last = finished and index == len(tokens) - 1
-            piece = "" if last and self._hides_last(output) else self._detokenizer.push((token,))
+            piece = "" if last and self._hides_last(reason) else self._detokenizer.push((token,))
             if last:
                 piece += self._detokenizer.finish()
             self._num_tokens += 1
@@ -102,9 +139,9 @@ class OutputText:
             shown += (self._detokenizer.finish() if not tokens else "") + self._stops.finish()
         return shown, len(tokens), None
 
-    def _hides_last(self, output: RequestOutput) -> bool:
+    def _hides_last(self, reason: str | None) -> bool:
         """True when the last token is what ended the text, and not part of it."""
-        return output.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
+        return reason == "stop" and not self._sampling.include_stop_str_in_output
 
 
 def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -17,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagefleet_engine.server.choices import Collected, TokenCounts, collect
+from pagefleet_engine.server.continuation import NotedStream, answer_head, noted_stream, stream_answer
 from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
 from pagefleet_engine.server.handoff import Handed
 from pagefleet_engine.server.logprobs import chat_logprobs, prompt_logprobs
 from pagefleet_engine.server.ports import Chunk, Tokenizer
-from pagefleet_engine.server.request_ids import new_id
-from pagefleet_engine.server.responses import EventStream, WholeResponse
+from pagefleet_engine.server.responses import WholeResponse
 from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
 from pagefleet_engine.server.service import Service
-from pagefleet_engine.server.sse import AnswerHead, EventWriter, event_stream, prefixes
+from pagefleet_engine.server.sse import AnswerHead, EventWriter, prefixes
 
 
 class ChatRoute:
@@ -47,16 +46,17 @@ class ChatRoute:
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         salt = handed.head.salt_with(chat.cache_salt)
-        prompt = await self._prepare(handed)
-        head = AnswerHead(new_id("chatcmpl"), int(time.time()), chat.model)
+        stream = noted_stream(handed, chat.stream and chat.sampling.n == 1)
+        prompt = await self._prepare(handed, stream)
+        head = answer_head("chatcmpl", chat.model, stream)
         chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, salt), arrived)
         if not chat.stream:
             return WholeResponse(self._whole(chat, head, prompt, chunks), service.open_requests)
         choice = ChatChoiceFormat([prompt], chat, service.tokenizer)
         writer = EventWriter("chat.completion.chunk", head, choice, TokenCounts([prompt]), chat.stream_options)
-        return EventStream(event_stream(chunks, writer), service.open_requests)
+        return stream_answer(service, chunks, writer, stream)
 
-    async def _prepare(self, handed: Handed[ChatRequest]) -> PreparedPrompt:
+    async def _prepare(self, handed: Handed[ChatRequest], stream: NotedStream | None) -> PreparedPrompt:
         chat, prompts = handed.body, self._service.prompts
         if handed.prompt_ids is None:
             ids = await prompts.of_chat(chat.messages, chat.add_generation_prompt)
@@ -67,7 +67,7 @@ class ChatRoute:
         sampling = to_sampling_params(
             chat.sampling, self._service.model, max_tokens, logprobs, chat.sampling.prompt_logprobs
         )
-        return PreparedPrompt(ids, await prompts.spell(sampling))
+        return PreparedPrompt(ids, await prompts.spell(sampling), stream.so_far if stream else None)
 
     async def _whole(
         self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, chunks: Chunks

@@ -14,12 +14,15 @@ from pagefleet_engine.server.ports import Chunk
 
 
 class TokenCounts:
-    """Usage so far. A prompt counts once, whatever `n`; cached tokens are those of its first choice."""
+    """Usage so far. A prompt counts once, whatever `n`; cached tokens are those of its first choice.
+
+    Output that a choice goes on from counts as its own.
+    """
 
     def __init__(self, prompts: Sequence[PreparedPrompt]) -> None:
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._n = prompts[0].sampling.n
-        self._completion_tokens = 0
+        self._completion_tokens = sum(len(prompt.resumed.token_ids) for prompt in prompts if prompt.resumed)
         self._cached_tokens = 0
 
     def add(self, index: int, chunk: Chunk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -18,15 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagefleet_engine.server.choices import Collected, TokenCounts, collect
+from pagefleet_engine.server.continuation import NotedStream, answer_head, noted_stream, stream_answer
 from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
 from pagefleet_engine.server.handoff import Handed, check_one_text
 from pagefleet_engine.server.logprobs import CompletionLogprobList, prompt_logprobs
 from pagefleet_engine.server.ports import Chunk, Tokenizer
-from pagefleet_engine.server.request_ids import new_id
-from pagefleet_engine.server.responses import EventStream, WholeResponse
+from pagefleet_engine.server.responses import WholeResponse
 from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
 from pagefleet_engine.server.service import Service
-from pagefleet_engine.server.sse import AnswerHead, EventWriter, event_stream, prefixes
+from pagefleet_engine.server.sse import AnswerHead, EventWriter, prefixes
 
 
 class CompletionRoute:
@@ -48,17 +47,21 @@ class CompletionRoute:
         service.check_model(asked.model)
         service.count_ignored(asked.ignored)
         salt = handed.head.salt_with(asked.cache_salt)
-        prompts = await self._prepare(handed)
+        one = len(asked.prompts) == asked.sampling.n == 1
+        stream = noted_stream(handed, asked.stream and one and not asked.echo)
+        prompts = await self._prepare(handed, stream)
         echoes = await self._echoes(asked, prompts)
-        head = AnswerHead(new_id("cmpl"), int(time.time()), asked.model)
+        head = answer_head("cmpl", asked.model, stream)
         chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, salt), arrived)
         if not asked.stream:
             return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
         choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)
+        if asked.logprobs is not None and prompts[0].resumed is not None:
+            choice.begin_at(await service.prompts.offset_after(prompts[0].resumed.token_ids))
         writer = EventWriter("text_completion", head, choice, TokenCounts(prompts), asked.stream_options)
-        return EventStream(event_stream(chunks, writer), service.open_requests)
+        return stream_answer(service, chunks, writer, stream)
 
-    async def _prepare(self, handed: Handed[CompletionRequest]) -> list[PreparedPrompt]:
+    async def _prepare(self, handed: Handed[CompletionRequest], stream: NotedStream | None) -> list[PreparedPrompt]:
         asked, model, prompts = handed.body, self._service.model, self._service.prompts
         scored = asked.sampling.prompt_logprobs
         if asked.echo and asked.logprobs is not None:
@@ -71,7 +74,8 @@ class CompletionRoute:
         max_tokens = fitting_max_tokens(asked.max_tokens, max(map(len, token_ids)), model, "max_tokens")
         # One for all prompts: its lists may be long, and there may be a thousand prompts.
         sampling = await prompts.spell(to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored))
-        return [PreparedPrompt(ids, sampling) for ids in token_ids]
+        so_far = stream.so_far if stream else None
+        return [PreparedPrompt(ids, sampling, so_far) for ids in token_ids]
 
     async def _echoes(self, asked: CompletionRequest, prompts: Sequence[PreparedPrompt]) -> list[str]:
         """Return what stands before each prompt's answers: the prompt as given, or nothing."""
@@ -127,6 +131,11 @@ class CompletionChoiceFormat:
         self._lists: list[CompletionLogprobList] | None = None
         if logprobs is not None:
             self._lists = [CompletionLogprobList(logprobs, tokenizer) for _ in self._before]
+
+    def begin_at(self, offset: int) -> None:
+        """Count the characters of tokens' texts from `offset` on, which the answer has already."""
+        for growing in self._lists or ():
+            growing.offset = offset
 
     def opening(self, index: int) -> bytes | None:
         """Return the echo, if there is one."""

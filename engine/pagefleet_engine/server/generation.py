@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pagefleet_engine.engine_core.output_text import fan_out
+from pagefleet_engine.engine_core.output_text import OutputSoFar, fan_out
 from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.sampling_params import SamplingParams
@@ -27,6 +27,7 @@ class Job:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    resumed: OutputSoFar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +36,24 @@ class PreparedPrompt:
 
     token_ids: list[int]
     sampling: SamplingParams
+    resumed: OutputSoFar | None = None
+    """Output that its one choice goes on from."""
 
 
 def jobs_of(
     request_id: str, prompts: Sequence[PreparedPrompt], priority: int = 0, cache_salt: str | None = None
 ) -> list[Job]:
     """Spread prompts times `n` into jobs; a job's place in the list is its choice's index."""
-    pairs: list[tuple[list[int], SamplingParams]] = []
+    parts: list[tuple[list[int], SamplingParams, OutputSoFar | None]] = []
     shared, outputs = None, []
     for prompt in prompts:
         if prompt.sampling is not shared:  # the prompts of one request share theirs: split once
             shared, outputs = prompt.sampling, fan_out(prompt.sampling)
-        pairs += [(prompt.token_ids, sampling) for sampling in outputs]
-    return [Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt) for i, (ids, sampling) in enumerate(pairs)]
+        parts += [(prompt.token_ids, sampling, prompt.resumed) for sampling in outputs]
+    return [
+        Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt, resumed)
+        for i, (ids, sampling, resumed) in enumerate(parts)
+    ]
 
 
 class Generator:
@@ -119,6 +125,7 @@ class Generator:
             request_id=job.request_id,
             priority=job.priority,
             cache_salt=job.cache_salt,
+            resumed=job.resumed,
         )
         clock, metrics = self._clock, self._metrics
         reason: str | None = "abort"

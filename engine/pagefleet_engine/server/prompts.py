@@ -79,6 +79,15 @@ class Prompts:
         self._check_ids(token_ids, "tokens")
         return await self._off_loop(self._tokenizer.decode, token_ids, False)
 
+    async def offset_after(self, token_ids: Sequence[int]) -> int:
+        """Return the length of the tokens' texts, as log-probabilities of `/v1/completions` count offsets.
+
+        Raises:
+            InvalidRequest: an id is out of range.
+        """
+        self._check_ids(token_ids, "resumed_token_ids")
+        return await self._off_loop(lambda: sum(len(self._tokenizer.token_text(token)) for token in token_ids))
+
     async def _off_loop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 

@@ -6,7 +6,7 @@ router may try another engine. After that an error is the stream's last event, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -53,15 +53,21 @@ class WholeResponse(Response):
 
 
 class EventStream(Response):
-    """Server-sent events, already framed, as `pieces` yields them; `[DONE]` follows the last one.
+    """Server-sent events, already framed, as `pieces` yields them; `[DONE]` follows the last one, behind its note.
 
     An exception leaves with the stream open: the error seam ends it with an event.
     """
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], open_requests: OpenRequests) -> None:
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        open_requests: OpenRequests,
+        note: Callable[[], bytes] | None = None,
+    ) -> None:
         super().__init__()
         self._pieces = pieces
         self._open = open_requests
+        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end, fail, or the client leaves."""
@@ -73,6 +79,10 @@ class EventStream(Response):
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if self._note is not None:
+                last = self._note() + DONE
+            if not started:  # of a stream that is continued only this may be left
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         except ClientGoneError:
             last = b""
             if not started:

@@ -45,6 +45,18 @@ class ChoiceFormat(Protocol):
         ...
 
 
+class Events(Protocol):
+    """What a stream consists of."""
+
+    def events(self, index: int, chunk: Chunk) -> bytes:
+        """Return the events that a chunk makes."""
+        ...
+
+    def usage_event(self) -> bytes:
+        """Return the last event, empty if there is none."""
+        ...
+
+
 class EventWriter:
     """Events of one stream."""
 
@@ -62,17 +74,26 @@ class EventWriter:
 
     def events(self, index: int, chunk: Chunk) -> bytes:
         """Return the events that a chunk makes: one, or none, or up to three at the ends of a choice."""
-        self._counts.add(index, chunk)
-        parts = []
-        if index not in self._opened:
-            self._opened.add(index)
-            parts.append(self._choice.opening(index))
-        if chunk.text or chunk.logprobs or (chunk.finish_reason and self._choice.ending(index, chunk) is None):
-            parts.append(self._choice.content(index, chunk))
-        if chunk.finish_reason is not None:
-            parts.append(self._choice.ending(index, chunk))
+        parts = self.choices(index, chunk)
         tail = self._tail()
         return b"".join([self._start + part + tail for part in parts if part is not None])
+
+    def choices(self, index: int, chunk: Chunk) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Count a chunk; return the opening, the content and the ending that it makes."""
+        self._counts.add(index, chunk)
+        opening = content = ending = None
+        if index not in self._opened:
+            self._opened.add(index)
+            opening = self._choice.opening(index)
+        if chunk.finish_reason is not None:
+            ending = self._choice.ending(index, chunk)
+        if chunk.text or chunk.logprobs or (chunk.finish_reason and ending is None):
+            content = self._choice.content(index, chunk)
+        return opening, content, ending
+
+    def frame(self, choice: bytes) -> bytes:
+        """Return the event of one choice."""
+        return self._start + choice + self._tail()
 
     def usage_event(self) -> bytes:
         """Return the last event, without choices, if the client asked for it."""
@@ -85,7 +106,7 @@ class EventWriter:
         return b'],"usage":' + msgspec.json.encode(self._counts.usage()) + _END
 
 
-async def event_stream(chunks: Chunks, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+async def event_stream(chunks: Chunks, writer: Events) -> AsyncGenerator[bytes, None]:
     """Yield framed events until every choice has ended, then the usage."""
     async with aclosing(chunks):
         async for index, chunk in chunks:
