@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,12 +98,17 @@ def raw(data: bytes, close: bool = True) -> Behaviour:
 
 
 class FaultyEngine:
-    """Listens on a free port; /readyz and /metrics are answered from fields, all else by `behave`."""
+    """Listens on a free port; probes and questions for facts are answered from fields, all else by `behave`."""
 
     def __init__(self, behave: Behaviour | None = None) -> None:
         self.behave = behave or whole()
         self.ready = 200
         self.metrics = GAUGES
+        self.incarnation: str | None = None
+        self.internal: dict[str, bytes] = {}
+        """What /internal/v1/... answers; 404 for what is not here."""
+        self.num_asked: Counter[str] = Counter()
+        """Of /internal/v1/..., by path."""
         self.seen: list[Seen] = []
         self.num_connections = 0
         self.num_open = 0
@@ -142,7 +148,12 @@ class FaultyEngine:
                 probe = path in ("/readyz", "/metrics")
                 if probe:
                     body = self.metrics.encode() if path == "/metrics" else b"{}"
-                    await whole(self.ready if path == "/readyz" else 200, body)(seen, writer)
+                    extra = f"x-pagefleet-incarnation: {self.incarnation}\r\n" if self.incarnation else ""
+                    await whole(self.ready if path == "/readyz" else 200, body, extra)(seen, writer)
+                    continue
+                if path.startswith("/internal/"):
+                    self.num_asked[path] += 1
+                    await whole(200 if path in self.internal else 404, self.internal.get(path, b"{}"))(seen, writer)
                     continue
                 self.seen.append(seen)
                 await self._answer(seen, reader, writer)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pagefleet_router.endpoints import EngineView
+from pagefleet_router.prefix.exact import ExactIndex
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.pieces import PIECE_BYTES
 from pagefleet_router.request_view import RequestView
@@ -39,7 +40,8 @@ class ApproximatePrefixes:
         if not pieces:
             return [0] * len(engines)
         per_piece = PIECE_BYTES // BYTES_PER_TOKEN
-        return [self._index.match(engine.id, pieces) * per_piece for engine in engines]
+        most = request.num_tokens - 1 if request.num_tokens else len(pieces) * per_piece
+        return [min(most, self._index.match(engine.id, pieces) * per_piece) for engine in engines]
 
     def sent(self, engine_id: str, request: RequestView) -> None:
         """See PrefixKnowledge."""
@@ -49,3 +51,59 @@ class ApproximatePrefixes:
     def lost(self, engine_id: str) -> None:
         """See PrefixKnowledge."""
         self._index.forget(engine_id)
+
+
+class PrefixBook:
+    """What the engines say where they say it, and a guess where not.
+
+    An engine's own word counts when all of its events up to now are applied, and the request's blocks were hashed as
+    it hashes them. What is sent is noted in both: a prompt may come again without blocks, and an engine fall silent.
+
+    Args:
+        guess: knows every engine.
+        exact: knows those that publish events.
+    """
+
+    def __init__(self, guess: PrefixKnowledge, exact: ExactIndex) -> None:
+        self._guess = guess
+        self._exact = exact
+        self._live: set[str] = set()
+
+    def set_live(self, engine_id: str, is_live: bool) -> None:
+        """Note whether the exact index has all that an engine has."""
+        if is_live:
+            self._live.add(engine_id)
+        else:
+            self._live.discard(engine_id)
+
+    def cached_tokens(self, engines: Sequence[EngineView], request: RequestView) -> list[int]:
+        """See PrefixKnowledge."""
+        blocks, size = request.blocks, request.block_size
+        if not blocks or not self._live:
+            return self._guess.cached_tokens(engines, request)
+        told = [self._tells(engine, request) for engine in engines]
+        most = (request.num_tokens - 1) // size  # an engine computes the last token whatever it has
+        matched = self._exact.match([one.id for one, tells in zip(engines, told, strict=True) if tells], blocks)
+        lengths = iter(matched)
+        if all(told):
+            return [min(length, most) * size for length in lengths]
+        guessed = self._guess.cached_tokens(engines, request)
+        return [min(next(lengths), most) * size if tells else guess for tells, guess in zip(told, guessed, strict=True)]
+
+    def sent(self, engine_id: str, request: RequestView) -> None:
+        """See PrefixKnowledge."""
+        self._guess.sent(engine_id, request)
+        if request.blocks:
+            self._exact.sent(engine_id, request.blocks)
+
+    def lost(self, engine_id: str) -> None:
+        """See PrefixKnowledge. The exact index hears it from the engine, whose incarnation is another then."""
+        self._guess.lost(engine_id)
+
+    def _tells(self, engine: EngineView, request: RequestView) -> bool:
+        facts = engine.facts
+        return (
+            facts is not None
+            and engine.id in self._live
+            and (facts.scope, facts.block_size) == (request.scope, request.block_size)
+        )

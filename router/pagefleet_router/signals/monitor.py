@@ -1,16 +1,18 @@
-"""Watches every engine: one task each, which asks /readyz and, if it answers, /metrics."""
+"""Watches every engine: one task each, which asks /readyz and, if it answers, /metrics, and once what it is."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.endpoints import EndpointTable, EngineView
+from pagefleet_router.signals.engine_facts import FactsAsker
 from pagefleet_router.signals.generated_tokens import GeneratedTokens
-from pagefleet_router.signals.http_get import ProbeError, get
+from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, get
 from pagefleet_router.signals.metrics_text import parse_figures
 
 logger = logging.getLogger(__name__)
@@ -75,21 +77,24 @@ class Monitor:
 
     async def _watch(self, engine_id: str) -> None:
         failures, said = 0, ""
+        facts = FactsAsker(self._table, engine_id, time.monotonic)
         while (engine := self._table.engine(engine_id)) is not None:
             url = engine.endpoint.url
+            reason: str | None
             try:
-                status, _ = await get(url, "/readyz", self._timing.timeout)
-                reason, failures = f"/readyz answers {status}", 0
+                answer = await get(url, "/readyz", self._timing.timeout)
+                status, failures = answer.status, 0
+                reason = await self._objection(engine, answer, facts)
             except ProbeError as error:
                 status, reason = 0, str(error)
                 failures += 1
-            ready = status == 200 or (status == 0 and engine.ready and failures < self._timing.failures)
+            ready = reason is None or (status == 0 and engine.ready and failures < self._timing.failures)
             self._table.set_ready(engine_id, ready)
             state = "ready" if ready else f"not ready: {reason}"
             if state != said:
                 logger.info("engine %s is %s", engine_id, state)
                 said = state
-            if status == 200:
+            if reason is None:
                 self._on_healthy(engine_id)
             if status:
                 await self._poll_load(engine_id, url)  # one that drains still works, and is not ready
@@ -97,15 +102,23 @@ class Monitor:
                 self._table.forget_load(engine_id)
             await self._pause(engine_id, ready)
 
+    async def _objection(self, engine: EngineView, answer: ProbeAnswer, facts: FactsAsker) -> str | None:
+        """Return why the engine is not ready, though it answers; None: it is."""
+        if answer.status != 200:
+            return f"/readyz answers {answer.status}"
+        return await facts.after_probe(engine, answer, self._timing.timeout)
+
     async def _poll_load(self, engine_id: str, url: str) -> None:
         try:
-            status, text = await get(url, "/metrics", self._timing.timeout)
+            answer = await get(url, "/metrics", self._timing.timeout)
         except ProbeError:
             return  # the last figures stay; our own counts are current anyway
-        figures = parse_figures(text) if status == 200 else None
+        figures = parse_figures(answer.body) if answer.status == 200 else None
         if figures is None:
             return
-        self._table.set_load(engine_id, figures.num_running, figures.num_waiting, figures.kv_usage)
+        self._table.set_load(
+            engine_id, figures.num_running, figures.num_waiting, figures.kv_usage, figures.num_generated
+        )
         if figures.num_generated is not None:
             self.generated.observe(engine_id, figures.num_generated)
 
