@@ -46,6 +46,9 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TextDamaged(f"the model's chat template is damaged (line {error.lineno}: {error.message})") from None
+        except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
+            # What jinja2 makes of it is Python, with limits of its own on nesting.
+            raise TextDamaged(f"the model's chat template cannot be compiled ({type(error).__name__})") from None
         self._special_tokens = dict(special_tokens)
 
     def render(
