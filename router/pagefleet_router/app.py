@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import random
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
 
 from pagefleet_router.access_log import AccessLog
-from pagefleet_router.admission.admission import OpenDoor
+from pagefleet_router.admission.admission_metrics import collect_admission
+from pagefleet_router.admission.gate import Gate, GateLimits
+from pagefleet_router.admission.room import FleetRooms
 from pagefleet_router.api_keys import ApiKeys
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.discovery.file import FileSource
@@ -38,6 +42,8 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 _DRAIN_POLL_S = 0.05
 _BACKLOG = 1024
+_MAX_WAITING_BYTES = 256 * 2**20
+"""Bodies of waiting requests, over all processes; a process may hold one body of the largest size in any case."""
 
 
 class Router:
@@ -59,7 +65,7 @@ class Router:
     ) -> None:  # fmt: skip
         self.config = config
         self._source = source or make_source(config)
-        self.table = EndpointTable({alias: config.model_name for alias in config.model_alias if config.model_name})
+        self.table = make_table(config)
         self.connections: set[ClientConnection] = set()
         self.budget = RetryBudget()
         self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
@@ -75,11 +81,21 @@ class Router:
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self._log = AccessLog(sys.stdout) if config.access_log else None
-        services = Services(
-            self._dispatcher, self.pools, OpenDoor(), PlainPrompts(), config.first_byte_timeout, config.gap_timeout
-        )
         keys = ApiKeys(config.api_key_file) if config.api_key_file else None
-        self.front = FrontDoor(self.table, services, self.metrics, FrontLimits(config.max_concurrent), keys, self._log)
+        self.gate = make_gate(config, self.table, keys)
+        self.table.watch(self.gate.engines_changed)
+        self.metrics.include(lambda: collect_admission(self.gate))
+        services = Services(
+            self._dispatcher, self.pools, self.gate, PlainPrompts(), config.first_byte_timeout, config.gap_timeout
+        )
+        self.front = FrontDoor(
+            self.table,
+            services,
+            self.metrics,
+            FrontLimits(config.max_concurrent, bool(config.cold_start_timeout)),
+            keys,
+            self._log,
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[int]:
@@ -145,6 +161,7 @@ class Router:
             self.metrics.num_connections = len(self.connections)
             for connection in list(self.connections):
                 connection.check(now)
+            self.gate.check(now)
             self.pools.drop_stale(now)
             if self._log is not None:
                 self._log.flush()
@@ -165,6 +182,28 @@ def make_source(config: RouterConfig) -> EndpointSource:
     from pagefleet_router.discovery.in_cluster import make_kubernetes_source  # noqa: PLC0415
 
     return make_kubernetes_source(config.kubernetes_service, config.kubernetes_namespace, config.model_name)
+
+
+def make_table(config: RouterConfig) -> EndpointTable:
+    """Return the table for the settings: where requests may wait for engines, models do not leave with them."""
+    named = (config.model_name,) if config.model_name is not None else ()
+    aliases = {alias: config.model_name for alias in config.model_alias if config.model_name}
+    return EndpointTable(aliases, kept=named if config.cold_start_timeout else None)
+
+
+def make_gate(config: RouterConfig, table: EndpointTable, keys: ApiKeys | None) -> Gate:
+    """Return the gate for the settings."""
+    num = config.workers
+    limits = GateLimits(
+        queue_size=math.ceil(config.queue_size / num),
+        queue_timeout=config.queue_timeout,
+        cold_start_timeout=config.cold_start_timeout,
+        max_waiting_bytes=max(config.max_body_bytes, _MAX_WAITING_BYTES // num),
+        num_processes=num,
+    )
+    tenant_named = (lambda name: None) if keys is None else keys.named
+    rng = random.Random()  # noqa: S311 - spreads answers, guards nothing
+    return Gate(FleetRooms(lambda: table.snapshot), limits, tenant_named, time.monotonic, rng.random)
 
 
 def _tell_of_a_crash(task: asyncio.Task[None]) -> None:

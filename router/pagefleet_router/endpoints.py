@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,6 +16,9 @@ from pagefleet_protocol.engine_facts import EngineFacts
 
 from pagefleet_router.rates import EngineRates
 from pagefleet_router.tally import Tally
+
+MAX_KEPT = 256
+"""Models that are remembered when their endpoints are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,12 @@ def is_usable(engine: EngineView) -> bool:
     return engine.ready and not engine.ejected and not engine.endpoint.draining
 
 
-def build_snapshot(engines: Sequence[EngineView], aliases: Mapping[str, str] = MappingProxyType({})) -> Snapshot:
-    """Group the usable engines by model."""
+def build_snapshot(
+    engines: Sequence[EngineView], aliases: Mapping[str, str] = MappingProxyType({}), kept: Iterable[str] = ()
+) -> Snapshot:
+    """Group the usable engines by model; models that are `kept` are served even when no endpoint names them."""
     usable: dict[str, list[EngineView]] = {engine.endpoint.model: [] for engine in engines}
+    usable |= {model: [] for model in kept if model not in usable}
     for engine in engines:
         if is_usable(engine):
             usable[engine.endpoint.model].append(engine)
@@ -124,12 +130,17 @@ class EndpointTable:
     Args:
         aliases: other names of models, for every snapshot.
         clock: seconds, monotonic.
+        kept: models that are served even while no endpoint names them; None: only those that endpoints name. Where it
+            is given, models that endpoints name are kept too, up to MAX_KEPT.
     """
 
     def __init__(
-        self, aliases: Mapping[str, str] = MappingProxyType({}), clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.snapshot = build_snapshot((), aliases)
+        self, aliases: Mapping[str, str] = MappingProxyType({}), clock: Callable[[], float] = time.monotonic,
+        kept: Iterable[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._keeps = kept is not None
+        self._kept = dict.fromkeys(kept or ())
+        self.snapshot = build_snapshot((), aliases, self._kept)
         self.siblings: dict[str, EngineRates] = {}
         """For each model what its engines have in common: where a new one starts."""
         self.unlisted: str | None = "the engines are being looked up"
@@ -137,6 +148,11 @@ class EndpointTable:
         self._clock = clock
         self._listeners: list[Callable[[set[str], set[str]], None]] = []
         self._facts_listeners: list[Callable[[EngineView, EngineFacts | None], None]] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, on_snapshot: Callable[[], None]) -> None:
+        """Ask to be told of every new snapshot."""
+        self._watchers.append(on_snapshot)
 
     def subscribe_to_facts(self, on_facts: Callable[[EngineView, EngineFacts | None], None]) -> None:
         """Ask to be told when an engine's facts change, with the engine as it is now and the facts before."""
@@ -158,8 +174,11 @@ class EndpointTable:
             else:
                 engines.append(EngineView(endpoint, rates=self.new_rates(endpoint.model)))
                 came.add(endpoint.id)
-        self.snapshot = build_snapshot(engines, self.snapshot.aliases)
         self.unlisted = None
+        if self._keeps:
+            names = (engine.endpoint.model for engine in engines if len(self._kept) < MAX_KEPT)
+            self._kept.update(dict.fromkeys(names))
+        self._show(engines)
         if came or known:
             for listener in self._listeners:
                 listener(set(known), came)
@@ -229,4 +248,9 @@ class EndpointTable:
         if is_usable(new) and (old is None or not is_usable(old)):
             new = replace(new, usable_since=self._clock())
         engines = [new if old.id == new.id else old for old in self.snapshot.engines]
-        self.snapshot = build_snapshot(engines, self.snapshot.aliases)
+        self._show(engines)
+
+    def _show(self, engines: Sequence[EngineView]) -> None:
+        self.snapshot = build_snapshot(engines, self.snapshot.aliases, self._kept)
+        for watcher in self._watchers:
+            watcher()

@@ -72,7 +72,13 @@ class RouterMetrics(Collector):
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.streams_cut = 0
+        self.arrivals: Counter[str] = Counter()
+        """Requests by model, whatever became of them."""
+        self.first_token: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
+        self.token_seconds: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
+        self.continued: Counter[str] = Counter()
         self.num_connections = 0
+        self._included: list[Callable[[], Iterable[Metric]]] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -80,6 +86,10 @@ class RouterMetrics(Collector):
         """Count a request's end."""
         self.requests[route, status] += 1
         self.durations[route].observe(seconds)
+
+    def include(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Show what another part counts, too."""
+        self._included.append(collect)
 
     def text(self) -> bytes:
         """Return the exposition."""
@@ -101,8 +111,29 @@ class RouterMetrics(Collector):
         yield first
         yield _by_reason("retries", "Requests sent again to another engine.", self.retries)
         yield _by_reason("upstream_failures", "Attempts without a good answer.", self.failures)
+        yield from self._by_model()
         yield from self._totals()
         yield from self._gauges()
+        for collect in self._included:
+            yield from collect()
+
+    def _by_model(self) -> Iterator[Metric]:
+        for name, text, counts in (
+            (names.ROUTER_ARRIVALS, "Requests, whatever became of them.", self.arrivals),
+            (PREFIX + "streams_continued", "Streams that went on at another engine.", self.continued),
+        ):
+            counter = CounterMetricFamily(name.removesuffix("_total"), text, labels=("model",))
+            for model, count in counts.items():
+                counter.add_metric((model,), count)
+            yield counter
+        for name, text, histograms in (
+            (names.ROUTER_FIRST_TOKEN_SECONDS, "Until the first byte of a stream.", self.first_token),
+            (names.ROUTER_TOKEN_SECONDS, "Between two reads of a stream, mean of the stream.", self.token_seconds),
+        ):
+            family = HistogramMetricFamily(name, text, labels=("model",))
+            for model, histogram in histograms.items():
+                family.add_metric((model,), histogram.buckets(), histogram.total)
+            yield family
 
     def _totals(self) -> Iterator[Metric]:
         for name, text, value in (
@@ -152,7 +183,9 @@ class RouterMetrics(Collector):
 
 def _rates(engines: Sequence[EngineView]) -> Iterator[Metric]:
     """Yield, for each model, the prompts that are being computed and what is learned of its engines."""
-    waiting = GaugeMetricFamily(names.ROUTER_PREFILL_TOKENS, "Uncached prompt tokens not yet computed.", labels=("model",))
+    waiting = GaugeMetricFamily(
+        names.ROUTER_PREFILL_TOKENS, "Uncached prompt tokens not yet computed.", labels=("model",)
+    )
     prefill = GaugeMetricFamily(names.ROUTER_PREFILL_RATE, "Prompt tokens an engine computes.", labels=("model",))
     decode = GaugeMetricFamily(names.ROUTER_DECODE_RATE, "Tokens an engine generates.", labels=("model",))
     by_model: defaultdict[str, list[EngineView]] = defaultdict(list)

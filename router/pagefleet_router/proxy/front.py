@@ -36,6 +36,8 @@ class FrontLimits:
     """What the front door allows."""
 
     max_concurrent: int
+    holds: bool = False
+    """Whether requests wait for a model's first engine: then this router is ready before any engine is."""
 
 
 class FrontDoor:
@@ -148,7 +150,7 @@ class FrontDoor:
         if self.draining:
             raise shutting_down()
         num_ready = sum(map(len, self._table.snapshot.usable.values()))
-        if not num_ready:
+        if not num_ready and (self._table.unlisted is not None or not self._limits.holds):
             raise no_engine() if self._table.unlisted is None else no_list(self._table.unlisted)
         return msgspec.json.encode({"status": "ready", "engines": num_ready})
 
