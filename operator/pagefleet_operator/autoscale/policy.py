@@ -1,0 +1,79 @@
+"""What the autoscaler of one service has to keep, and how quickly it may act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagefleet_protocol.inference_service import Autoscaling, ScalingTarget
+
+DEFAULT_QUEUE = 4.0
+DEFAULT_KV_USAGE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tempo:
+    """How quickly decisions follow their signals; seconds unless a name says otherwise."""
+
+    up_window: float = 6.0
+    """Demand has to last so long before engines are added, unless there is panic."""
+    down_window: float = 300.0
+    """Engines go once none of the demands of so long a time asked for them, nor engines were added within it."""
+    down_pause: float = 30.0
+    """Between two steps down."""
+    panic_factor: float = 2.0
+    """Demand of so many times the engines that serve is panic: up at once, and not down."""
+    panic_lasts: float = 60.0
+    """After the last moment of panic."""
+    trend_window: float = 90.0
+    """Growth over so long a time is carried on into the future, as far as a new engine takes to start."""
+    trend_at_most: float = 180.0
+    """How far into the future at most."""
+    start_up: float = 90.0
+    """What an engine takes to start, until one has been seen to."""
+    correction_pause: float = 60.0
+    """Between engines added because targets were missed although the load alone did not ask for them."""
+    ceiling_lasts: float = 300.0
+    """Engines that could not be created are not asked for again for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPolicy:
+    """What one service wants."""
+
+    min: int = 1
+    """Least engines while anybody asks."""
+    max: int
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    queue: float | None = None
+    """Waiting requests per engine."""
+    kv_usage: float = DEFAULT_KV_USAGE
+    """Share of the KV cache."""
+    idle_after_s: float | None = None
+    """Without any request for so long there are no engines; None: there are always `min`."""
+    tempo: Tempo = field(default_factory=Tempo)
+
+    def bounded(self, engines: int) -> int:
+        """Return the number of engines within `min` and `max`."""
+        return max(self.min, min(self.max, engines))
+
+
+def scaling_policy(autoscaling: Autoscaling) -> ScalingPolicy:
+    """Return what the specification of a service asks for.
+
+    Args:
+        autoscaling: in mode Internal or Advisory, as those have a maximum.
+    """
+    assert autoscaling.max is not None, "a rule of the resource"
+    target = autoscaling.target or ScalingTarget(queue=int(DEFAULT_QUEUE))
+    to_zero = autoscaling.scale_to_zero
+    by_load = target.queue is not None or target.kv_usage is not None
+    return ScalingPolicy(
+        min=autoscaling.min,
+        max=autoscaling.max,
+        ttft_s=target.ttft_ms / 1000 if target.ttft_ms is not None else None,
+        itl_s=target.itl_ms / 1000 if target.itl_ms is not None else None,
+        queue=(target.queue or DEFAULT_QUEUE) if by_load else None,
+        kv_usage=target.kv_usage or DEFAULT_KV_USAGE,
+        idle_after_s=float(to_zero.after) if to_zero else None,
+    )

@@ -1,0 +1,126 @@
+"""One router's /metrics page, as far as scaling depends on it.
+
+Routers are not trusted: what cannot be read is left out, and every number that remains is finite and not below zero.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pagefleet_protocol import metric_names as names
+
+from pagefleet_operator.autoscale.histogram import Histogram
+
+_SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})? ([^ ]+)')
+_BOUND = re.compile(r'(?:^|,)le="([^"]+)"')
+_PREFIX = "pagefleet_router_"
+_FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterReading:
+    """What one router says at one moment, summed over the names that its models go by."""
+
+    arrivals: float = 0.0
+    """Requests since the router started."""
+    prompt_tokens: float | None = None
+    """Uncached prompt tokens that were sent to engines since the router started; None: it does not count them."""
+    generated: float = 0.0
+    """Tokens that the fleet's engines generated since they started."""
+    held: float = 0.0
+    queued: float = 0.0
+    queued_tokens: float = 0.0
+    """Prompt tokens of the held and the queued."""
+    prefill_tokens: float = 0.0
+    """Uncached prompt tokens at the engines whose answer has not begun."""
+    engines: float = 0.0
+    """That the fleet's figures stand for."""
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0
+    """Mean share of the engines' KV cache in use, 0 to 1."""
+    prefill_rate: float | None = None
+    """Uncached prompt tokens per second and engine; None: not learned yet."""
+    decode_rate: float | None = None
+    """Generated tokens per second and engine under load; None: not learned yet."""
+    first_token: Histogram = field(default_factory=Histogram)
+    between_tokens: Histogram = field(default_factory=Histogram)
+
+
+def read_router_page(page: bytes) -> RouterReading | None:
+    """Return what a page in Prometheus' text format says; None: it is not a router's, or an older one's."""
+    values: dict[str, list[float]] = defaultdict(list)
+    bounds: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for line in page.decode(errors="replace").splitlines():
+        found = _SAMPLE.match(line) if line.startswith(_PREFIX) else None
+        value = _number(found[3]) if found else None
+        if found is None or value is None:
+            continue
+        name, labels = found[1], found[2] or ""
+        if name.endswith("_bucket"):
+            bound = _BOUND.search(labels)
+            limit = _bound(bound[1]) if bound else None
+            if limit is not None:
+                bounds[name.removesuffix("_bucket")][limit] += value
+        else:
+            values[name].append(value)
+    if names.ROUTER_ARRIVALS not in values and names.ROUTER_FLEET_ENGINES not in values:
+        return None
+    return _reading(values, bounds)
+
+
+def _reading(values: Mapping[str, list[float]], bounds: Mapping[str, Mapping[float, float]]) -> RouterReading:
+    def total(name: str) -> float:
+        return sum(values.get(name, ()))
+
+    def learned(name: str) -> float | None:
+        known = [value for value in values.get(name, ()) if value > 0]
+        return sum(known) / len(known) if known else None
+
+    def histogram(name: str) -> Histogram:
+        found = sorted(bounds.get(name, {}).items())
+        if not found or found[-1][0] != _FOREVER:
+            return Histogram()
+        rising, most = [], 0.0
+        for _, count in found:
+            most = max(most, count)
+            rising.append(most)
+        return Histogram(tuple(bound for bound, _ in found), tuple(rising), total(f"{name}_sum"))
+
+    return RouterReading(
+        arrivals=total(names.ROUTER_ARRIVALS),
+        prompt_tokens=total(names.ROUTER_PROMPT_TOKENS) if names.ROUTER_PROMPT_TOKENS in values else None,
+        generated=total(names.ROUTER_FLEET_GENERATED_TOKENS),
+        held=total(names.ROUTER_HELD),
+        queued=total(names.ROUTER_QUEUED),
+        queued_tokens=total(names.ROUTER_QUEUED_TOKENS),
+        prefill_tokens=total(names.ROUTER_PREFILL_TOKENS),
+        engines=total(names.ROUTER_FLEET_ENGINES),
+        running=total(names.ROUTER_FLEET_REQUESTS_RUNNING),
+        waiting=total(names.ROUTER_FLEET_REQUESTS_WAITING),
+        kv_usage=min(1.0, total(names.ROUTER_FLEET_KV_USAGE_RATIO)),
+        prefill_rate=learned(names.ROUTER_PREFILL_RATE),
+        decode_rate=learned(names.ROUTER_DECODE_RATE),
+        first_token=histogram(names.ROUTER_FIRST_TOKEN_SECONDS),
+        between_tokens=histogram(names.ROUTER_TOKEN_SECONDS),
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def _bound(text: str) -> float | None:
+    try:
+        bound = float(text)
+    except ValueError:
+        return None
+    return bound if bound > 0 else None
