@@ -18,6 +18,13 @@ class AccessRecord(msgspec.Struct, frozen=True):
     first_byte_ms: float | None
     total_ms: float
     bytes_out: int
+    model: str | None = None
+    prompt_tokens: int = 0
+    """Counted, or estimated from the prompt's bytes."""
+    cached_tokens: int = 0
+    """Of these, what the engine probably had cached."""
+    queue_ms: float = 0.0
+    """Until the request was let in."""
 
 
 class AccessLog:

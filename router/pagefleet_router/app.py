@@ -28,9 +28,9 @@ from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.knowledge import ApproximatePrefixes
 from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.proxy.dispatcher import Dispatcher
-from pagefleet_router.proxy.exchange import Services
 from pagefleet_router.proxy.front import FrontDoor, FrontLimits
 from pagefleet_router.proxy.pool import UpstreamPools
+from pagefleet_router.proxy.services import Services
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
@@ -86,13 +86,14 @@ class Router:
         self.table.watch(self.gate.engines_changed)
         self.metrics.include(lambda: collect_admission(self.gate))
         services = Services(
-            self._dispatcher, self.pools, self.gate, PlainPrompts(), config.first_byte_timeout, config.gap_timeout
-        )
+            self._dispatcher, self.pools, self.gate, PlainPrompts(), config.first_byte_timeout, config.gap_timeout,
+            explain=config.explain,
+        )  # fmt: skip
         self.front = FrontDoor(
             self.table,
             services,
             self.metrics,
-            FrontLimits(config.max_concurrent, bool(config.cold_start_timeout)),
+            FrontLimits(config.max_concurrent, bool(config.cold_start_timeout), config.session_header.encode()),
             keys,
             self._log,
         )

@@ -69,6 +69,8 @@ class Failure(enum.Enum):
     """The engine answered 500, 502, 503 or 504."""
     ENDING = "ending"
     """The engine answered 503 and closes the connection: it stops, or its core died."""
+    STRANGER = "stranger"
+    """An engine of another model answered: the address is not the engine's any more."""
 
 
 _LOST = "The engine that worked on this request was lost. Send the request again."
@@ -80,6 +82,7 @@ _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.GARBAGE: (502, "The engine's answer could not be read.", "engine_answer_invalid"),
     Failure.STATUS: (502, _LOST, "engine_failed"),
     Failure.ENDING: (502, _LOST, "engine_lost"),
+    Failure.STRANGER: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
 }
 
 

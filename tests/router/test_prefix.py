@@ -13,6 +13,7 @@ from pagefleet_router.endpoints import EngineView, Snapshot, build_snapshot
 from pagefleet_router.errors import Refusal
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.pieces import MAX_PIECES, PIECE_BYTES, hash_pieces
+from pagefleet_router.proxy.asker import NOBODY, Asker
 from pagefleet_router.proxy.body import view_request
 from pagefleet_router.request_view import RequestView
 
@@ -92,8 +93,8 @@ SERVED = build_snapshot([EngineView(Endpoint("a", "http://a:1", "m"), ready=True
 LONG = [{"role": "system", "content": "s" * 5000}, {"role": "user", "content": "u" * 500}]
 
 
-def view(tenant: bytes | None = None, snapshot: Snapshot = SERVED, **body: object) -> RequestView:
-    return view_request(json.dumps({"model": "m", **body}).encode(), snapshot, tenant, True)
+def view(asker: Asker = NOBODY, snapshot: Snapshot = SERVED, **body: object) -> RequestView:
+    return view_request(json.dumps({"model": "m", **body}).encode(), snapshot, asker, True)
 
 
 def test_a_growing_conversation_keeps_its_pieces() -> None:
@@ -109,7 +110,7 @@ def test_what_may_not_share_does_not() -> None:
     chains = [
         view(messages=LONG).pieces,
         view(messages=LONG, cache_salt="x").pieces,
-        view(b"tenant", messages=LONG).pieces,
+        view(Asker("tenant"), messages=LONG).pieces,
         view(messages=LONG, tools=[{"type": "function"}]).pieces,
         view(prompt="s" * 5000).pieces,
     ]
@@ -119,7 +120,7 @@ def test_what_may_not_share_does_not() -> None:
 
 def test_without_prefixes_nothing_is_hashed() -> None:
     body = json.dumps({"model": "m", "messages": LONG}).encode()
-    assert view_request(body, SERVED, None, with_pieces=False).pieces == ()
+    assert view_request(body, SERVED, NOBODY, with_pieces=False).pieces == ()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +130,12 @@ def test_without_prefixes_nothing_is_hashed() -> None:
 )  # fmt: skip
 def test_bodies_that_are_refused(body: bytes, status: int) -> None:
     with pytest.raises(Refusal) as caught:
-        view_request(body, SERVED, None, True)
+        view_request(body, SERVED, NOBODY, True)
     assert caught.value.status == status
     assert len(caught.value.message) < 200
 
 
 def test_no_model_at_all() -> None:
     with pytest.raises(Refusal) as caught:
-        view_request(b'{"model":"m"}', build_snapshot([]), None, True)
+        view_request(b'{"model":"m"}', build_snapshot([]), NOBODY, True)
     assert caught.value.status == 503

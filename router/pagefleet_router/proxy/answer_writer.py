@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-from pagefleet_router.errors import Refusal
 from pagefleet_router.proxy.client_request import ClientRequest
-from pagefleet_router.proxy.http_names import LAST_CHUNK, NOT_RETURNED, chunk, status_line
+from pagefleet_router.proxy.http_names import LAST_CHUNK, NOT_RETURNED, OWN_PREFIX, chunk, status_line
 from pagefleet_router.proxy.sse import EventHold
+from pagefleet_router.proxy.stream_tape import StreamTape
 from pagefleet_router.proxy.upstream import AnswerHead
 
 
 class AnswerWriter:
-    """Frames one answer."""
+    """Frames one answer, which may come from several engines, one after the other.
 
-    def __init__(self, request: ClientRequest, head: AnswerHead, engine_id: str) -> None:
+    Args:
+        request: what is answered.
+        head: the engine's, or our own for a stream that is held.
+        own: header lines of ours.
+        tape: takes the notes out of an event stream.
+    """
+
+    __slots__ = (
+        "_chunked", "_events", "_has_length", "_head", "_http_1_0", "_own", "is_stream", "keep_alive", "num_bytes",
+        "tape",
+    )  # fmt: skip
+
+    def __init__(self, request: ClientRequest, head: AnswerHead, own: bytes, tape: StreamTape | None = None) -> None:
         self.keep_alive = request.keep_alive
         """False: the connection has to end after this answer."""
         self.num_bytes = 0
         self._head: AnswerHead | None = head
-        self._engine_id = engine_id
-        self._request_id = request.request_id
+        self._own = own
         self._http_1_0 = request.http_1_0
-        self._has_length = self._is_stream = False
-        for name, value in head.headers:
-            if name == b"content-length":
-                self._has_length = True
-            elif name == b"content-type" and value.startswith(b"text/event-stream"):
-                self._is_stream = head.status == 200
+        self._has_length = any(name == b"content-length" for name, _ in head.headers)
+        self.is_stream = is_event_stream(head)
+        """Whether this is a good answer made of events."""
         self._chunked = False
-        self._events = EventHold() if self._is_stream and not self._has_length else None
+        self._events = EventHold() if self.is_stream and not self._has_length else None
+        self.tape = tape if self._events is not None else None
 
     def encode(self, body: bytes, complete: bool) -> bytes:
         """Return what to send for bytes of the body, with the head in front of the first ones.
 
         The head waits for them: as long as nothing was sent, another engine can still be asked.
+
+        Raises:
+            HandoffError: the tape found what no engine of ours sends.
         """
         if self._events is not None:
             body = self._events.push(body)
             if complete:
                 body += self._events.rest()
+            if self.tape is not None and body:
+                body = self.tape.take(body)
+                complete = complete and not self.tape.engine_ended
         self.num_bytes += len(body)
         if self._head is not None:
             return self._first(self._head, body, complete) if body or complete else b""
@@ -45,17 +60,41 @@ class AnswerWriter:
             return body
         return (chunk(body) if body else b"") + (LAST_CHUNK if complete else b"")
 
-    def error_event(self, refusal: Refusal) -> bytes | None:
+    @property
+    def begun(self) -> bool:
+        """Whether the head has been sent."""
+        return self._head is None
+
+    def end(self) -> bytes:
+        """Return what ends the framing of an answer that has begun."""
+        return LAST_CHUNK if self._chunked else b""
+
+    def comment(self, text: bytes) -> bytes:
+        """Return what to send for a comment of ours, which stands between events."""
+        if self._head is not None:
+            return self._first(self._head, text, False)
+        return chunk(text) if self._chunked else text
+
+    def next_engine(self, tape: StreamTape | None) -> None:
+        """Forget the event that an engine left half said: another one goes on."""
+        if self._events is not None:
+            self._events.rest()
+            self.tape = tape
+        if self.tape is not None:
+            self.tape.next_engine()
+
+    def last_event(self, event: bytes) -> bytes | None:
         """Return the end of a stream that breaks off; None when this answer cannot carry one."""
         if self._events is None or self._head is not None:
             return None
-        event = refusal.event()
         return chunk(event) + LAST_CHUNK if self._chunked else event
 
     def _first(self, head: AnswerHead, body: bytes, complete: bool) -> bytes:
         lines = [status_line(head.status)]
-        lines += [b"%b: %b\r\n" % header for header in head.headers if header[0] not in NOT_RETURNED]
-        lines.append(b"x-request-id: %b\r\nx-pagefleet-engine: %b\r\n" % (self._request_id, self._engine_id.encode()))
+        for header in head.headers:
+            if header[0] not in NOT_RETURNED and not header[0].startswith(OWN_PREFIX):
+                lines.append(b"%b: %b\r\n" % header)
+        lines.append(self._own)
         if not self._has_length and head.status not in {204, 304}:
             if complete:
                 lines.append(b"content-length: %d\r\n" % len(body))
@@ -68,4 +107,12 @@ class AnswerWriter:
         if body:
             lines.append(chunk(body) if self._chunked else body)
         self._head = None
+        self._own = b""
         return b"".join(lines)
+
+
+def is_event_stream(head: AnswerHead) -> bool:
+    """Whether an answer is a stream of events that has gone well so far."""
+    return head.status == 200 and any(
+        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers
+    )

@@ -1,4 +1,4 @@
-"""The few fields of a body that the choice of an engine depends on. All else is the engine's to judge."""
+"""The few fields of a body that admission and the choice of an engine depend on. All else is the engine's to judge."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from pagefleet_protocol.openai_json import json_name, shown
 
 from pagefleet_router.endpoints import Snapshot
 from pagefleet_router.errors import Refusal, no_engine
+from pagefleet_router.prefix.knowledge import BYTES_PER_TOKEN
 from pagefleet_router.prefix.pieces import hash_pieces
-from pagefleet_router.request_view import ANONYMOUS, RequestView
+from pagefleet_router.proxy.asker import Asker
+from pagefleet_router.request_view import Pieces, RequestView
 
 _NOTHING = msgspec.Raw(b"")
+_LOOK = 64
+"""Bytes that tell what a prompt is."""
 
 
-class _Peek(msgspec.Struct):
+class _Peek(msgspec.Struct, gc=False):
     """What is looked at. `Raw` fields are skipped over and stay as they came."""
 
     model: Any = None
@@ -23,18 +27,26 @@ class _Peek(msgspec.Struct):
     prompt: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
     cache_salt: Any = None
+    stream: Any = None
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
+    temperature: Any = None
+    seed: Any = None
+    n: Any = None
+    best_of: Any = None
+    echo: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Peek)
 
 
-def view_request(body: bytes, snapshot: Snapshot, tenant: str | None, with_pieces: bool) -> RequestView:
-    """Read a body once and work out what the scheduler needs.
+def view_request(body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: bool) -> RequestView:
+    """Read a body once and work out what admission and the scheduler need.
 
     Args:
         body: JSON, as it came.
         snapshot: which models are served.
-        tenant: whose request it is; two tenants never share a prefix.
+        asker: whose request it is; two tenants never share a prefix.
         with_pieces: whether the policy looks at prompts.
 
     Raises:
@@ -42,12 +54,39 @@ def view_request(body: bytes, snapshot: Snapshot, tenant: str | None, with_piece
     """
     peek = _peek(body)
     model = _served_model(peek.model, snapshot)
-    if not with_pieces:
-        return RequestView(model, tenant=tenant or ANONYMOUS)
-    text = bytes(peek.messages) or bytes(peek.prompt)
-    salt = peek.cache_salt if isinstance(peek.cache_salt, str) else None
-    pieces = hash_pieces((model, tenant, salt, bytes(peek.tools)), text)
-    return RequestView(model, pieces, tenant=tenant or ANONYMOUS)
+    text, tools = bytes(peek.messages) or bytes(peek.prompt), bytes(peek.tools)
+    pieces: Pieces = ()
+    if with_pieces:
+        salt = peek.cache_salt if isinstance(peek.cache_salt, str) else None
+        pieces = hash_pieces((model, asker.tenant, salt, tools), text)
+    stream = peek.stream is True
+    return RequestView(
+        model,
+        pieces,
+        (len(text) + len(tools)) // BYTES_PER_TOKEN,
+        _count(peek.max_completion_tokens) or _count(peek.max_tokens),
+        tenant=asker.tenant,
+        priority=asker.priority,
+        session=asker.session,
+        stream=stream,
+        resumable=stream and _is_resumable(peek),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _is_resumable(peek: _Peek) -> bool:
+    """Whether another engine would generate the same: one answer to one prompt, and no dice of its own."""
+    sure = type(peek.seed) is int or (type(peek.temperature) in (int, float) and peek.temperature == 0)
+    alone = peek.n in (None, 1) and peek.best_of in (None, 1) and not peek.echo
+    return sure and alone and (not peek.prompt or _is_one_prompt(bytes(memoryview(peek.prompt)[:_LOOK])))
+
+
+def _is_one_prompt(prompt: bytes) -> bool:
+    """Tell a text, or a list of token ids, from a list of prompts."""
+    return prompt.startswith(b'"') or (prompt.startswith(b"[") and prompt[1:].lstrip()[:1].isdigit())
 
 
 def _peek(body: bytes) -> _Peek:

@@ -18,9 +18,10 @@ from pagefleet_router.scheduling.retry_budget import RetryBudget
 
 logger = logging.getLogger(__name__)
 
-_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING})
+_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING, Failure.STRANGER})
 """The work at the old engine is gone, so a retry replaces it and adds no load. The budget is against engines that are
 there but fail: retries are what would keep them down."""
+_NOT_THERE = frozenset({Failure.REFUSED, Failure.STRANGER})
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Dispatcher:
     metrics: RouterMetrics
     clock: Callable[[], float]
     on_refused: Callable[[str], None]
-    """Called with the id of an engine that nothing listens for."""
+    """Called with the id of an engine that is not at its address."""
 
     def choose(self, view: RequestView, tried: Collection[str]) -> Choice | None:
         """Return an engine that was not tried yet; None when there is none."""
@@ -74,13 +75,20 @@ class Dispatcher:
     def failed(self, engine: EngineView, failure: Failure) -> None:
         """Note that an engine gave no good answer."""
         self.metrics.failures[failure.value] += 1
-        if failure is Failure.REFUSED:
+        if failure in _NOT_THERE:
             self.policy.lost(engine.id)
             self.on_refused(engine.id)
         if self.outliers.failed(engine.id, self.clock(), len(self.table.snapshot.engines)):
             self.metrics.ejections += 1
             self.table.set_ejected(engine.id, True)
             logger.warning("engine %s is ejected after failures in a row", engine.id)
+
+    def restarted(self, engine: EngineView) -> None:
+        """Note that an engine answered as another incarnation than its facts are of: they and its cache are gone."""
+        now = self.table.engine(engine.id)
+        if now is not None and now.facts is not None and now.facts == engine.facts:
+            self.policy.lost(engine.id)
+            self.table.set_facts(engine.id, None)
 
     def healthy(self, engine_id: str) -> None:
         """Take a good probe as a reason to end an ejection whose time is over, and to review what is learned."""

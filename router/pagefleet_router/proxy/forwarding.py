@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, tenant_salt
+
+from pagefleet_router.endpoints import EngineView
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.http_names import NOT_FORWARDED, OWN_PREFIX
+from pagefleet_router.proxy.stream_tape import StreamTape
+from pagefleet_router.request_view import ANONYMOUS, RequestView
 
 
-def forwarded_request(request: ClientRequest, url: str) -> bytes:
+def forwarded_request(request: ClientRequest, view: RequestView, engine: EngineView, tape: StreamTape | None) -> bytes:
     """Return head and body for an engine.
 
     The target is the route's own path, and nothing that frames, addresses or authorises comes from the client: a key
-    that the router has checked stays here.
+    that the router has checked stays here. Token ids travel behind the client's JSON, see `handoff`.
+
+    Args:
+        request: what the client sent.
+        view: what became of it here.
+        engine: who gets it.
+        tape: of a stream that may go on elsewhere; only for engines that know what it is.
     """
     assert request.route is not None
     keyed = request.tenant is not None
-    lines = [f"{request.method} {request.route.name} HTTP/1.1\r\nhost: {url[7:]}\r\n".encode()]
+    lines = [f"{request.method} {request.route.name} HTTP/1.1\r\nhost: {engine.endpoint.url[7:]}\r\n".encode()]
     for name, value in request.headers:
         if name in NOT_FORWARDED or b"_" in name or name.startswith(OWN_PREFIX) or (keyed and name == b"authorization"):
             continue
         lines.append(b"%b: %b\r\n" % (name, value))
-    lines.append(
-        b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (request.request_id, len(request.body), request.body)
-    )
-    return b"".join(lines)
+    behind: list[bytes] = []
+    if view.tenant != ANONYMOUS:
+        lines.append(f"{CACHE_SALT}: {tenant_salt(view.tenant)}\r\n".encode())
+    if view.token_ids and engine.facts is not None and engine.facts.text_digest == view.text_digest:
+        lines.append(f"{PROMPT_TOKENS}: {len(view.token_ids) // 4}\r\n".encode())
+        behind.append(view.token_ids)
+    if tape is not None:
+        lines.append(f"{STREAM}: {tape.state()}\r\n".encode())
+        behind.append(tape.tokens)
+    num_bytes = len(request.body) + sum(map(len, behind))
+    lines.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request.request_id, num_bytes))
+    return b"".join([*lines, request.body, *behind])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from pagefleet_protocol import headers
 from pagefleet_protocol.headers import REQUEST_ID
 
 from pagefleet_router.access_log import AccessLog, AccessRecord
@@ -17,12 +18,14 @@ from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import Refusal, no_engine, no_list, overloaded, shutting_down
 from pagefleet_router.metrics import RouterMetrics
 from pagefleet_router.proxy.access import MODEL_PREFIX, Kind, Route, route_of
+from pagefleet_router.proxy.asker import read_asker
 from pagefleet_router.proxy.body import model_not_found, view_request
 from pagefleet_router.proxy.client_connection import ClientConnection, Responder
 from pagefleet_router.proxy.client_request import ClientRequest
-from pagefleet_router.proxy.exchange import Exchange, Services
+from pagefleet_router.proxy.exchange import Exchange
 from pagefleet_router.proxy.http_names import PATH
 from pagefleet_router.proxy.http_names import REQUEST_ID as HARMLESS_ID
+from pagefleet_router.proxy.services import Services
 from pagefleet_router.request_view import RequestView
 
 _JSON = b"application/json"
@@ -33,11 +36,12 @@ _UNKNOWN = Route("unknown", Kind.PROXY, ())
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """What the front door allows."""
+    """What the front door allows, and where it looks."""
 
     max_concurrent: int
     holds: bool = False
     """Whether requests wait for a model's first engine: then this router is ready before any engine is."""
+    session_header: bytes = headers.SESSION.encode()
 
 
 class FrontDoor:
@@ -86,7 +90,7 @@ class FrontDoor:
     def on_finished(self, responder: Responder) -> None:
         """Count and log an exchange's end."""
         assert isinstance(responder, Exchange)
-        self._note(responder.request, responder.status, responder)
+        self._note(responder.request, responder.delivery.status, responder)
 
     def _request_id(self, request: ClientRequest) -> bytes:
         given = request.values(_REQUEST_ID)
@@ -122,8 +126,10 @@ class FrontDoor:
             raise overloaded()
         if request.method == "POST":
             with_pieces = services.dispatcher.policy.uses_prefixes
-            tenant = None if request.tenant is None else request.tenant.name
-            view = view_request(request.body, self._table.snapshot, tenant, with_pieces)
+            asker = read_asker(request, self._limits.session_header)
+            view = view_request(request.body, self._table.snapshot, asker, with_pieces)
+            if view.model is not None:
+                self._metrics.arrivals[view.model] += 1
         else:
             view = RequestView(None)
         exchange = Exchange(request, view, client, services)
@@ -170,7 +176,11 @@ class FrontDoor:
                 retries=exchange.num_retries if exchange else 0,
                 first_byte_ms=None if first is None else round(first * 1e3, 2),
                 total_ms=round(seconds * 1e3, 2),
-                bytes_out=exchange.num_bytes_out if exchange else 0,
+                bytes_out=exchange.delivery.num_bytes if exchange else 0,
+                model=exchange.view.model if exchange else None,
+                prompt_tokens=exchange.view.num_tokens if exchange else 0,
+                cached_tokens=exchange.cached_tokens if exchange else 0,
+                queue_ms=round(exchange.waited_s * 1e3, 2) if exchange else 0.0,
             )
         )
 

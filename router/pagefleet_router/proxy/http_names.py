@@ -17,11 +17,11 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
 """Request headers that an engine gets from us or not at all. An engine must not compress: streams stay readable."""
 
-NOT_RETURNED = HOP_BY_HOP | {b"x-request-id", b"x-pagefleet-engine"}
-"""Answer headers that a client gets from us or not at all."""
+NOT_RETURNED = HOP_BY_HOP | {b"x-request-id"}
+"""Answer headers that a client gets from us or not at all; so are those of OWN_PREFIX."""
 
 OWN_PREFIX = b"x-pagefleet-"
-"""Headers between our own processes: what a client sends under these names is dropped."""
+"""Headers between our own processes: what a client or an engine sends under these names is not passed on."""
 
 HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

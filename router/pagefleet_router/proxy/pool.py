@@ -69,12 +69,16 @@ class EnginePool:
             self.idle.remove(connection)
             connection.abandon()
 
-    def close(self) -> None:
-        """Keep nothing from now on; what runs ends in its own time."""
-        self.closed = True
+    def drop_idle(self) -> None:
+        """Close every connection that waits for a request."""
         for connection in self.idle:
             connection.abandon()
         self.idle.clear()
+
+    def close(self) -> None:
+        """Keep nothing from now on; what runs ends in its own time."""
+        self.closed = True
+        self.drop_idle()
 
     async def _dial(self, then: OnConnected) -> None:
         loop = asyncio.get_running_loop()

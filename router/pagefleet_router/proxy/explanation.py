@@ -1,0 +1,43 @@
+"""The answer to `x-pagefleet-explain: 1`: how each engine looked to the request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from pagefleet_protocol import headers
+
+from pagefleet_router.proxy.client_request import ClientRequest
+from pagefleet_router.scheduling.policy import Score
+
+MAX_ENGINES = 64
+_EXPLAIN = headers.EXPLAIN.encode()
+
+
+def wants_explanation(request: ClientRequest) -> bool:
+    """Whether a client asks for the scores."""
+    return (_EXPLAIN, b"1") in request.headers
+
+
+def explanation(scores: Sequence[Score]) -> bytes:
+    """Return the header's line: JSON in ASCII, of the best MAX_ENGINES engines at most."""
+    best = sorted(scores, key=lambda score: score.seconds)[:MAX_ENGINES]
+    rows = [
+        {
+            "engine": score.engine_id,
+            "seconds": round(score.seconds, 6),
+            "cached_tokens": score.cached_tokens,
+            "queued_tokens": score.queued_tokens,
+            "reason": score.reason,
+        }
+        for score in best
+    ]
+    text = msgspec.json.encode(rows).decode()
+    # Outside strings JSON is ASCII, so that what is not can be escaped wherever it stands.
+    ascii_text = "".join(char if char < "\x7f" else "".join(_escaped(char)) for char in text)
+    return f"{headers.EXPLAIN}: {ascii_text}\r\n".encode()
+
+
+def _escaped(char: str) -> list[str]:
+    units = char.encode("utf-16-be")
+    return [f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2)]

@@ -1,0 +1,30 @@
+"""What every exchange uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pagefleet_router.admission.admission import Admission
+from pagefleet_router.proxy.dispatcher import Dispatcher
+from pagefleet_router.proxy.holding import HoldTiming
+from pagefleet_router.proxy.pool import UpstreamPools
+from pagefleet_router.tokens.prompt_reader import PromptReader
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Objects that live as long as the router. Timeouts in seconds."""
+
+    dispatcher: Dispatcher
+    pools: UpstreamPools
+    admission: Admission
+    prompts: PromptReader
+    first_byte_timeout: float
+    gap_timeout: float
+    hold: HoldTiming = field(default_factory=HoldTiming)
+    explain: bool = False
+    """Whether clients may ask how engines were chosen."""
+    wall_clock: Callable[[], float] = time.time
+    """Seconds since the epoch, for `created` in answers."""

@@ -1,0 +1,151 @@
+"""What another engine needs to go on with a stream: the tokens so far, and how far the client's events are.
+
+An engine that was asked for notes (`pagefleet_protocol.handoff`) puts one before each event. A state is a number of
+tokens and one of characters; events that change neither (the opening role, the finish reason, usage, `[DONE]`) follow
+from it. An engine that goes on from a state sends all events that follow from it, so those that the client has already
+are dropped: that makes the joined stream the same to the byte.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from pagefleet_protocol.handoff import NOTE_START, HandoffError, StreamState, take_notes
+
+MAX_TOKENS = 64 * 1024
+"""A longer stream keeps nothing, and cannot go on elsewhere any more."""
+
+_EVENT_END = b"\n\n"
+_DONE = b"data: [DONE]\n\n"
+_ERROR = b'data: {"error":'
+_ENGINE_DEAD = b'"code":"engine_dead"'
+_NOTE_LINE = b"\n" + NOTE_START
+
+
+class StreamTape:
+    """Takes the notes out of one stream, whatever number of engines it comes from.
+
+    Args:
+        created: what the answer gives as its time, seconds since the epoch.
+    """
+
+    __slots__ = (
+        "_answer_id", "_created", "_needs_note", "_num_chars", "_num_events", "_num_to_drop", "_tokens", "can_go_on",
+        "done", "engine_ended", "moved", "noted",
+    )  # fmt: skip
+
+    def __init__(self, created: int) -> None:
+        self.can_go_on = True
+        """Whether another engine could take over now."""
+        self.noted = False
+        """Whether there has been a note: only then have the engines agreed on the answer's name."""
+        self.moved = False
+        """Whether the current engine has given an event that the client did not have."""
+        self.done = False
+        """Whether the client has the last event."""
+        self.engine_ended = False
+        """Whether the engine said that it is gone, in an event that is not passed on."""
+        self._answer_id = secrets.token_hex(16)
+        self._created = created
+        self._tokens = bytearray()
+        self._num_chars = 0
+        self._num_events = 0
+        """Events passed on since the state changed."""
+        self._num_to_drop = 0
+        self._needs_note = False
+
+    @property
+    def tokens(self) -> bytes:
+        """The generated tokens, packed."""
+        return bytes(self._tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many of them there are."""
+        return len(self._tokens) // 4
+
+    def state(self) -> str:
+        """Return the header that makes an engine begin, or go on from here."""
+        return StreamState(self._answer_id, self._created, self.num_tokens, self._num_chars).encode()
+
+    def next_engine(self) -> None:
+        """Expect the events that follow from the last state."""
+        self.engine_ended = self.moved = False
+        self._num_to_drop = self._num_events
+        self._needs_note = self.noted
+
+    def give_up(self) -> None:
+        """Keep nothing from now on; notes are still taken out."""
+        self.can_go_on = False
+        self._tokens.clear()
+
+    def take(self, events: bytes) -> bytes:
+        """Return events without notes.
+
+        Args:
+            events: whole ones, each with its note before it; a part of one ends the chance to go on.
+
+        Raises:
+            HandoffError: a note is damaged, or the events do not go on from where the stream is.
+        """
+        if not self.can_go_on and not self.noted:
+            return events  # the engine gives no notes
+        kept = []
+        start, size = 0, len(events)
+        while start < size and not self.engine_ended:
+            found = events.find(_EVENT_END, start)
+            if found < 0:
+                self.give_up()
+                kept.append(self._without_note(events[start:])[0])
+                break
+            kept.append(self._event(events[start : found + 2]))
+            start = found + 2
+        return kept[0] if len(kept) == 1 else b"".join(kept)
+
+    def _event(self, event: bytes) -> bytes:
+        event, tokens, num_chars = self._without_note(event)
+        if event.startswith(_ERROR):
+            return self._error(event)
+        if event.startswith(b":"):
+            return event  # a comment: no part of the answer
+        if num_chars is not None:
+            self.noted, self._needs_note = True, False
+            if tokens or num_chars != self._num_chars:
+                self._move(tokens, num_chars)
+        elif self._needs_note:
+            raise HandoffError("an engine goes on without notes")
+        elif not self.noted:
+            self.give_up()
+        if self._num_to_drop:
+            self._num_to_drop -= 1
+            return b""
+        self._num_events += 1
+        self.moved = True
+        self.done = event == _DONE
+        return event
+
+    def _without_note(self, event: bytes) -> tuple[bytes, bytes, int | None]:
+        event, tokens, num_chars = take_notes(event)
+        if NOTE_START in event and (event.startswith(NOTE_START) or _NOTE_LINE in event):
+            raise HandoffError("a note is damaged")
+        if len(tokens) % 4:
+            raise HandoffError("a note holds a part of a token")
+        return event, tokens, num_chars
+
+    def _error(self, event: bytes) -> bytes:
+        """Pass on an error, which is the end, unless another engine can do better."""
+        if self.can_go_on and self.noted and _ENGINE_DEAD in event:
+            self.engine_ended = True
+            return b""
+        self.give_up()
+        return event
+
+    def _move(self, tokens: bytes, num_chars: int) -> None:
+        if self._num_to_drop or num_chars < self._num_chars:
+            raise HandoffError("an engine does not go on from where the stream is")
+        self._num_chars = num_chars
+        self._num_events = -1  # the event that moves the state does not follow from it
+        if self.can_go_on:
+            self._tokens += tokens
+            if len(self._tokens) > 4 * MAX_TOKENS:
+                self.give_up()
