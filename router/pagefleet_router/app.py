@@ -23,9 +23,8 @@ from pagefleet_router.discovery.source import EndpointSource
 from pagefleet_router.discovery.static import StaticSource
 from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, shutting_down
+from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
-from pagefleet_router.prefix.index import PrefixIndex
-from pagefleet_router.prefix.knowledge import ApproximatePrefixes
 from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.front import FrontDoor, FrontLimits
@@ -36,12 +35,14 @@ from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
 from pagefleet_router.tokens.prompt_reader import PlainPrompts
+from pagefleet_router.workers.listeners import BACKLOG
+from pagefleet_router.workers.seat import Seat
+from pagefleet_router.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_POLL_S = 0.05
-_BACKLOG = 1024
 _MAX_WAITING_BYTES = 256 * 2**20
 """Bodies of waiting requests, over all processes; a process may hold one body of the largest size in any case."""
 
@@ -54,6 +55,7 @@ class Router:
         timing: limits for client connections.
         monitor_timing: how engines are watched.
         source: where engines are listed; None: what the settings name.
+        seat: this worker's place among several; None: it is alone.
 
     Raises:
         ConfigError: what the settings name cannot be used here.
@@ -61,9 +63,11 @@ class Router:
 
     def __init__(
         self, config: RouterConfig, timing: ConnectionTiming | None = None, monitor_timing: MonitorTiming | None = None,
-        source: EndpointSource | None = None,
+        source: EndpointSource | None = None, seat: Seat | None = None,
     ) -> None:  # fmt: skip
         self.config = config
+        self._seat = seat
+        self._siblings: Siblings | None = None
         self._source = source or make_source(config)
         self.table = make_table(config)
         self.connections: set[ClientConnection] = set()
@@ -72,11 +76,15 @@ class Router:
         self.metrics = RouterMetrics(
             lambda: self.table.snapshot, lambda: self.budget.live_requests, lambda: self._monitor.generated.total
         )
+        if seat is not None:
+            self._siblings = Siblings(seat.figures_path, seat.sibling_paths, self.metrics.text)
+            self.metrics.gather = self._siblings.figures
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
         self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing or ConnectionTiming())
-        knowledge = ApproximatePrefixes(PrefixIndex(config.prefix_pieces))
+        self._caches = FleetCaches(config, self.table)
+        self.metrics.include(self._caches.collect)
         self._dispatcher = Dispatcher(
-            self.table, make_policy(config.policy, knowledge, time.monotonic), self.budget, OutlierDetector(),
+            self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget, OutlierDetector(),
             self.metrics, time.monotonic, self._monitor.mark_refused,
         )  # fmt: skip
         self.table.subscribe(self._follow)
@@ -106,11 +114,9 @@ class Router:
             ConfigError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        host, port = self.config.host, self.config.port
-        try:
-            server = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
-        except OSError as error:
-            raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another --port") from error
+        server = await self._listen(loop)
+        if self._siblings is not None:
+            await self._siblings.start()
         tasks = [loop.create_task(self._source.run(self.table)), loop.create_task(self._tick())]
         for task in tasks:
             task.add_done_callback(_tell_of_a_crash)
@@ -122,6 +128,9 @@ class Router:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._monitor.stop()
+            await self._caches.stop()
+            if self._siblings is not None:
+                await self._siblings.stop()
             for connection in list(self.connections):
                 connection.close_now()
             self.pools.keep_only(set())
@@ -140,6 +149,15 @@ class Router:
         if left:
             logger.warning("%d requests were cut: the drain timeout is over", len(left))
             await asyncio.sleep(_DRAIN_POLL_S)  # let the last bytes leave
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
+        if self._seat is not None:
+            return await loop.create_server(self._connection, sock=self._seat.listener)
+        host, port = self.config.host, self.config.port
+        try:
+            return await loop.create_server(self._connection, host, port, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another --port") from error
 
     def _connection(self) -> ClientConnection:
         return ClientConnection(self.front, self.connections, self._rules, time.monotonic)
@@ -163,6 +181,7 @@ class Router:
             for connection in list(self.connections):
                 connection.check(now)
             self.gate.check(now)
+            self._caches.tick(now)
             self.pools.drop_stale(now)
             if self._log is not None:
                 self._log.flush()
@@ -212,13 +231,21 @@ def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
         logger.critical("a task of the router ended", exc_info=error)
 
 
-async def serve(config: RouterConfig) -> int:
+def _follow_parent(loop: asyncio.AbstractEventLoop, lifeline: int, signals: asyncio.Queue[int]) -> None:
+    loop.remove_reader(lifeline)
+    logger.error("the parent is gone: this worker ends")
+    signals.put_nowait(signal.SIGTERM)
+
+
+async def serve(config: RouterConfig, seat: Seat | None = None) -> int:
     """Run until a signal: the first one drains, the second ends everything at once. Returns the exit status."""
-    router = Router(config)
+    router = Router(config, seat=seat)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    if seat is not None:
+        loop.add_reader(seat.lifeline, _follow_parent, loop, seat.lifeline, signals)
     async with router.running() as port:
         logger.info("listening on http://%s:%d, policy %s", config.host, port, config.policy)
         await signals.get()

@@ -94,8 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         from pagefleet_router.app import serve  # noqa: PLC0415
         from pagefleet_router.log import set_up_logging  # noqa: PLC0415
+        from pagefleet_router.workers.parent import run_workers  # noqa: PLC0415
 
         set_up_logging()
+        if config.workers > 1:
+            return run_workers(config, lambda share, seat: uvloop.run(serve(share, seat)))
         return int(uvloop.run(serve(config)))
     except ConfigError as error:
         print(f"pagefleet route: {error}", file=sys.stderr)

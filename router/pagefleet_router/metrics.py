@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from statistics import fmean
 
@@ -78,6 +78,8 @@ class RouterMetrics(Collector):
         self.token_seconds: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.continued: Counter[str] = Counter()
         self.num_connections = 0
+        self.gather: Callable[[], Awaitable[bytes]] | None = None
+        """Returns the exposition of all processes of this router; None where it is the only one."""
         self._included: list[Callable[[], Iterable[Metric]]] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

@@ -25,11 +25,11 @@ from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.exchange import Exchange
 from pagefleet_router.proxy.http_names import PATH
 from pagefleet_router.proxy.http_names import REQUEST_ID as HARMLESS_ID
+from pagefleet_router.proxy.scrape import PROMETHEUS, Scrape
 from pagefleet_router.proxy.services import Services
 from pagefleet_router.request_view import RequestView
 
 _JSON = b"application/json"
-_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_ID = REQUEST_ID.encode()
 _UNKNOWN = Route("unknown", Kind.PROXY, ())
 
@@ -76,6 +76,10 @@ class FrontDoor:
         try:
             if route.kind is Kind.PROXY:
                 self._proxy(request, client)
+            elif route.kind is Kind.METRICS and self._metrics.gather is not None:
+                scrape = Scrape(request, client, self._metrics.gather)
+                client.begin(scrape)
+                scrape.start()
             else:
                 client.answer(200, *self._own(route.kind, request))
                 self._note(request, 200, None)
@@ -89,6 +93,9 @@ class FrontDoor:
 
     def on_finished(self, responder: Responder) -> None:
         """Count and log an exchange's end."""
+        if isinstance(responder, Scrape):
+            self._note(responder.request, responder.status, None)
+            return
         assert isinstance(responder, Exchange)
         self._note(responder.request, responder.delivery.status, responder)
 
@@ -138,7 +145,7 @@ class FrontDoor:
 
     def _own(self, kind: Kind, request: ClientRequest) -> tuple[bytes, bytes]:
         if kind is Kind.METRICS:
-            return _PROMETHEUS, self._metrics.text()
+            return PROMETHEUS, self._metrics.text()
         if kind is Kind.READYZ:
             return _JSON, self._readiness()
         if kind is Kind.MODELS:

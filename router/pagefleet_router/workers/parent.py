@@ -1,0 +1,188 @@
+"""The parent of several workers: starts them, replaces those that die, passes signals on. Serves nothing itself.
+
+Workers are forked before anything runs in the parent but this loop: no threads, no event loop. Each is in a process
+group of its own, so that a terminal's Ctrl-C reaches the parent only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pagefleet_router.config import RouterConfig
+from pagefleet_router.errors import ConfigError
+from pagefleet_router.workers.listeners import open_listeners
+from pagefleet_router.workers.seat import Seat
+
+logger = logging.getLogger(__name__)
+
+WRONG_SETTINGS = 2
+"""Exit status of a worker that would fail again."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+"""Before a worker is replaced: doubled each time, until one has lived for HEALTHY_S."""
+HEALTHY_S = 10.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+def run_workers(config: RouterConfig, serve: Callable[[RouterConfig, Seat], int]) -> int:
+    """Run the workers that the settings ask for, until a signal; returns the exit status.
+
+    Args:
+        config: for all of them together; each gets its even share of what is counted.
+        serve: runs one worker; returns its exit status. It fails with ConfigError where the settings cannot work.
+    """
+    num = config.workers
+    share = replace(
+        config,
+        max_concurrent=math.ceil(config.max_concurrent / num),
+        max_connections=math.ceil(config.max_connections / num),
+    )
+
+    def work(seat: Seat) -> int:
+        try:
+            return serve(share, seat)
+        except ConfigError as error:
+            print(f"pagefleet route: {error}", file=sys.stderr)
+            return WRONG_SETTINGS
+
+    return Parent(num, work).run(config.host, config.port)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """The occupant of one seat."""
+
+    pid: int | None = None
+    started_at: float = 0.0
+    delay: float = FIRST_DELAY_S
+    due_at: float = 0.0
+    """When an empty seat is filled."""
+
+
+class Parent:
+    """Runs workers until a signal.
+
+    Args:
+        num: how many.
+        work: runs one in its own process; returns its exit status.
+    """
+
+    def __init__(self, num: int, work: Callable[[Seat], int]) -> None:
+        self._workers = [_Worker() for _ in range(num)]
+        self._work = work
+        self._listeners: tuple[socket.socket, ...] = ()
+        self._lifeline, self._lifeline_end = -1, -1
+        self._ending = False
+        self._status = 0
+
+    def run(self, host: str, port: int) -> int:
+        """Return the exit status: the worst of the workers', once a signal has ended them.
+
+        Raises:
+            ConfigError: the address cannot be had.
+        """
+        self._listeners = open_listeners(host, port, len(self._workers))
+        port = self._listeners[0].getsockname()[1]
+        self._lifeline, self._lifeline_end = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        with tempfile.TemporaryDirectory(prefix="pagefleet-router-") as folder:  # mode 0700
+            logger.info("%d workers share http://%s:%d", len(self._workers), host, port)
+            try:
+                self._watch(Path(folder))
+            finally:
+                self._signal_all(signal.SIGKILL)
+                os.close(self._lifeline_end)
+                os.close(self._lifeline)
+        return self._status
+
+    def _watch(self, folder: Path) -> None:
+        while True:
+            self._fill_seats(folder)
+            if self._ending and all(worker.pid is None for worker in self._workers):
+                return
+            received = signal.sigtimedwait(_SIGNALS, self._until_next())
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                self._end()
+            self._bury()
+
+    def _fill_seats(self, folder: Path) -> None:
+        if self._ending:
+            return
+        now = time.monotonic()
+        for index, worker in enumerate(self._workers):
+            if worker.pid is None and worker.due_at <= now:
+                worker.started_at = now
+                worker.pid = self._fork(index, folder)
+
+    def _fork(self, index: int, folder: Path) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            os.close(self._lifeline_end)
+            for other, listener in enumerate(self._listeners):
+                if other != index:
+                    listener.close()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            seat = Seat(index, len(self._workers), self._listeners[index], folder, self._lifeline)
+            status = self._work(seat)
+        except Exception:
+            logger.critical("worker %d ended", index, exc_info=True)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _until_next(self) -> float:
+        """Return seconds until the next empty seat is due."""
+        due = [worker.due_at for worker in self._workers if worker.pid is None]
+        return max(0.0, min(due) - time.monotonic()) if due and not self._ending else 3600.0
+
+    def _end(self) -> None:
+        """Pass a signal on: the first drains, the next ends. Nobody else holds the sockets open then."""
+        self._ending = True
+        for listener in self._listeners:
+            listener.close()
+        self._signal_all(signal.SIGTERM)
+
+    def _signal_all(self, number: int) -> None:
+        for worker in self._workers:
+            if worker.pid is not None:
+                os.kill(worker.pid, number)  # not yet waited for, so that the id is still its own
+
+    def _bury(self) -> None:
+        now = time.monotonic()
+        for index, worker in enumerate(self._workers):
+            if worker.pid is None:
+                continue
+            pid, how = os.waitpid(worker.pid, os.WNOHANG)
+            if not pid:
+                continue
+            worker.pid = None
+            status = os.waitstatus_to_exitcode(how)
+            if self._ending or status == WRONG_SETTINGS:
+                self._status = max(self._status, status if status >= 0 else 1)
+                if not self._ending:
+                    self._end()
+                continue
+            worker.delay = FIRST_DELAY_S if now - worker.started_at > HEALTHY_S else worker.delay
+            logger.error("worker %d ended (%s): the next one starts in %.1f s", index, _cause(status), worker.delay)
+            worker.due_at = now + worker.delay
+            worker.delay = min(MAX_DELAY_S, 2.0 * worker.delay)
+
+
+def _cause(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"

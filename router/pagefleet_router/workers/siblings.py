@@ -1,0 +1,83 @@
+"""Workers tell each other their figures, so that whichever is scraped can answer for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pagefleet_router.workers.exposition import merge
+
+TIMEOUT_S = 2.0
+"""For all siblings: one that hangs is left out."""
+MAX_BYTES = 16 * 2**20
+
+
+class Siblings:
+    """This worker's ear and mouth.
+
+    Args:
+        path: the socket on which it tells its figures.
+        sibling_paths: those of the others.
+        own_figures: returns its exposition.
+        timeout: seconds for all siblings to answer.
+    """
+
+    def __init__(
+        self, path: Path, sibling_paths: Sequence[Path], own_figures: Callable[[], bytes], timeout: float = TIMEOUT_S
+    ) -> None:
+        self.num_silent = 0
+        """Times that a sibling was left out of a sum."""
+        self._path = path
+        self._sibling_paths = sibling_paths
+        self._own_figures = own_figures
+        self._timeout = timeout
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Begin to answer siblings."""
+        self._path.unlink(missing_ok=True)  # of the worker that had this seat before
+        self._server = await asyncio.start_unix_server(self._tell, self._path)
+        os.chmod(self._path, 0o600)
+
+    async def stop(self) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+            self._path.unlink(missing_ok=True)
+
+    async def figures(self) -> bytes:
+        """Return the exposition of all workers that answer in time."""
+        tasks = [asyncio.create_task(_ask(path)) for path in self._sibling_paths]
+        await asyncio.wait(tasks, timeout=self._timeout)
+        texts = []
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                texts.append(task.result())
+        self.num_silent += len(tasks) - len(texts)
+        return merge(self._own_figures(), texts)
+
+    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                writer.write(self._own_figures())
+                await writer.drain()
+        writer.close()
+
+
+async def _ask(path: Path) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        text = bytearray()
+        while data := await reader.read(2**16):
+            text += data
+            if len(text) > MAX_BYTES:
+                raise ConnectionError("a worker says too much")
+        return bytes(text)
+    finally:
+        writer.close()
