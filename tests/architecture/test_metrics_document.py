@@ -10,7 +10,9 @@ import pytest
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_router.endpoints import EngineView, PolledLoad, Snapshot
+from pagefleet_router.config import RouterConfig
+from pagefleet_router.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
+from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -35,6 +37,7 @@ def of_router() -> str:
     metrics.finished("/v1/models", 200, 0.1)
     metrics.retries["refused"] += 1
     metrics.failures["refused"] += 1
+    metrics.include(FleetCaches(RouterConfig(engine=("http://127.0.0.1:1",), model_name="m"), EndpointTable()).collect)
     return metrics.text().decode()
 
 

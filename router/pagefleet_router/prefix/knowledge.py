@@ -69,6 +69,11 @@ class PrefixBook:
         self._exact = exact
         self._live: set[str] = set()
 
+    @property
+    def num_live(self) -> int:
+        """How many engines the exact index has all of."""
+        return len(self._live)
+
     def set_live(self, engine_id: str, is_live: bool) -> None:
         """Note whether the exact index has all that an engine has."""
         if is_live:
