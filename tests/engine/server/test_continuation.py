@@ -1,0 +1,385 @@
+"""A stream cut after any event and continued by another engine is the stream that was not cut, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pagefleet_engine.config import (
+    CacheConfig,
+    EngineConfig,
+    LoadFormat,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.model_folder import resolve_model_folder
+from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server.app import Parts, create_app
+from pagefleet_engine.server.drain import Drain
+from pagefleet_engine.server.interruption import OpenRequests
+from pagefleet_engine.server.ports import ServedModel
+from pagefleet_engine.text.model_files import load_tokenizer
+from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.handoff import (
+    ENDED,
+    OPENED,
+    PROMPT_TOKENS,
+    STREAM,
+    StreamState,
+    pack_tokens,
+    take_notes,
+    unpack_tokens,
+)
+from pagefleet_text.tokenizer import Tokenizer
+
+from tests.fakes.inline_engine import CONTEXT, InlineEngine, script_core
+from tests.fakes.scripted_engine import PlainChat
+from tests.fakes.small_model import write_small_model
+from tests.fakes.small_tokenizers import byte_level_backend
+
+TOKENIZER = Tokenizer(byte_level_backend(), {"eos_token": "<|im_end|>"})
+TEXT = "The héllo 你好 😀 fox, ÿ and the end. Thé"
+STATE = StreamState("0123456789abcdef" * 2, 1_700_000_001)
+ROUTES = ("/v1/chat/completions", "/v1/completions")
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+@dataclass
+class Site:
+    """A server without sockets."""
+
+    http: httpx.AsyncClient
+    parts: Parts
+    engine: InlineEngine
+    prompt: str = "Hello you"
+
+    def fields(self, route: str, **fields: Any) -> bytes:
+        ask = {"messages": [{"role": "user", "content": self.prompt}]} if "chat" in route else {"prompt": self.prompt}
+        return json.dumps({"model": "m", "stream": True, "temperature": 0, **ask, **fields}).encode()
+
+    async def send(
+        self, route: str, body: bytes, state: StreamState | None = None, ids: bytes = b"", num_prompt: int | None = None
+    ) -> httpx.Response:
+        headers = {} if state is None else {STREAM: state.encode()}
+        if num_prompt is not None:
+            headers[PROMPT_TOKENS] = str(num_prompt)
+        return await self.http.post(route, content=body + ids, headers=headers)
+
+
+@asynccontextmanager
+async def open_site(core: EngineCore, tokenizer: Tokenizer) -> AsyncIterator[Site]:
+    engine = InlineEngine(core, tokenizer)
+    vocab_size = core.limits.vocab_size
+    with ThreadPoolExecutor(1) as pool:
+        parts = Parts(
+            engine=engine,
+            tokenizer=tokenizer,
+            chat=PlainChat(tokenizer),  # type: ignore[arg-type]
+            model=ServedModel("m", 0, core.limits.max_model_len, vocab_size),
+            metrics=EngineMetrics("m", lambda: engine.stats),
+            pool=pool,
+            drain=Drain(max_in_flight=8),
+            open_requests=OpenRequests(),
+            facts=EngineFacts(
+                incarnation="0" * 32,
+                model="m",
+                scope="m",
+                block_size=4,
+                num_blocks=64,
+                max_model_len=CONTEXT,
+                max_num_seqs=4,
+                max_num_batched_tokens=64,
+                vocab_size=vocab_size,
+            ),
+        )
+        transport = httpx.ASGITransport(create_app(parts, ServerConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+            yield Site(http, parts, engine)
+    assert core.stats().kv_usage == 0
+    core.check_integrity()
+
+
+def script_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+def scripted(test: Callable[[Site], Any], script: list[int] | None = None) -> None:
+    async def run() -> None:
+        script_ids = script_of(TEXT) if script is None else script
+        async with open_site(script_core(script_ids, 400), TOKENIZER) as site:
+            await test(site)
+
+    asyncio.run(run())
+
+
+def blocks_of(stream: bytes) -> list[bytes]:
+    """Return the events of a stream, each with its note."""
+    blocks = [block + b"\n\n" for block in stream.split(b"\n\n")]
+    assert blocks.pop() == b"\n\n"
+    return blocks
+
+
+def without_names(stream: bytes) -> bytes:
+    """Return a stream without what differs from answer to answer."""
+    return re.sub(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]+"|"created":[0-9]+', b"", stream)
+
+
+def without_cached(stream: bytes) -> bytes:
+    return re.sub(rb'"cached_tokens":[0-9]+', b"", stream)
+
+
+async def check_every_cut(site: Site, route: str, **fields: Any) -> list[bytes]:
+    """Cut the stream after every event, continue it, and compare; returns its events without notes."""
+    body = site.fields(route, **fields)
+    plain = await site.send(route, body)
+    noted = await site.send(route, body, STATE)
+    assert (plain.status_code, noted.status_code) == (200, 200), noted.text
+    blocks = blocks_of(noted.content)
+    assert all(block.startswith(b":pf ") for block in blocks)
+    whole = take_notes(noted.content)[0]
+    assert without_cached(without_names(whole)) == without_cached(without_names(plain.content))
+    assert STATE.answer_id.encode() in whole
+    for count in range(1, len(blocks)):
+        shown, tokens, num_chars = take_notes(b"".join(blocks[:count]))
+        assert num_chars is not None
+        assert len(tokens) >= 4
+        state = replace(STATE, num_tokens=len(tokens) // 4, num_chars=num_chars)
+        rest = await site.send(route, body, state, tokens)
+        assert rest.status_code == 200, rest.text
+        more, more_tokens, _ = take_notes(rest.content)
+        assert without_cached(shown + more) == without_cached(whole), f"cut after event {count}"
+        assert tokens + more_tokens == take_notes(noted.content)[1]
+    return blocks_of(whole)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"max_tokens": 30},
+    "usage": {"max_tokens": 9, **USAGE},
+    "usage in each event": {"max_tokens": 9, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "one token": {"max_tokens": 1, **USAGE},
+    "in a character": {"max_tokens": len(script_of("The h")) + 1, **USAGE},
+    "stop string": {"max_tokens": 60, "stop": ["and th", "x, ÿ and thee", "好 😀 foy"], **USAGE},
+    "stop string kept": {"max_tokens": 60, "stop": ["x, ÿ"], "include_stop_str_in_output": True},
+    "stop string late": {"max_tokens": 60, "stop": ["The", " "], "min_tokens": 7},
+    "stop string held to the end": {"max_tokens": 12, "stop": ["你好 😀 fox, ÿ and then"]},
+    "stop token": {"max_tokens": 60, "stop_token_ids": [script_of("ÿ")[-1]], "ignore_eos": True, **USAGE},
+    "stop token late": {"max_tokens": 60, "stop_token_ids": script_of("The"), "min_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_stream_continued_after_any_event_is_the_same(case: str, route: str) -> None:
+    async def test(site: Site) -> None:
+        events = await check_every_cut(site, route, **CASES[case])
+        assert events[-1] == b"data: [DONE]\n\n"
+        assert len(events) > 2
+
+    scripted(test)
+
+
+@pytest.mark.parametrize(
+    ("route", "logprobs"), [(ROUTES[0], {"logprobs": True, "top_logprobs": 1}), (ROUTES[1], {"logprobs": 1})]
+)
+@pytest.mark.parametrize("more", [{}, {"stop": ["and the"]}, {"max_tokens": 1}])
+def test_log_probabilities_come_once(route: str, logprobs: dict[str, Any], more: dict[str, Any]) -> None:
+    async def test(site: Site) -> None:
+        await check_every_cut(site, route, **{"max_tokens": 25, **logprobs, **more})
+
+    scripted(test)
+    # The first token is part of a character: its event has log-probabilities and no text.
+    scripted(test, script_of("😀 The and the 你"))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_answer_without_text_is_continued_after_each_of_its_events(route: str) -> None:
+    async def test(site: Site) -> None:
+        events = await check_every_cut(site, route, max_tokens=5, **USAGE)
+        assert b'"completion_tokens":1' in events[-2]
+
+    scripted(test, [TOKENIZER.eos_token_ids[0]])
+
+
+def test_notes_tell_tokens_as_they_come_and_the_text_that_is_out() -> None:
+    async def test(site: Site) -> None:
+        body = site.fields(ROUTES[0], max_tokens=4, stop=["zeb"], **USAGE)
+        blocks = blocks_of((await site.send(ROUTES[0], body, STATE)).content)
+        notes = [(unpack_tokens(tokens), chars) for _, tokens, chars in map(take_notes, blocks)]
+        a, z, e, x = script
+        ended, counted = ENDED, ENDED - 1
+        # "z" and "ze" may become the stop string: their tokens come with the event that shows them.
+        assert notes == [([OPENED], 0), ([a], 1), ([z, e, x], 4), ([ended], 4), ([counted], 4), ([], 4)]
+
+    script = script_of("a") + script_of("z") + script_of("e") + script_of("X")
+    scripted(test, script)
+
+
+def test_a_router_without_marks_gets_the_rest_too() -> None:
+    """Tokens and characters alone say what was shown; then the end comes once more."""
+
+    async def test(site: Site) -> None:
+        ids = script_of(TEXT)[:3]
+        body = site.fields(ROUTES[0], max_tokens=3)
+        shown = len(TOKENIZER.decode(ids))
+        state = replace(STATE, num_tokens=3, num_chars=shown)
+        rest = await site.send(ROUTES[0], body, state, pack_tokens(ids))
+        events = blocks_of(take_notes(rest.content)[0])
+        assert [b'"finish_reason":"length"' in event for event in events] == [True, False]
+        late = await site.send(ROUTES[0], body, replace(state, num_chars=1), pack_tokens(ids))
+        texts = [
+            json.loads(event[6:])["choices"][0]["delta"].get("content")
+            for event in blocks_of(late.content.split(b"\n", 1)[1])[:1]
+        ]
+        assert texts == [TOKENIZER.decode(ids)[1:]]
+
+    scripted(test)
+
+
+def test_prompt_ids_stand_before_the_generated_ones() -> None:
+    async def test(site: Site) -> None:
+        body = site.fields(ROUTES[1], max_tokens=5)
+        whole = await site.send(ROUTES[1], body, STATE)
+        prompt, tokens = TOKENIZER.encode(site.prompt), script_of(TEXT)[:2]
+        state = replace(STATE, num_tokens=2, num_chars=len(TOKENIZER.decode(tokens)))
+        ids = pack_tokens(prompt + tokens)
+        rest = await site.send(ROUTES[1], body, state, ids, len(prompt))
+        assert rest.status_code == 200
+        assert take_notes(whole.content)[0].endswith(take_notes(rest.content)[0])
+
+    scripted(test)
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        (ROUTES[0], {"n": 2}),
+        (ROUTES[0], {"stream": False}),
+        (ROUTES[1], {"n": 2}),
+        (ROUTES[1], {"echo": True}),
+        (ROUTES[1], {"prompt": ["one", "two"]}),
+        (ROUTES[1], {"stream": False}),
+    ],
+)
+def test_what_cannot_be_continued_has_no_notes_and_says_so(route: str, fields: dict[str, Any]) -> None:
+    async def test(site: Site) -> None:
+        body = site.fields(route, max_tokens=4, **fields)
+        answer = await site.send(route, body, STATE)
+        assert answer.status_code == 200
+        assert b":pf " not in answer.content
+        assert STATE.answer_id.encode() not in answer.content
+        resumed = replace(STATE, num_tokens=1, num_chars=3)
+        refused = await site.send(route, body, resumed, pack_tokens(script_of("The")))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cannot_resume")
+
+    scripted(test)
+
+
+FIRST = script_of(TEXT)[:1]
+HOSTILE: dict[str, tuple[StreamState, bytes]] = {
+    "fewer ids than told": (replace(STATE, num_tokens=9_999), pack_tokens(FIRST)),
+    "far more ids than anything": (replace(STATE, num_tokens=999_999_999), b""),
+    "ids that reach into the JSON": (replace(STATE, num_tokens=2), pack_tokens(FIRST)),
+    "half an id": (replace(STATE, num_tokens=1), b"\0\0"),
+    "an id of no vocabulary": (replace(STATE, num_tokens=1), pack_tokens([400])),
+    "a large id": (replace(STATE, num_tokens=1), pack_tokens([2**32 - 9])),
+    "more text than there is": (replace(STATE, num_tokens=1, num_chars=99), pack_tokens(FIRST)),
+    "text without tokens": (replace(STATE, num_tokens=1, num_chars=1), pack_tokens([OPENED])),
+    "text without anything": (replace(STATE, num_chars=1), b""),
+    "more tokens than asked for": (replace(STATE, num_tokens=5), pack_tokens(FIRST * 5)),
+    "tokens after the end": (replace(STATE, num_tokens=2), pack_tokens([TOKENIZER.eos_token_ids[0], *FIRST])),
+    "tokens after a stop string": (replace(STATE, num_tokens=4), pack_tokens([*script_of("end"), *FIRST])),
+    "an end that is none": (replace(STATE, num_tokens=2, num_chars=1), pack_tokens([*FIRST, ENDED])),
+}
+
+
+def test_what_no_router_sends_is_refused_and_harms_nobody() -> None:
+    async def test(site: Site) -> None:
+        canary = (await site.send(ROUTES[1], site.fields(ROUTES[1], max_tokens=9))).content
+        for route in ROUTES:
+            body = site.fields(route, max_tokens=4, stop=["end"])
+            for name, (state, ids) in HOSTILE.items():
+                answer = await site.send(route, body, state, ids)
+                assert answer.status_code == 400, (name, answer.text)
+            for value in ("", "id=1", STATE.encode() + ";x", STATE.encode().upper()):
+                answer = await site.http.post(route, content=body, headers={STREAM: value})
+                assert answer.status_code == 400
+        assert site.engine.core.stats().kv_usage == 0
+        again = (await site.send(ROUTES[1], site.fields(ROUTES[1], max_tokens=9))).content
+        assert without_cached(without_names(again)) == without_cached(without_names(canary))
+
+    scripted(test)
+
+
+def test_continued_streams_are_counted_and_their_tokens_are_in_the_usage() -> None:
+    async def test(site: Site) -> None:
+        body = site.fields(ROUTES[1], max_tokens=6, **USAGE)
+        whole = await site.send(ROUTES[1], body, STATE)
+        state = replace(STATE, num_tokens=1, num_chars=len(TOKENIZER.decode(FIRST)))
+        rest = await site.send(ROUTES[1], body, state, pack_tokens(FIRST))
+        usages = [re.findall(rb'"(?:prompt|completion|total)_tokens":[0-9]+', r.content) for r in (whole, rest)]
+        assert usages[0] == usages[1]
+        assert len(usages[0]) == 3
+        metrics = site.parts.metrics.render().decode()
+        assert 'pagefleet_engine_resumed_requests_total{model_name="m"} 1.0' in metrics
+
+    scripted(test)
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0, "seed": 11, "top_p": 0.95, "top_k": 200},
+    "penalties": {
+        "temperature": 1.3,
+        "seed": 5,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.2,
+    },
+    "min tokens": {"temperature": 0.9, "seed": 3, "min_tokens": 8, "stop": ["e", "a"]},
+}
+
+
+@asynccontextmanager
+async def open_model(model: str, load_format: LoadFormat) -> AsyncIterator[Site]:
+    from pagefleet_engine.engine_core.build import build_core  # torch takes seconds, and most tests here need none
+
+    config = EngineConfig(
+        model=ModelConfig(model=model, load_format=load_format, dtype="float32", num_threads=1, max_model_len=CONTEXT),
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+        cache=CacheConfig(num_kv_blocks=16),
+    )
+    core, _ = build_core(config)
+    async with open_site(core, load_tokenizer(resolve_model_folder(model))) as site:
+        yield site
+    core.shutdown()
+
+
+def test_a_random_model_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    """Its answers are full of broken characters."""
+
+    async def run() -> None:
+        async with open_model(str(write_small_model(tmp_path / "small")), "dummy") as site:
+            for index, sampled in enumerate(SAMPLED):
+                await check_every_cut(site, ROUTES[index % 2], max_tokens=12, **SAMPLED[sampled], **USAGE)
+
+    asyncio.run(run())
+
+
+def test_the_model_of_the_repository_goes_on_as_it_would_have() -> None:
+    async def run() -> None:
+        async with open_model("builtin://tiny", "auto") as site:
+            await check_every_cut(site, ROUTES[0], max_tokens=8, **USAGE)
+            await check_every_cut(site, ROUTES[1], max_tokens=8, **SAMPLED["penalties"])
+
+    asyncio.run(run())
