@@ -21,6 +21,10 @@ import httpx
 import openai
 import pytest
 from pagefleet_protocol import metric_names
+from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, decode_facts, decode_text, text_digest
+from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, pack_tokens, tenant_salt
+from pagefleet_protocol.openai_chat import read_chat_request
+from pagefleet_text.text_model import TextModel
 
 from tests.fakes.small_tokenizers import byte_level_backend
 
@@ -173,6 +177,38 @@ def test_seeds_stops_and_choices(server: ServerProcess) -> None:
     free = server.complete(max_tokens=24, temperature=0).json()["choices"][0]["text"]
     cut = server.complete(max_tokens=24, temperature=0, stop=[free[4:7]]).json()["choices"][0]
     assert (cut["text"], cut["finish_reason"]) == (free[: free.index(free[4:7])], "stop")
+
+
+def test_a_router_learns_enough_to_hand_over_tokens(server: ServerProcess) -> None:
+    facts = decode_facts(server.http.get(FACTS_PATH).content)
+    assert (facts.model, facts.scope, facts.kv_events_port) == ("small", "small", None)
+    assert (facts.block_size, facts.num_blocks, facts.max_model_len, facts.vocab_size) == (16, 256, 4096, 416)
+    answer = server.http.get(TEXT_PATH)
+    assert answer.headers["x-pagefleet-incarnation"] == facts.incarnation
+    assert text_digest(answer.content) == facts.text_digest
+    assert server.gauge(metric_names.ENGINE_REQUESTS_MAX) == facts.max_num_seqs
+    body = {"model": "small", "messages": [{"role": "user", "content": "The quick <|im_end|>"}], "max_tokens": 8}
+    plain = server.http.post("/v1/chat/completions", json={**body, "temperature": 0}).json()
+    ids = TextModel.of_data(decode_text(answer.content)).chat_tokens(read_chat_request(body))
+    handed = server.http.post(
+        "/v1/chat/completions",
+        content=json.dumps({**body, "temperature": 0}).encode() + pack_tokens(ids),
+        headers={"content-type": "application/json", PROMPT_TOKENS: str(len(ids))},
+    ).json()
+    assert handed["choices"] == plain["choices"]
+    assert handed["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_one_tenant_s_cache_is_invisible_to_another(server: ServerProcess) -> None:
+    def cached_tokens(tenant: str) -> int:
+        headers = {CACHE_SALT: tenant_salt(tenant)}
+        body = {"model": "small", "prompt": "The quick brown fox. " * 8, "max_tokens": 1, "cache_salt": "same"}
+        answer = server.http.post("/v1/completions", json=body, headers=headers).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached_tokens("a") == 0
+    assert cached_tokens("a") > 0
+    assert cached_tokens("b") == 0
 
 
 def test_many_at_once_answer_as_one_by_one(server: ServerProcess) -> None:
