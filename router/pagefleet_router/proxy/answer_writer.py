@@ -28,12 +28,15 @@ class AnswerWriter:
         self.keep_alive = request.keep_alive
         """False: the connection has to end after this answer."""
         self.num_bytes = 0
-        self._head: AnswerHead | None = head
         self._own = own
         self._http_1_0 = request.http_1_0
         self._has_length = any(name == b"content-length" for name, _ in head.headers)
         self.is_stream = is_event_stream(head)
         """Whether this is a good answer made of events."""
+        if self._has_length and self.is_stream and tape is not None:
+            head = AnswerHead(head.status, [one for one in head.headers if one[0] != b"content-length"])
+            self._has_length = False  # it counts the notes
+        self._head: AnswerHead | None = head
         self._chunked = False
         self._events = EventHold() if self.is_stream and not self._has_length else None
         self.tape = tape if self._events is not None else None
@@ -41,10 +44,8 @@ class AnswerWriter:
     def encode(self, body: bytes, complete: bool) -> bytes:
         """Return what to send for bytes of the body, with the head in front of the first ones.
 
-        The head waits for them: as long as nothing was sent, another engine can still be asked.
-
-        Raises:
-            HandoffError: the tape found what no engine of ours sends.
+        The head waits for them: as long as nothing was sent, another engine can still be asked. When the tape fails,
+        this is no end.
         """
         if self._events is not None:
             body = self._events.push(body)
@@ -52,7 +53,7 @@ class AnswerWriter:
                 body += self._events.rest()
             if self.tape is not None and body:
                 body = self.tape.take(body)
-                complete = complete and not self.tape.engine_ended
+                complete = complete and self.tape.failure is None
         self.num_bytes += len(body)
         if self._head is not None:
             return self._first(self._head, body, complete) if body or complete else b""
@@ -80,8 +81,6 @@ class AnswerWriter:
         if self._events is not None:
             self._events.rest()
             self.tape = tape
-        if self.tape is not None:
-            self.tape.next_engine()
 
     def last_event(self, event: bytes) -> bytes | None:
         """Return the end of a stream that breaks off; None when this answer cannot carry one."""

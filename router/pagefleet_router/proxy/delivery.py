@@ -128,11 +128,7 @@ class Delivery:
         return True
 
     def take(self, body: bytes, complete: bool, now: float) -> bool:
-        """Pass on bytes of an engine's answer; returns whether the client had all but the `last` of it.
-
-        Raises:
-            HandoffError: see StreamTape.
-        """
+        """Pass on bytes of an engine's answer; returns whether that was all, so that `finish` may end it."""
         writer = self._writer
         assert writer is not None
         if self._error is not None:

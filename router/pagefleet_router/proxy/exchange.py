@@ -7,7 +7,6 @@ are known goes on at another engine; any other client gets the rest, or is told 
 from __future__ import annotations
 
 import msgspec
-from pagefleet_protocol.handoff import HandoffError
 
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure, Refusal, no_engine, refusal_of
@@ -145,16 +144,12 @@ class Exchange:
         if head is not None and not self._take_head(head, now):
             return
         was_relayed = delivery.relayed
-        try:
-            is_over = delivery.take(body, complete, now)
-        except HandoffError:
-            self._fail(Failure.GARBAGE)
-            return
+        is_over = delivery.take(body, complete, now)
         if not was_relayed and delivery.relayed:
             self._relayed_first(now)
         tape = self._tape
-        if tape is not None and tape.engine_ended:
-            self._fail(Failure.ENDING)
+        if tape is not None and tape.failure is not None:
+            self._fail(tape.failure)
         elif is_over:
             self._finish()
         elif self._keeps_request and delivery.relayed and (tape is None or not tape.can_go_on):
@@ -191,6 +186,8 @@ class Exchange:
         takes_notes = self.view.resumable and engine.facts is not None
         if takes_notes and self._tape is None:
             self._tape = StreamTape(int(self._services.wall_clock()))
+        if self._tape is not None:
+            self._tape.next_engine()
         tape = self._tape if takes_notes else None
         self.delivery.next_engine(self._tape)
         pool = self._services.pools.pool(engine.endpoint.url)

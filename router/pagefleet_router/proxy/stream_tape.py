@@ -1,9 +1,7 @@
-"""What another engine needs to go on with a stream: the tokens so far, and how far the client's events are.
+"""What another engine needs to go on with a stream: the tokens so far, and how much text the client has.
 
-An engine that was asked for notes (`pagefleet_protocol.handoff`) puts one before each event. A state is a number of
-tokens and one of characters; events that change neither (the opening role, the finish reason, usage, `[DONE]`) follow
-from it. An engine that goes on from a state sends all events that follow from it, so those that the client has already
-are dropped: that makes the joined stream the same to the byte.
+An engine that was asked for notes (`pagefleet_protocol.handoff`) puts one before each event. What the notes say of all
+events that the client has makes another engine begin with the first one that it has not.
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ from __future__ import annotations
 import secrets
 
 from pagefleet_protocol.handoff import NOTE_START, HandoffError, StreamState, take_notes
+
+from pagefleet_router.errors import Failure
 
 MAX_TOKENS = 64 * 1024
 """A longer stream keeps nothing, and cannot go on elsewhere any more."""
@@ -30,8 +30,8 @@ class StreamTape:
     """
 
     __slots__ = (
-        "_answer_id", "_created", "_needs_note", "_num_chars", "_num_events", "_num_to_drop", "_tokens", "can_go_on",
-        "done", "engine_ended", "moved", "noted",
+        "_answer_id", "_created", "_needs_note", "_num_chars", "_tokens", "can_go_on", "done", "failure", "moved",
+        "noted",
     )  # fmt: skip
 
     def __init__(self, created: int) -> None:
@@ -40,23 +40,20 @@ class StreamTape:
         self.noted = False
         """Whether there has been a note: only then have the engines agreed on the answer's name."""
         self.moved = False
-        """Whether the current engine has given an event that the client did not have."""
+        """Whether the current engine has given an event."""
         self.done = False
         """Whether the client has the last event."""
-        self.engine_ended = False
-        """Whether the engine said that it is gone, in an event that is not passed on."""
+        self.failure: Failure | None = None
+        """Why nothing more of the current engine is passed on; ENDING: it says itself that it is gone."""
         self._answer_id = secrets.token_hex(16)
         self._created = created
         self._tokens = bytearray()
         self._num_chars = 0
-        self._num_events = 0
-        """Events passed on since the state changed."""
-        self._num_to_drop = 0
         self._needs_note = False
 
     @property
     def tokens(self) -> bytes:
-        """The generated tokens, packed."""
+        """The tokens of all notes, packed."""
         return bytes(self._tokens)
 
     @property
@@ -69,9 +66,9 @@ class StreamTape:
         return StreamState(self._answer_id, self._created, self.num_tokens, self._num_chars).encode()
 
     def next_engine(self) -> None:
-        """Expect the events that follow from the last state."""
-        self.engine_ended = self.moved = False
-        self._num_to_drop = self._num_events
+        """Expect another engine to go on."""
+        self.failure = None
+        self.moved = False
         self._needs_note = self.noted
 
     def give_up(self) -> None:
@@ -80,26 +77,25 @@ class StreamTape:
         self._tokens.clear()
 
     def take(self, events: bytes) -> bytes:
-        """Return events without notes.
+        """Return events without notes, up to the first one that is wrong, for which `failure` is set.
 
         Args:
             events: whole ones, each with its note before it; a part of one ends the chance to go on.
-
-        Raises:
-            HandoffError: a note is damaged, or the events do not go on from where the stream is.
         """
         if not self.can_go_on and not self.noted:
             return events  # the engine gives no notes
         kept = []
         start, size = 0, len(events)
-        while start < size and not self.engine_ended:
-            found = events.find(_EVENT_END, start)
-            if found < 0:
-                self.give_up()
-                kept.append(self._without_note(events[start:])[0])
-                break
-            kept.append(self._event(events[start : found + 2]))
-            start = found + 2
+        try:
+            while start < size and self.failure is None:
+                end = events.find(_EVENT_END, start) + 2
+                if end < 2:
+                    self.give_up()
+                    end = size
+                kept.append(self._event(events[start:end]))
+                start = end
+        except HandoffError:
+            self.failure = Failure.GARBAGE
         return kept[0] if len(kept) == 1 else b"".join(kept)
 
     def _event(self, event: bytes) -> bytes:
@@ -110,18 +106,14 @@ class StreamTape:
             return event  # a comment: no part of the answer
         if num_chars is not None:
             self.noted, self._needs_note = True, False
-            if tokens or num_chars != self._num_chars:
-                self._move(tokens, num_chars)
         elif self._needs_note:
             raise HandoffError("an engine goes on without notes")
-        elif not self.noted:
-            self.give_up()
-        if self._num_to_drop:
-            self._num_to_drop -= 1
-            return b""
-        self._num_events += 1
         self.moved = True
         self.done = event == _DONE
+        if tokens or (num_chars is not None and num_chars != self._num_chars):
+            self._move(tokens, num_chars or 0)
+        elif not self.done:
+            self.give_up()  # another engine could not know that the client has it
         return event
 
     def _without_note(self, event: bytes) -> tuple[bytes, bytes, int | None]:
@@ -135,16 +127,15 @@ class StreamTape:
     def _error(self, event: bytes) -> bytes:
         """Pass on an error, which is the end, unless another engine can do better."""
         if self.can_go_on and self.noted and _ENGINE_DEAD in event:
-            self.engine_ended = True
+            self.failure = Failure.ENDING
             return b""
         self.give_up()
         return event
 
     def _move(self, tokens: bytes, num_chars: int) -> None:
-        if self._num_to_drop or num_chars < self._num_chars:
+        if num_chars < self._num_chars:
             raise HandoffError("an engine does not go on from where the stream is")
         self._num_chars = num_chars
-        self._num_events = -1  # the event that moves the state does not follow from it
         if self.can_go_on:
             self._tokens += tokens
             if len(self._tokens) > 4 * MAX_TOKENS:
