@@ -22,7 +22,7 @@ from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.block_hash import BlockHash, PrefixScope
 
 VOCAB_SIZE = 61
 EOS = 7
@@ -198,6 +198,28 @@ class PagedWorker:
         return row.tables[group][position // self._block_size], position % self._block_size
 
 
+class ToldCache:
+    """What a listener believes to be cached; fails the test when it is told what it knows already."""
+
+    def __init__(self) -> None:
+        self.contents: set[BlockHash] = set()
+        self.num_cleared = 0
+
+    def stored(self, contents: Sequence[BlockHash]) -> None:
+        assert len(set(contents)) == len(contents) > 0
+        assert self.contents.isdisjoint(contents)
+        self.contents.update(contents)
+
+    def removed(self, contents: Sequence[BlockHash]) -> None:
+        assert len(set(contents)) == len(contents) > 0
+        assert self.contents.issuperset(contents)
+        self.contents.difference_update(contents)
+
+    def cleared(self) -> None:
+        self.contents.clear()
+        self.num_cleared += 1
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a client saw of one request."""
@@ -238,7 +260,9 @@ class FakeEngine:
     ) -> None:
         config = config or SchedulerConfig()
         groups = group_layers(windows)
-        self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching, groups, config.max_num_batched_tokens)
+        self.told = ToldCache()
+        chunk = config.max_num_batched_tokens
+        self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching, groups, chunk, self.told)
         self.now = 0.0
         limits = ModelLimits(max_model_len, VOCAB_SIZE)
         self.scheduler = Scheduler(config, self.kv_cache, limits, clock=lambda: self.now, cascade=cascade)

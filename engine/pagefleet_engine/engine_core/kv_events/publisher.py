@@ -25,7 +25,7 @@ from pagefleet_engine.engine_core.kv_events.history import History
 from pagefleet_engine.engine_core.kv_events.sockets import EventSockets
 
 HEARTBEAT_S = 1.0
-"""An empty batch follows the last one after so long: a router can tell silence from a lost subscription or batch."""
+"""So a router can tell silence from a lost subscription, and learns soon that it missed the last batch."""
 LISTEN_INTERVAL_S = 0.01
 """Between two looks at what arrives: a flood must not take the interpreter from the engine's loop."""
 CLOSE_S = 5.0
@@ -39,6 +39,7 @@ class KvEventPublisher:
     Args:
         config: where.
         incarnation: of this engine.
+        heartbeat_s: after so long without news an empty batch tells that it lives.
 
     Raises:
         ConfigError: the ports cannot be used, or the fleet key cannot be read.
@@ -48,9 +49,10 @@ class KvEventPublisher:
         num_dropped: messages and connections that were nothing for us.
     """
 
-    def __init__(self, config: KvEventsConfig, incarnation: str) -> None:
+    def __init__(self, config: KvEventsConfig, incarnation: str, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.num_published = 0
         self.num_dropped = 0
+        self._heartbeat_s = heartbeat_s
         self._changes = CacheChanges()
         self._history = History(incarnation)
         self._sockets = EventSockets(config)
@@ -111,7 +113,7 @@ class KvEventPublisher:
             self._sockets.close()
 
     def _wait_ms(self, now: float) -> int:
-        until_heartbeat = self._told_at + HEARTBEAT_S - now
+        until_heartbeat = self._told_at + self._heartbeat_s - now
         until_listening = self._listen_at - now if now < self._listen_at else float("inf")
         wait_s = min(until_heartbeat, until_listening, self._answers.wait_s(now))
         return max(0, int(wait_s * 1000) + 1) if wait_s > 0 else 0
@@ -130,7 +132,7 @@ class KvEventPublisher:
         changes = self._changes.take()
         if changes is not None:
             batches = self._history.tell(changes.cleared, changes.removed, changes.stored)
-        elif now >= self._told_at + HEARTBEAT_S:
+        elif now >= self._told_at + self._heartbeat_s:
             batches = self._history.tell(cleared=False, removed=(), stored=())
         else:
             return

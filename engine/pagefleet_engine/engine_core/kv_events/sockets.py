@@ -160,8 +160,8 @@ def _bind(bound: zmq.Socket[bytes], host: str, port: int) -> None:
     try:
         address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
         bound.bind(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
-    except OSError as error:  # of the look-up, or zmq's own
-        reason = error.strerror or "it cannot be bound"
+    except (socket.gaierror, zmq.ZMQError) as error:
+        reason = "unknown host" if isinstance(error, socket.gaierror) else zmq.strerror(error.errno or 0)
         raise ConfigError(
             f"cannot publish KV events on {host} port {port} ({reason}): give another kv_events_port or kv_events_host"
         ) from error
