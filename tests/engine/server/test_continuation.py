@@ -52,6 +52,7 @@ TOKENIZER = Tokenizer(byte_level_backend(), {"eos_token": "<|im_end|>"})
 TEXT = "The héllo 你好 😀 fox, ÿ and the end. Thé"
 STATE = StreamState("0123456789abcdef" * 2, 1_700_000_001)
 ROUTES = ("/v1/chat/completions", "/v1/completions")
+JSON = {"content-type": "application/json"}
 USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -104,7 +105,7 @@ async def open_site(core: EngineCore, tokenizer: Tokenizer) -> AsyncIterator[Sit
             ),
         )
         transport = httpx.ASGITransport(create_app(parts, ServerConfig()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine", headers=JSON) as http:
             yield Site(http, parts, engine)
     assert core.stats().kv_usage == 0
     core.check_integrity()
