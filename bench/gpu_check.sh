@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-export PYTHONPATH="$PWD:$PWD/protocol:$PWD/kernels:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/protocol:$PWD/kernels:$PWD/text:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "${WHEELS:-}" ]; then
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT
