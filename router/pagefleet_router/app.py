@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_POLL_S = 0.05
+_FIRST_ENGINE_S = 3.0
 _MAX_WAITING_BYTES = 256 * 2**20
 """Bodies of waiting requests, over all processes; a process may hold one body of the largest size in any case."""
 
@@ -79,6 +80,7 @@ class Router:
         if seat is not None:
             self._siblings = Siblings(seat.figures_path, seat.sibling_paths, self.metrics.text)
             self.metrics.gather = self._siblings.figures
+            self.metrics.include(self._siblings.collect)
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
         self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing or ConnectionTiming())
         self._caches = FleetCaches(config, self.table)
@@ -114,16 +116,18 @@ class Router:
             ConfigError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        server = await self._listen(loop)
         if self._siblings is not None:
             await self._siblings.start()
         tasks = [loop.create_task(self._source.run(self.table)), loop.create_task(self._tick())]
         for task in tasks:
             task.add_done_callback(_tell_of_a_crash)
+        server: asyncio.Server | None = None
         try:
+            server = await self._listen(loop)
             yield server.sockets[0].getsockname()[1]
         finally:
-            server.close()
+            if server is not None:
+                server.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,12 +156,20 @@ class Router:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
         if self._seat is not None:
+            if self._seat.is_replacement:
+                await self._until_an_engine_is_usable()
             return await loop.create_server(self._connection, sock=self._seat.listener)
         host, port = self.config.host, self.config.port
         try:
             return await loop.create_server(self._connection, host, port, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}): give another --port") from error
+
+    async def _until_an_engine_is_usable(self) -> None:
+        """Wait, for a while: who connects here could as well have been served by another worker."""
+        deadline = time.monotonic() + _FIRST_ENGINE_S
+        while not any(self.table.snapshot.usable.values()) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     def _connection(self) -> ClientConnection:
         return ClientConnection(self.front, self.connections, self._rules, time.monotonic)

@@ -62,6 +62,7 @@ class _Worker:
     """The occupant of one seat."""
 
     pid: int | None = None
+    num_before: int = 0
     started_at: float = 0.0
     delay: float = FIRST_DELAY_S
     due_at: float = 0.0
@@ -122,6 +123,7 @@ class Parent:
             if worker.pid is None and worker.due_at <= now:
                 worker.started_at = now
                 worker.pid = self._fork(index, folder)
+                worker.num_before += 1
 
     def _fork(self, index: int, folder: Path) -> int:
         sys.stdout.flush()
@@ -137,8 +139,9 @@ class Parent:
                 if other != index:
                     listener.close()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            seat = Seat(index, len(self._workers), self._listeners[index], folder, self._lifeline)
-            status = self._work(seat)
+            is_replacement = self._workers[index].num_before > 0
+            listener = self._listeners[index]
+            status = self._work(Seat(index, len(self._workers), listener, folder, self._lifeline, is_replacement))
         except Exception:
             logger.critical("worker %d ended", index, exc_info=True)
         finally:

@@ -19,6 +19,8 @@ class Seat:
     """Private to the workers; holds the sockets on which they tell each other their figures."""
     lifeline: int
     """File descriptor that becomes readable when the parent is gone."""
+    is_replacement: bool = False
+    """Whether another worker had this seat: connections may wait in its socket, and the other workers serve."""
 
     @property
     def figures_path(self) -> Path:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from pagefleet_router.workers.exposition import merge
 
@@ -61,6 +63,11 @@ class Siblings:
                 texts.append(task.result())
         self.num_silent += len(tasks) - len(texts)
         return merge(self._own_figures(), texts)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what this worker counts of the others."""
+        text = "Times that a process of this router did not tell its figures in time."
+        yield CounterMetricFamily("pagefleet_router_silent_workers", text, value=self.num_silent)
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):

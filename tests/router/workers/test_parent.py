@@ -1,0 +1,224 @@
+"""Several real processes on one port: deaths, signals, sums."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fakes.faulty_engine import SSE_HEAD, Answer, Client, FaultyEngine, Seen, chat, chunked, post
+from tests.fakes.fleet_processes import all_gone, child_pids
+
+EVENT = b'data: {"n": 1}\n\n'
+WITHIN_S = 120.0
+NUM_STREAMS = 24
+"""All on one worker once in 2 ** 23 runs."""
+
+
+@dataclass
+class Workers:
+    """A `pagefleet route --workers 2` before one engine, whose streams last until `go_on` is set."""
+
+    process: asyncio.subprocess.Process
+    engine: FaultyEngine
+    folder: Path
+    go_on: asyncio.Event
+    port: int = 0
+    log: list[str] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    clients: list[Client] = field(default_factory=list)
+
+    @property
+    def pids(self) -> list[int]:
+        return child_pids(self.process.pid)
+
+    async def read_log(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.log.append(line.decode())
+            self.news.set()
+
+    async def until_logged(self, pattern: str, times: int = 1) -> re.Match[str]:
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                found = [match for match in (re.search(pattern, line) for line in self.log) if match]
+                if len(found) >= times:
+                    return found[-1]
+                self.news.clear()
+                await self.news.wait()
+
+    async def ask(self, request: bytes) -> Answer:
+        client = await self.connect()
+        async with asyncio.timeout(WITHIN_S):
+            await client.send(request)
+            return await client.answer()
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
+
+    async def stream(self) -> tuple[Client, Answer]:
+        """Begin a stream of the engine."""
+        client = await self.connect()
+        await client.send(post(chat(stream=True)))
+        return client, await client.head()
+
+    async def num_answered(self) -> float:
+        answer = await self.ask(b"GET /metrics HTTP/1.1\r\nhost: r\r\n\r\n")
+        pattern = rb'pagefleet_router_requests_total\{route="/v1/chat/completions",status="200"\} (\S+)'
+        found = re.search(pattern, answer.body)
+        return float(found[1]) if found else 0.0
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(WITHIN_S):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def workers(folder: Path, *flags: str) -> AsyncIterator[Workers]:
+    go_on = asyncio.Event()
+
+    async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if b'"stream": true' not in seen.body:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            return
+        writer.write(SSE_HEAD + chunked(EVENT))
+        await go_on.wait()
+        writer.write(chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    engine = FaultyEngine(answer)
+    await engine.start()
+    settings = ["--engine", engine.url, "--model-name", "m", "--port", "0", "--workers", "2", *flags]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagefleet_router.cli", *settings,
+        stderr=asyncio.subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    made = Workers(process, engine, folder, go_on)
+    reading = asyncio.create_task(made.read_log())
+    pids: list[int] = []
+    try:
+        made.port = int((await made.until_logged(r"workers share http://127.0.0.1:(\d+)"))[1])
+        await made.until_logged("is ready", times=2)
+        pids = made.pids
+        yield made
+    finally:
+        for client in made.clients:
+            client.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await engine.kill()
+        await reading
+        assert all_gone(pids), "workers end with their parent"
+
+
+def run(folder: Path, scenario: Callable[[Workers], Awaitable[None]], *flags: str) -> None:
+    async def with_workers() -> None:
+        async with workers(folder, *flags) as made:
+            await scenario(made)
+
+    asyncio.run(with_workers())
+
+
+def test_any_worker_answers_for_all_and_only_they_can_listen_in(tmp_path: Path) -> None:
+    async def scenario(made: Workers) -> None:
+        answers = [await made.ask(post(chat())) for _ in range(NUM_STREAMS)]
+        assert {answer.status for answer in answers} == {200}
+        assert {await made.num_answered() for _ in range(8)} == {NUM_STREAMS}
+        (folder,) = made.folder.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "1.sock"]
+        made.process.terminate()
+        assert await made.ended() == 0
+        assert not list(made.folder.iterdir())
+
+    run(tmp_path, scenario)
+
+
+def test_when_a_worker_is_killed_only_its_own_requests_end_and_new_ones_wait_for_the_next(tmp_path: Path) -> None:
+    async def scenario(made: Workers) -> None:
+        streams = [await made.stream() for _ in range(NUM_STREAMS)]
+        before = made.pids
+        os.kill(before[0], signal.SIGKILL)
+        new = await asyncio.gather(*(made.ask(post(chat())) for _ in range(NUM_STREAMS)))
+        assert {answer.status for answer in new} == {200}, "connections wait in the socket that the next one inherits"
+        made.go_on.set()
+        ends = await asyncio.gather(*(client.rest(head) for client, head in streams))
+        assert {answer.cut for answer in ends} == {True, False}
+        assert all(answer.body.endswith(b"[DONE]\n\n") for answer in ends if not answer.cut)
+        await made.until_logged("ended .signal 9.")
+        await made.until_logged("is ready", times=3)
+        assert len(made.pids) == 2
+        assert before[1] in made.pids
+
+    run(tmp_path, scenario)
+
+
+def test_the_first_signal_lets_all_finish_what_they_have(tmp_path: Path) -> None:
+    async def scenario(made: Workers) -> None:
+        streams = [await made.stream() for _ in range(NUM_STREAMS)]
+        made.process.terminate()
+        await made.until_logged("draining", times=2)
+        made.go_on.set()
+        ends = await asyncio.gather(*(client.rest(head) for client, head in streams))
+        assert all(answer.body == EVENT + b"data: [DONE]\n\n" and not answer.cut for answer in ends)
+        assert await made.ended() == 0
+
+    run(tmp_path, scenario)
+
+
+def test_the_second_signal_ends_all_at_once(tmp_path: Path) -> None:
+    async def scenario(made: Workers) -> None:
+        streams = [await made.stream() for _ in range(NUM_STREAMS)]
+        made.process.terminate()
+        await made.until_logged("draining", times=2)
+        made.process.send_signal(signal.SIGINT)
+        assert await made.ended() == 1
+        assert all([(await client.rest(head)).cut for client, head in streams])
+
+    run(tmp_path, scenario, "--drain-timeout", "600")
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    async def scenario(made: Workers) -> None:
+        pids = made.pids
+        made.process.kill()
+        await made.ended()
+        await asyncio.to_thread(all_gone, pids)
+        assert all_gone(pids, 0.0)
+
+    run(tmp_path, scenario)
+
+
+async def fails(*flags: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagefleet_router.cli", "--engine", "http://127.0.0.1:9", "--model-name", "m",
+        "--workers", "2", *flags, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(WITHIN_S):
+        _, said = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def test_settings_that_cannot_work_end_all(tmp_path: Path) -> None:
+    status, said = asyncio.run(fails("--port", "0", "--api-key-file", str(tmp_path / "none")))
+    assert status == 2
+    assert "cannot be read" in said
+
+
+def test_a_port_that_is_taken_is_not_shared_with_a_stranger(tmp_path: Path) -> None:
+    async def scenario(made: Workers) -> None:
+        status, said = await fails("--port", str(made.port))
+        assert status == 2
+        assert "cannot be listened on (Address already in use)" in said
+
+    run(tmp_path, scenario)
