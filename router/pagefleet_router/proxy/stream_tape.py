@@ -19,6 +19,7 @@ _EVENT_END = b"\n\n"
 _DONE = b"data: [DONE]\n\n"
 _ERROR = b'data: {"error":'
 _ENGINE_DEAD = b'"code":"engine_dead"'
+_DATA_LINE = b"\ndata:"
 _NOTE_LINE = b"\n" + NOTE_START
 
 
@@ -102,8 +103,8 @@ class StreamTape:
         event, tokens, num_chars = self._without_note(event)
         if event.startswith(_ERROR):
             return self._error(event)
-        if event.startswith(b":"):
-            return event  # a comment: no part of the answer
+        if event.startswith(b":") and _DATA_LINE not in event:
+            return event  # comments only: no part of the answer
         if num_chars is not None:
             self.noted, self._needs_note = True, False
         elif self._needs_note:
@@ -126,7 +127,7 @@ class StreamTape:
 
     def _error(self, event: bytes) -> bytes:
         """Pass on an error, which is the end, unless another engine can do better."""
-        if self.can_go_on and self.noted and _ENGINE_DEAD in event:
+        if self.can_go_on and _ENGINE_DEAD in event:
             self.failure = Failure.ENDING
             return b""
         self.give_up()

@@ -1,0 +1,174 @@
+"""Streams that outlive their engines: killed at every event, in every way, the client's bytes are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.handoff import StreamState
+from pagefleet_router.app import Router
+from pagefleet_router.config import RouterConfig
+from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
+
+from tests.fakes.faulty_engine import FAST_MONITOR, Answer, Fleet, chat, post
+from tests.fakes.noting_engine import NUM_EVENTS, End, Ends, NotingEngine, whole_answer
+
+REQUEST: dict[str, Any] = {"stream": True, "temperature": 0}
+
+
+@contextlib.asynccontextmanager
+async def noting_fleet(folder: Path, *engines: NotingEngine, **settings: Any) -> AsyncIterator[Fleet]:
+    for engine in engines:
+        await engine.start()
+    config = RouterConfig(endpoints_file=folder / "endpoints.json", port=0, **{"policy": "round-robin", **settings})
+    router = Router(config, None, FAST_MONITOR)
+    router._dispatcher.outliers = OutlierDetector(OutlierRules(failures=10_000))
+    made = Fleet(router, 0, list(engines), folder)
+    made.write_endpoints(*(Endpoint(f"e{i}", engine.url, "m") for i, engine in enumerate(engines)))
+    num_with_facts = sum(bool(engine.internal) for engine in engines)
+    try:
+        async with router.running() as made.port:
+            await made.until(
+                lambda: (
+                    made.num_usable() == len(engines)
+                    and sum(one.facts is not None for one in router.table.snapshot.engines) == num_with_facts
+                )
+            )
+            yield made
+            await made.until(lambda: router.budget.live_requests == 0)
+            assert all(one.tally.num_requests == 0 for one in router.table.snapshot.engines)
+    finally:
+        for client in made.clients:
+            client.close()
+        for engine in engines:
+            await engine.kill()
+
+
+def run(folder: Path, check: Callable[[Fleet, Ends], Awaitable[None]], *scopes: str, **settings: Any) -> None:
+    async def scenario() -> None:
+        ends = Ends()
+        async with noting_fleet(folder, *(NotingEngine(ends, scope) for scope in scopes or "sss"), **settings) as f:
+            await check(f, ends)
+
+    uvloop.run(scenario())
+
+
+def undisturbed(answer: Answer) -> bytes:
+    """What the client should have: the answer under the name that it came with."""
+    found = re.search(rb'"chatcmpl-([0-9a-f]{32})", "created": (\d+)', answer.body)
+    assert found is not None
+    state = StreamState(found[1].decode(), int(found[2]))
+    return b"".join(noted.event for noted in whole_answer(state))
+
+
+def error_code(answer: Answer) -> str:
+    last = answer.body.rstrip(b"\n").split(b"\n\n")[-1]
+    code: str = json.loads(last.removeprefix(b"data: "))["error"]["code"]
+    return code
+
+
+@pytest.mark.parametrize("how", ["reset", "silent", "note", "dead", "half"])
+def test_killed_at_every_event_nothing_is_lost_or_changed(tmp_path: Path, how: End) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        # The last event of all may only be lost as a whole: nothing wrong can follow it.
+        points = range(NUM_EVENTS + 1) if how in ("reset", "silent") else range(NUM_EVENTS)
+        for point in points if how != "silent" else (1, 3, NUM_EVENTS):
+            ends.plan[:] = [(point, how)]
+            answer = await f.ask(post(chat(**REQUEST)))
+            assert (answer.status, answer.cut) == (200, False), point
+            assert answer.body == undisturbed(answer), point
+        assert f.router.metrics.streams_cut == 0
+        assert f.router.metrics.continued["m"] > 0
+
+    run(tmp_path, check, gap_timeout=0.3)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_in_every_chunking(tmp_path: Path, size: int) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.write_size = size
+        for point in (1, 2, NUM_EVENTS - 2):
+            ends.plan[:] = [(point, "half")]
+            answer = await f.ask(post(chat(**REQUEST)))
+            assert answer.body == undisturbed(answer)
+
+    run(tmp_path, check)
+
+
+def test_two_engines_may_be_lost_and_not_three(tmp_path: Path) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.plan[:] = [(2, "reset"), (2, "reset")]
+        answer = await f.ask(post(chat(**REQUEST)))
+        assert answer.body == undisturbed(answer)
+        states = [state for state in ends.states if state is not None]
+        assert [state.num_tokens for state in states] == [0, 2, 5], "marks count"
+        assert len({(state.answer_id, state.created) for state in states}) == 1
+        assert ends.bodies == [json.dumps(chat(**REQUEST)).encode()] * 3
+        ends.plan[:] = [(1, "reset")] * 3
+        answer = await f.ask(post(chat(**REQUEST)))
+        assert error_code(answer) == "engine_lost"
+        assert answer.body.startswith(b"".join(undisturbed(answer).splitlines(keepends=True)[:6]))
+
+    run(tmp_path, check, *"ssss")
+
+
+def test_a_stream_that_kills_engines_before_they_give_an_event_kills_two(tmp_path: Path) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.plan[:] = [(2, "reset"), (0, "reset")]
+        answer = await f.ask(post(chat(**REQUEST)))
+        assert error_code(answer) == "engine_lost"
+        assert len(ends.states) == 2
+
+    run(tmp_path, check, *"ssss")
+
+
+@pytest.mark.parametrize(
+    ("why", "scopes"), [("alone", "s"), ("another scope", "st"), ("409", "ss"), ("dice", "ss"), ("two answers", "ss")]
+)
+def test_what_cannot_go_on_ends_with_an_error(tmp_path: Path, why: str, scopes: str) -> None:
+    fields = {"dice": {"temperature": 1}, "two answers": {"n": 2}}.get(why, {})
+
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.refuse_to_go_on = why == "409"
+        ends.plan[:] = [(2, "reset")]
+        answer = await f.ask(post(chat(**{**REQUEST, **fields})))
+        assert error_code(answer) == "engine_lost"
+        assert answer.body.count(b"data: ") == 3
+        assert not answer.body.startswith(b":")
+        assert f.router.metrics.streams_cut == 1
+        assert f.router.metrics.continued["m"] == 0
+        assert (ends.states[0] is None) == bool(fields), "notes are asked for where they may help"
+
+    run(tmp_path, check, *scopes)
+
+
+@pytest.mark.parametrize("scopes", ["s", "ss"])
+def test_a_client_that_leaves_a_stream_that_moved(tmp_path: Path, scopes: str) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.plan[:] = [(2, "reset"), (3, "silent")]
+        client = await f.connect()
+        await client.send(post(chat(**REQUEST)))
+        await client.head()
+        await f.until(lambda: len(ends.states) == len(scopes))
+        client.close()
+        await f.until(lambda: all(engine.num_open == 0 for engine in f.engines))
+
+    run(tmp_path, check, *scopes)
+
+
+def test_an_engine_that_is_not_ours_is_asked_for_no_notes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ends = Ends()
+        async with noting_fleet(tmp_path, NotingEngine(ends, with_facts=False)) as f:
+            answer = await f.ask(post(chat(**REQUEST), headers="x-pagefleet-stream: id=1\r\n"))
+            assert answer.status == 200
+            assert ends.states == [None]
+
+    uvloop.run(scenario())
