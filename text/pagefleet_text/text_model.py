@@ -5,7 +5,8 @@ The engine makes it from the model's folder and gives it to routers as data; a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import tokenizers
 from pagefleet_protocol.engine_facts import TextData
@@ -16,6 +17,8 @@ from pagefleet_text.chat_template import ChatTemplate
 from pagefleet_text.errors import TextDamaged
 from pagefleet_text.openai_messages import for_template, written
 from pagefleet_text.tokenizer import SETTINGS, Tokenizer
+
+MakeTokenizer = Callable[[tokenizers.Tokenizer, Mapping[str, Any], Iterable[int]], Tokenizer]
 
 
 class TextModel:
@@ -32,8 +35,12 @@ class TextModel:
         self._chat = ChatPrompt(tokenizer, template)
 
     @classmethod
-    def of_data(cls, data: TextData) -> TextModel:
+    def of_data(cls, data: TextData, make_tokenizer: MakeTokenizer = Tokenizer) -> TextModel:
         """Make the model that `data` describes.
+
+        Args:
+            data: from `data` of an equal model.
+            make_tokenizer: makes one that gives the same ids, of the library's, its settings and its ending tokens.
 
         Raises:
             TextDamaged: the data cannot be used.
@@ -42,7 +49,7 @@ class TextModel:
             backend = tokenizers.Tokenizer.from_str(data.tokenizer)
         except Exception as error:  # the library raises bare Exception for any damage
             raise TextDamaged(f"the tokenizer cannot be read ({' '.join(str(error).split())[:160]})") from None
-        tokenizer = Tokenizer(backend, data.settings, data.eos_token_ids)
+        tokenizer = make_tokenizer(backend, data.settings, data.eos_token_ids)
         source = data.chat_template
         return cls(tokenizer, None if source is None else ChatTemplate(source, tokenizer.special_tokens))
 

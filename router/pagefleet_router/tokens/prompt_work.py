@@ -1,0 +1,98 @@
+"""From a body to token ids and block keys, by the same code and data as in the engine. Runs in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import msgspec
+from pagefleet_protocol.block_hash import BlockHash, PrefixScope, extend_hashes, root_hash
+from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.handoff import combined_salt, pack_tokens, tenant_salt
+from pagefleet_protocol.kv_events import pack_keys, unpack_keys
+from pagefleet_protocol.openai_chat import read_chat_request
+from pagefleet_protocol.openai_completions import read_completion_request
+from pagefleet_protocol.openai_json import BodyError, decode_object
+from pagefleet_text.errors import TextError
+
+from pagefleet_router.request_view import ANONYMOUS, RequestView
+from pagefleet_router.tokens.segmented_tokenizer import SegmentedTokenizer
+from pagefleet_router.tokens.text_library import ServedText
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_KEEPS_BOOKS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store"})
+"""Fields that nobody reads and that cannot change a prompt. Of any other one a newer engine may know more."""
+_CHARS_PER_TOKEN = 64
+"""More than so many times the context are not worth looking at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """One prompt to read.
+
+    Attributes:
+        route: of the request.
+        body: JSON, as it came.
+        view: to complete.
+        facts: of the engines it may go to.
+        text: of the same.
+    """
+
+    route: str
+    body: bytes
+    view: RequestView
+    facts: EngineFacts
+    text: ServedText
+
+    def do(self) -> RequestView:
+        """Return the complete view; the one given where the request is the engine's to refuse."""
+        try:
+            return self._chat() if self.route == CHAT else self._completion()
+        except (BodyError, TextError):
+            return self.view
+
+    def _chat(self) -> RequestView:
+        chat = read_chat_request(decode_object(self.body))
+        salt = self._salt(chat.cache_salt)
+        if sum(len(message.content or "") for message in chat.messages) > _CHARS_PER_TOKEN * self.facts.max_model_len:
+            return self.view
+        model = self.text.model
+        tokenizer = model.tokenizer
+        working = tokenizer.working_for(salt) if isinstance(tokenizer, SegmentedTokenizer) else nullcontext()
+        with working:
+            ids = model.chat_tokens(chat)
+        return self._complete(ids, salt, not self.text.uses_clock and _KEEPS_BOOKS.issuperset(chat.ignored))
+
+    def _completion(self) -> RequestView:
+        asked = read_completion_request(decode_object(self.body))
+        if len(asked.prompts) != 1:
+            return self.view
+        (prompt,) = asked.prompts
+        salt = self._salt(asked.cache_salt)
+        if not isinstance(prompt, str):
+            return self._complete(prompt, salt, may_hand_over=False)  # the body has the ids already
+        if len(prompt) > _CHARS_PER_TOKEN * self.facts.max_model_len:
+            return self.view
+        ids = self.text.model.completion_tokens(prompt, asked.add_special_tokens)
+        return self._complete(ids, salt, _KEEPS_BOOKS.issuperset(asked.ignored))
+
+    def _salt(self, clients: str | None) -> str | None:
+        tenant = self.view.tenant
+        return combined_salt(None if tenant == ANONYMOUS else tenant_salt(tenant), clients)
+
+    def _complete(self, ids: Sequence[int], salt: str | None, may_hand_over: bool) -> RequestView:
+        facts = self.facts
+        if not 0 < len(ids) < facts.max_model_len:
+            return self.view
+        hashes: list[BlockHash] = []
+        extend_hashes(hashes, root_hash(PrefixScope(facts.scope, None, salt)), ids, facts.block_size)
+        return msgspec.structs.replace(
+            self.view,
+            num_tokens=len(ids),
+            blocks=list(unpack_keys(pack_keys(hashes))),
+            block_size=facts.block_size,
+            scope=facts.scope,
+            token_ids=pack_tokens(ids) if may_hand_over else b"",
+            text_digest=facts.text_digest or "",
+        )

@@ -1,0 +1,129 @@
+"""A tokenizer that cuts prompts where cutting changes nothing, and remembers the ids of the parts.
+
+Where it cuts: before an occurrence of a token that the chat template writes, such as `<|im_start|>`. The tokenizers
+library first finds the added tokens that are not to be normalized, leftmost and longest, and treats the text between
+them piece by piece; no normalizer, pre-tokenizer or model sees over them. So `ids(a + b) = ids(a) + ids(b)` where b
+begins with such a token, provided that
+
+- it overlaps in no way with another added token, nor with itself: then every occurrence of its spelling is a match;
+- it takes no space beside it along (`lstrip`, `rstrip`), nor begins or ends with space;
+- no added token looks at its neighbours (`single_word`), and the model has no dropout.
+
+Tokens that do not fulfil this are not cut at; a tokenizer that has none is used as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from pagefleet_protocol.handoff import pack_tokens, unpack_tokens
+from pagefleet_text.tokenizer import Tokenizer, without_surrogates
+
+from pagefleet_router.tokens.segment_cache import SegmentCache
+
+MIN_SEGMENT_CHARS = 1024
+"""Shorter parts are put together: an entry has a cost of its own."""
+MAX_CUTS = 16
+
+
+class SegmentedTokenizer(Tokenizer):
+    """Gives the ids that `Tokenizer` gives.
+
+    Args:
+        backend: the library's object.
+        settings: tokenizer_config.json.
+        eos_token_ids: of the model.
+        template: the chat template, which says where to cut.
+        cache: may be shared with other tokenizers of other names.
+        name: of this tokenizer, for the cache.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], eos_token_ids: Iterable[int] = (), *,
+        template: str, cache: SegmentCache, name: str,
+    ) -> None:  # fmt: skip
+        super().__init__(backend, settings, eos_token_ids)
+        self._cuts = cut_tokens(backend, template)
+        self._cache = cache
+        self._name = name
+        self._working_for = threading.local()
+
+    @contextlib.contextmanager
+    def working_for(self, salt: str | None) -> Iterator[None]:
+        """Use what was remembered for the same tenant's salt, in this thread and block."""
+        self._working_for.salt = salt
+        try:
+            yield
+        finally:
+            self._working_for.salt = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See Tokenizer."""
+        if add_special_tokens or not self._cuts or len(text) < MIN_SEGMENT_CHARS:
+            return super().encode(text, add_special_tokens)
+        owner = f"{self._name} {getattr(self._working_for, 'salt', None)}".encode("utf-8", "surrogatepass")
+        ids: list[int] = []
+        for segment in split(without_surrogates(text), self._cuts):
+            if len(segment) < MIN_SEGMENT_CHARS:
+                ids += super().encode(segment, add_special_tokens=False)
+                continue
+            key = self._cache.key(owner, segment)
+            packed = self._cache.get(key)
+            if packed is None:
+                new = super().encode(segment, add_special_tokens=False)
+                self._cache.put(key, pack_tokens(new))
+                ids += new
+            else:
+                ids += unpack_tokens(packed)
+        return ids
+
+
+def split(text: str, cuts: Sequence[str]) -> Iterator[str]:
+    """Yield the parts of a text, of MIN_SEGMENT_CHARS at least but for the last, each cut before one of `cuts`.
+
+    A text that begins as another one is split as that one, but for the last part.
+    """
+    positions = []
+    for cut in cuts:
+        # Plain searches: a regular expression would keep the interpreter's lock ten times as long.
+        found = text.find(cut, MIN_SEGMENT_CHARS)
+        while found >= 0:
+            positions.append(found)
+            found = text.find(cut, found + len(cut))
+    start = 0
+    for position in sorted(positions):
+        if position - start >= MIN_SEGMENT_CHARS:
+            yield text[start:position]
+            start = position
+    yield text[start:]
+
+
+def cut_tokens(backend: tokenizers.Tokenizer, template: str) -> tuple[str, ...]:
+    """Return the spellings that a text may be cut before; see the head of this file."""
+    added = list(backend.get_added_tokens_decoder().values())
+    if getattr(backend.model, "dropout", None) or any(token.single_word for token in added):
+        return ()
+    found_first = [token.content for token in added if not token.normalized]
+    candidates = dict.fromkeys(
+        token.content
+        for token in added
+        if not (token.normalized or token.lstrip or token.rstrip) and token.content in template and token.content
+    )
+    cuts = [
+        spelling
+        for spelling in candidates
+        if spelling == spelling.strip() and not any(_overlap(spelling, other) for other in found_first)
+    ]
+    return tuple(cuts[:MAX_CUTS])
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two spellings (or two occurrences of the same one) can share characters of a text."""
+    if one != other and (one in other or other in one):
+        return True
+    lengths = range(1, min(len(one), len(other)))
+    return any(one.endswith(other[:n]) or other.endswith(one[:n]) for n in lengths)
