@@ -74,9 +74,11 @@ class EventWriter:
 
     def events(self, index: int, chunk: Chunk) -> bytes:
         """Return the events that a chunk makes: one, or none, or up to three at the ends of a choice."""
-        parts = self.choices(index, chunk)
+        opening, content, ending = self.choices(index, chunk)
         tail = self._tail()
-        return b"".join([self._start + part + tail for part in parts if part is not None])
+        if content is not None and opening is None and ending is None:  # nearly always
+            return self._start + content + tail
+        return b"".join([self._start + part + tail for part in (opening, content, ending) if part is not None])
 
     def choices(self, index: int, chunk: Chunk) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Count a chunk; return the opening, the content and the ending that it makes."""
