@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 from pagefleet_engine.cli import build_parser, main, read_configuration
-from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from pagefleet_engine.config import (
+    CacheConfig,
+    EngineConfig,
+    KvEventsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.settings import ALL_GROUPS, engine_config, settings
 
@@ -50,6 +57,25 @@ def test_a_flag_beats_the_environment_and_that_the_file(tmp_path: Path) -> None:
     assert not engine.cache.enable_prefix_caching
 
 
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ("", None),
+        ("--fleet-key-file /key --kv-events-host ::", None),
+        ("--kv-events-port 5557", KvEventsConfig("127.0.0.1", 5557, None)),
+        ("--kv-events-port 5557 --host ::1", KvEventsConfig("::1", 5557, None)),
+        ("--kv-events-port 5557 --kv-events-host localhost --host ::", KvEventsConfig("localhost", 5557, None)),
+        ("--kv-events-port 1 --host :: --fleet-key-file /key", KvEventsConfig("::", 1, "/key")),
+        (
+            "--kv-events-port 65534 --kv-events-host 10.0.0.1 --fleet-key-file /key",
+            KvEventsConfig("10.0.0.1", 65534, "/key"),
+        ),
+    ],
+)
+def test_where_kv_events_are_published(flags: str, place: KvEventsConfig | None) -> None:
+    assert read_configuration(["/m", *flags.split()], {})[1].kv_events == place
+
+
 def test_variables_that_kubernetes_adds_for_a_service_are_not_ours() -> None:
     environment = {"PAGEFLEET_ENGINE_PORT": "tcp://10.0.0.7:80", "PAGEFLEET_ENGINE_SERVICE_HOST": "10.0.0.7"}
     assert read_configuration(["/m"], environment)[1] == ServerConfig()
@@ -65,6 +91,13 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_ours() -> None:
         (["/m", "--kv-cache-memory", "much"], "give bytes, or a size such as 512M"),
         (["/m", "--gpu-memory-utilization", "2"], "give a share over 0"),
         (["/m", "--port", "70000"], "port is 70000"),
+        (["/m", "--kv-events-port", "65535"], "kv_events_port is 65535: give 1 to 65534"),
+        (["/m", "--kv-events-port", "-1"], "kv_events_port is -1: give 1 to 65534"),
+        (["/m", "--kv-events-port", "8000"], "takes ports 8000 and 8001, and port is one of them"),
+        (["/m", "--kv-events-port", "7999"], "takes ports 7999 and 8000, and port is one of them"),
+        (["/m", "--kv-events-port", "5557", "--host", "0.0.0.0"], "KV events on 0.0.0.0 could be read by others: give"),
+        (["/m", "--kv-events-port", "5557", "--kv-events-host", "gpu-3"], "KV events on gpu-3 could be read by others"),
+        (["/m", "--kv-events-port", "5557", "--no-enable-prefix-caching"], "prefix caching is off: leave one"),
         (["/m", "--max-num-seqs", "100", "--max-num-batched-tokens", "10"], "raise the first or lower the second"),
         (["/m", "--config", "/no/such.yaml"], "cannot be read"),
         (["/m", "--max-model-length", "5"], "'--max-model-length'; did you mean --max-model-len? (see pagefleet serve"),

@@ -117,10 +117,24 @@ class RouterSide:
             assert time.monotonic() - began < WAIT_S, f"{len(self.batches)} batches, {len(self.keys)} keys"
             self.read(0.05)
 
-    def send(self, *frames: bytes) -> None:
-        """Send anything to the answering port, if it lets us."""
-        with contextlib.suppress(zmq.Again):
+    def catch_up(self) -> None:
+        """Take in all that the engine has told its publisher by now; a dump says the same."""
+        *parts, end = self.ask(Dump())
+        self.read_until(lambda: self.seq is not None and self.seq >= end.seq)
+        if self.seq == end.seq:
+            dumped: set[int] = set()
+            for part in parts:
+                assert isinstance(part, DumpPart)
+                dumped.update(unpack_keys(part.keys))
+            assert self.keys == dumped
+
+    def send(self, *frames: bytes) -> bool:
+        """Send anything to the answering port; returns whether there was room for it."""
+        try:
             self._dealer.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def answers(self, timeout_s: float = WAIT_S) -> list[Answer]:
         """Return the next answer up to its end; an empty list when nothing comes."""

@@ -131,10 +131,10 @@ def test_a_dump_larger_than_what_is_sent_at_once_arrives_whole() -> None:
 def test_one_question_at_a_time_and_dumps_only_so_often() -> None:
     with publishing() as (publisher, port), RouterSide(port) as router:
         router.sync()
-        for _ in range(1000):
-            router.send(encode(Dump()))
+        num_sent = sum(router.send(encode(Dump())) for _ in range(1000))
+        assert num_sent > 500
         num_answers = 0
-        while publisher.num_dropped + num_answers < 1000:
+        while publisher.num_dropped + num_answers < num_sent:
             num_answers += bool(router.answers(timeout_s=0.05))
         assert num_answers < 100
         works(publisher, router, 5)
