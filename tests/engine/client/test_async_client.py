@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 from pagefleet_engine import LLM
+from pagefleet_engine.client import async_client
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
-from pagefleet_engine.engine_core.output_text import OutputText
+from pagefleet_engine.core.stop import Stop
+from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText
 from pagefleet_engine.errors import (
     ConfigError,
     ContextTooLong,
@@ -134,7 +137,33 @@ async def garbage(client: AsyncEngineClient) -> None:
     assert client.stats.messages_dropped == 5
 
 
-CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage)
+async def resumed(client: AsyncEngineClient) -> None:
+    known = [91, 92, 93]
+    shown = len(TOKENIZER.decode(known))
+    rest = await _resume(client, known, shown)
+    assert [token for chunk in rest for token in chunk.token_ids] == [94, 95]
+    assert "".join(chunk.text for chunk in rest) == TOKENIZER.decode([94, 95])
+    assert rest[-1].finish_reason == "length"
+    more = await _resume(client, known, shown - 1)
+    assert [token for chunk in more for token in chunk.token_ids] == [94, 95]
+    assert "".join(chunk.text for chunk in more) == TOKENIZER.decode([91, 92, 93, 94, 95])[shown - 1 :]
+    (end,) = await _resume(client, [91, 92, 93, 94, 95], 0)
+    assert (end.text, list(end.token_ids), end.finish_reason) == (TOKENIZER.decode([91, 92, 93, 94, 95]), [], "length")
+    for wrong in ([300], [91] * 6, [-1]):
+        with pytest.raises(InvalidRequest) as caught:
+            await _resume(client, wrong, 0)
+        assert caught.value.param == "resumed_token_ids"
+    with pytest.raises(InvalidRequest):
+        await _resume(client, known, shown + 1)
+
+
+async def _resume(client: AsyncEngineClient, known: list[int], num_chars: int) -> list[Chunk]:
+    so_far = OutputSoFar(known, num_chars)
+    sampling = SamplingParams(max_tokens=5, ignore_eos=True)
+    return [chunk async for chunk in client.generate([90], sampling, request_id="r", resumed=so_far)]
+
+
+CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage, resumed)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -148,6 +177,25 @@ def test_a_healthy_core(check: Callable[[AsyncEngineClient], Awaitable[None]], i
             assert await tokens_of(client, 10, SamplingParams(max_tokens=3)) == [11, 12, 13]
 
     run(scenario)
+
+
+def test_the_text_of_much_resumed_output_is_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_client, "_RESUMED_HERE", 2)
+    on_the_loop: list[bool] = []
+    resume = OutputText.resume
+
+    def watched(text: OutputText, so_far: OutputSoFar, ended: Stop | None) -> Chunk | None:
+        on_the_loop.append(threading.current_thread() is threading.main_thread())
+        return resume(text, so_far, ended)
+
+    monkeypatch.setattr(OutputText, "resume", watched)
+
+    async def scenario() -> None:
+        async with running() as client:
+            await resumed(client)
+
+    run(scenario)
+    assert on_the_loop == [False] * 4
 
 
 def test_a_full_queue_is_told_and_recovers() -> None:
