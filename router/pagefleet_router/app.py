@@ -34,7 +34,7 @@ from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
-from pagefleet_router.tokens.prompt_reader import PlainPrompts
+from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.listeners import BACKLOG
 from pagefleet_router.workers.seat import Seat
 from pagefleet_router.workers.siblings import Siblings
@@ -82,8 +82,10 @@ class Router:
             self.metrics.gather = self._siblings.figures
             self.metrics.include(self._siblings.collect)
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
-        self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing or ConnectionTiming())
+        timing = timing or ConnectionTiming()
+        self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing)
         self._caches = FleetCaches(config, self.table)
+        self._prompts = TokenizedPrompts(self.table)
         self.metrics.include(self._caches.collect)
         self._dispatcher = Dispatcher(
             self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget, OutlierDetector(),
@@ -96,8 +98,8 @@ class Router:
         self.table.watch(self.gate.engines_changed)
         self.metrics.include(lambda: collect_admission(self.gate))
         services = Services(
-            self._dispatcher, self.pools, self.gate, PlainPrompts(), config.first_byte_timeout, config.gap_timeout,
-            explain=config.explain,
+            self._dispatcher, self.pools, self.gate, self._prompts, config.first_byte_timeout, config.gap_timeout,
+            timing.hold, config.explain,
         )  # fmt: skip
         self.front = FrontDoor(
             self.table,
@@ -133,6 +135,7 @@ class Router:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._monitor.stop()
             await self._caches.stop()
+            await self._prompts.stop()
             if self._siblings is not None:
                 await self._siblings.stop()
             for connection in list(self.connections):

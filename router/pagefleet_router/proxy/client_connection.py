@@ -6,11 +6,12 @@ import asyncio
 import math
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from pagefleet_router.errors import Refusal
 from pagefleet_router.proxy.client_request import ClientRequest
+from pagefleet_router.proxy.holding import HoldTiming
 from pagefleet_router.proxy.http_names import render_answer
 from pagefleet_router.proxy.request_parser import RequestParser
 
@@ -31,6 +32,8 @@ class ConnectionTiming:
     """Between requests."""
     write: float = 60.0
     """For a client that does not read: its buffer stays full this long at most."""
+    hold: HoldTiming = field(default_factory=HoldTiming)
+    """For a stream whose request waits."""
 
 
 @dataclass(frozen=True, slots=True)

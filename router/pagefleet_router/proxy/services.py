@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagefleet_router.admission.admission import Admission
 from pagefleet_router.proxy.dispatcher import Dispatcher
@@ -23,7 +23,7 @@ class Services:
     prompts: PromptReader
     first_byte_timeout: float
     gap_timeout: float
-    hold: HoldTiming = field(default_factory=HoldTiming)
+    hold: HoldTiming
     explain: bool = False
     """Whether clients may ask how engines were chosen."""
     wall_clock: Callable[[], float] = time.time
