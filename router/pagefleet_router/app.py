@@ -34,6 +34,7 @@ from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
+from pagefleet_router.tokens.prompt_reader import PlainPrompts, PromptReader
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.listeners import BACKLOG
 from pagefleet_router.workers.seat import Seat
@@ -85,7 +86,7 @@ class Router:
         timing = timing or ConnectionTiming()
         self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing)
         self._caches = FleetCaches(config, self.table)
-        self._prompts = TokenizedPrompts(self.table)
+        self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
         self.metrics.include(self._caches.collect)
         self._dispatcher = Dispatcher(
             self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget, OutlierDetector(),

@@ -19,6 +19,9 @@ class PromptReader(Protocol):
         Never fails: a prompt that cannot be read is the engine's to refuse, and its view stays as it is.
         """
 
+    async def stop(self) -> None:
+        """Read nothing more."""
+
 
 class PlainPrompts:
     """Leaves every prompt unread: engines tokenize, and prefixes are guessed from the text."""
@@ -28,3 +31,6 @@ class PlainPrompts:
     ) -> RequestView | None:
         """See PromptReader."""
         return view
+
+    async def stop(self) -> None:
+        """See PromptReader."""

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 
+MIN_CHARS = 1024
 _KEY_BYTES = 24
 _OVERHEAD_BYTES = 200
 """Of an entry, beside its ids."""
@@ -16,9 +17,11 @@ class SegmentCache:
 
     Args:
         max_bytes: of memory.
+        min_chars: of the texts worth an entry.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, min_chars: int = MIN_CHARS) -> None:
+        self.min_chars = min_chars
         self.num_hits = 0
         self.num_bytes = 0
         self._max_bytes = max_bytes

@@ -25,8 +25,6 @@ from pagefleet_text.tokenizer import Tokenizer, without_surrogates
 
 from pagefleet_router.tokens.segment_cache import SegmentCache
 
-MIN_SEGMENT_CHARS = 1024
-"""Shorter parts are put together: an entry has a cost of its own."""
 MAX_CUTS = 16
 
 
@@ -50,6 +48,7 @@ class SegmentedTokenizer(Tokenizer):
         self._cuts = cut_tokens(backend, template)
         self._cache = cache
         self._name = name
+        self._min_chars = cache.min_chars
         self._working_for = threading.local()
 
     @contextlib.contextmanager
@@ -63,12 +62,12 @@ class SegmentedTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See Tokenizer."""
-        if add_special_tokens or not self._cuts or len(text) < MIN_SEGMENT_CHARS:
+        if add_special_tokens or not self._cuts or len(text) < self._min_chars:
             return super().encode(text, add_special_tokens)
         owner = f"{self._name} {getattr(self._working_for, 'salt', None)}".encode("utf-8", "surrogatepass")
         ids: list[int] = []
-        for segment in split(without_surrogates(text), self._cuts):
-            if len(segment) < MIN_SEGMENT_CHARS:
+        for segment in split(without_surrogates(text), self._cuts, self._min_chars):
+            if len(segment) < self._min_chars:
                 ids += super().encode(segment, add_special_tokens=False)
                 continue
             key = self._cache.key(owner, segment)
@@ -82,21 +81,21 @@ class SegmentedTokenizer(Tokenizer):
         return ids
 
 
-def split(text: str, cuts: Sequence[str]) -> Iterator[str]:
-    """Yield the parts of a text, of MIN_SEGMENT_CHARS at least but for the last, each cut before one of `cuts`.
+def split(text: str, cuts: Sequence[str], min_chars: int) -> Iterator[str]:
+    """Yield the parts of a text, of `min_chars` at least but for the last, each cut before one of `cuts`.
 
     A text that begins as another one is split as that one, but for the last part.
     """
     positions = []
     for cut in cuts:
         # Plain searches: a regular expression would keep the interpreter's lock ten times as long.
-        found = text.find(cut, MIN_SEGMENT_CHARS)
+        found = text.find(cut, min_chars)
         while found >= 0:
             positions.append(found)
             found = text.find(cut, found + len(cut))
     start = 0
     for position in sorted(positions):
-        if position - start >= MIN_SEGMENT_CHARS:
+        if position - start >= min_chars:
             yield text[start:position]
             start = position
     yield text[start:]

@@ -65,7 +65,7 @@ class TokenizedPrompts:
         return None
 
     async def stop(self) -> None:
-        """Read nothing more."""
+        """See PromptReader."""
         await self._library.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
