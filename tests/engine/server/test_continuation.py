@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from pagefleet_engine.config import (
 )
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
+from pagefleet_engine.engine_core.output_text import Chunk, merge_chunks
+from pagefleet_engine.errors import RequestFailed
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.app import Parts, create_app
 from pagefleet_engine.server.drain import Drain
@@ -333,6 +335,64 @@ def test_continued_streams_are_counted_and_their_tokens_are_in_the_usage() -> No
         assert len(usages[0]) == 3
         metrics = site.parts.metrics.render().decode()
         assert 'pagefleet_engine_resumed_requests_total{model_name="m"} 1.0' in metrics
+
+    scripted(test)
+
+
+def content_of(stream: bytes) -> tuple[str, list[str]]:
+    """Return the text of a stream, and the rest of its events in order."""
+    text, others = "", []
+    for block in blocks_of(stream):
+        event = json.loads(block[6:]) if b"[DONE]" not in block else {}
+        choice = event["choices"][0] if event.get("choices") else {}
+        piece = choice["delta"].pop("content", "") if "delta" in choice else choice.pop("text", "")
+        text += piece
+        if not piece or choice["finish_reason"]:
+            others.append(json.dumps(event))
+    return text, others
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_slow_reader_s_merged_events_are_continued_too(route: str) -> None:
+    async def test(site: Site) -> None:
+        one_by_one = site.engine.generate
+
+        async def merged(*args: Any, **kwargs: Any) -> AsyncIterator[Chunk]:
+            waiting: list[Chunk] = []
+            async with aclosing(one_by_one(*args, **kwargs)) as chunks:
+                async for chunk in chunks:
+                    waiting.append(chunk)
+                    if len(waiting) == 4 or chunk.finish_reason is not None:
+                        yield merge_chunks(waiting)
+                        waiting.clear()
+
+        site.engine.generate = merged  # type: ignore[method-assign, assignment]
+        body = site.fields(route, max_tokens=22, stop=["and the"], **USAGE)
+        blocks = blocks_of((await site.send(route, body, STATE)).content)
+        whole = content_of(without_cached(take_notes(b"".join(blocks))[0]))
+        for count in range(1, len(blocks)):
+            shown, tokens, num_chars = take_notes(b"".join(blocks[:count]))
+            state = replace(STATE, num_tokens=len(tokens) // 4, num_chars=num_chars or 0)
+            rest = await site.send(route, body, state, tokens)
+            assert content_of(without_cached(shown + take_notes(rest.content)[0])) == whole
+
+    scripted(test)
+
+
+def test_an_error_amid_a_stream_has_no_note() -> None:
+    async def test(site: Site) -> None:
+        good = site.engine.generate
+
+        async def failing(*args: Any, **kwargs: Any) -> AsyncIterator[Chunk]:
+            async with aclosing(good(*args, **kwargs)) as chunks:
+                yield await anext(chunks)
+            raise RequestFailed("it broke")
+
+        site.engine.generate = failing  # type: ignore[method-assign, assignment]
+        answer = await site.send(ROUTES[1], site.fields(ROUTES[1]), STATE)
+        first, error = blocks_of(answer.content)
+        assert first.startswith(b":pf ")
+        assert error.startswith(b'data: {"error":')
 
     scripted(test)
 
