@@ -11,11 +11,14 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from pagefleet_operator.autoscale.decode_speed import Sighting
 from pagefleet_operator.autoscale.demand import (
     Demand,
     EnginesSeen,
+    Learned,
     load_demands,
     missed_targets,
+    prefill_engines,
     pressure_demands,
 )
 from pagefleet_operator.autoscale.policy import ScalingPolicy
@@ -25,8 +28,8 @@ from pagefleet_operator.autoscale.trend import projected
 
 MARGIN_UP = 0.05
 """Of an engine: demand above a whole number by no more asks for no further one."""
-MARGIN_DOWN = 1.1
-"""Engines go only if what remains would be enough for so many times the demand."""
+MARGIN_DOWN = 0.35
+"""Of an engine: one goes only if that much more demand would still be met without it."""
 
 
 class ScalingReason(StrEnum):
@@ -137,17 +140,19 @@ def _hold(signals: FleetSignals, state: ScalingState, now: float) -> Decision:
 def _learned(
     policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, state: ScalingState, now: float
 ) -> ScalingState:
-    speed, between = state.speed, signals.between_tokens.mean
-    if policy.itl_s is not None and between and engines.ready and signals.running:
-        speed = speed.seen(signals.running / engines.ready, between, now)
+    rate, speed = signals.prefill_rate or state.prefill_rate, state.speed
+    between = signals.seconds_between_tokens
+    if policy.itl_s is not None and between is not None and engines.ready:
+        share = min(1.0, prefill_engines(signals, rate) / engines.ready)
+        speed = speed.seen(Sighting(signals.running / engines.ready, share, between), now)
     idle_since = (now if state.idle_since is None else state.idle_since) if signals.idle else None
-    return replace(state, speed=speed, idle_since=idle_since, prefill_rate=signals.prefill_rate or state.prefill_rate)
+    return replace(state, speed=speed, idle_since=idle_since, prefill_rate=rate)
 
 
 def _at_zero(policy: ScalingPolicy, signals: FleetSignals, state: ScalingState, now: float) -> Decision:
     if signals.idle:
         return Decision(0, ScalingReason.IDLE, "no engine runs, and nobody asks", state)
-    asked = [demand.engines for demand in pressure_demands(policy, signals, EnginesSeen(), state.prefill_rate)]
+    asked = [demand.engines for demand in pressure_demands(policy, signals, EnginesSeen(), Learned(state.prefill_rate))]
     # Without a learned rate one engine has to show how fast it is.
     wanted = math.ceil(max(asked, default=0.0)) if state.prefill_rate else 1
     desired, _ = _limited(policy, state, max(1, wanted))
@@ -166,26 +171,28 @@ def _by_demand(
     kept = tuple(one for one in state.history if one.at > horizon)
     history = (*kept, Moment(now, asked.load, asked.up, asked.down))
     state = replace(state, history=history)
-    panics = asked.up > state.desired and asked.up >= tempo.panic_factor * max(1, engines.ready)
+    short = min(one.up for one in history if one.at > now - tempo.panic_window)
+    panics = short > state.desired and short >= tempo.panic_factor * max(1, engines.ready)
     if panics:
         state = replace(state, panicked_at=now)
     lasting = min(one.up for one in history if one.at > now - tempo.up_window)
-    wanted = asked.up if panics or asked.late else lasting
+    wanted = short if panics else asked.up if asked.late else lasting
     numbers = asked.strongest.because if asked.strongest else "nothing is asked for"
     if wanted > state.desired:
-        return _raise(policy, state, _Step(wanted, panics, asked.late), numbers, now)
+        return _raise(policy, state, _Step(wanted, engines.ready, panics, asked.late), numbers, now)
     return _lower(policy, state, asked, numbers, now)
 
 
 def _asked(
     policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, state: ScalingState, now: float
 ) -> _Asked:
-    tempo, rate = policy.tempo, state.prefill_rate
-    loads = list(load_demands(policy, signals, engines, rate, state.speed))
-    pressures = list(pressure_demands(policy, signals, engines, rate))
+    tempo, learned = policy.tempo, Learned(state.prefill_rate, state.speed)
+    loads = list(load_demands(policy, signals, engines, learned))
+    pressures = list(pressure_demands(policy, signals, engines, learned))
     load = max((one.engines for one in loads), default=0.0)
     ahead_s = min(tempo.trend_at_most, engines.start_up_s or tempo.start_up)
     coming = projected(state.history, load, now, tempo.trend_window, ahead_s)
+    later = projected(state.history, load, now, tempo.trend_window, 2 * ahead_s)
     now_needed = max((one.engines for one in (*loads, *pressures)), default=0.0)
     up = _whole(max(coming, now_needed))
     late = False
@@ -197,7 +204,7 @@ def _asked(
         late = corrected > state.desired
         up = max(up, corrected)
     strongest = max((*loads, *pressures), key=lambda one: one.engines, default=None)
-    down = max(math.ceil(load * MARGIN_DOWN - MARGIN_UP), _whole(now_needed))
+    down = max(_whole(load + MARGIN_DOWN), _whole(later), _whole(now_needed))
     return _Asked(up=up, down=max(down, state.desired) if late else down, load=load, strongest=strongest, late=late)
 
 
@@ -208,13 +215,14 @@ def _whole(engines: float) -> int:
 @dataclass(frozen=True, slots=True)
 class _Step:
     wanted: int
+    ready: int
     panics: bool
     late: bool
 
 
 def _raise(policy: ScalingPolicy, state: ScalingState, step: _Step, numbers: str, now: float) -> Decision:
-    # Twice as many at a time, and four at least: a wrong number does no more harm than that.
-    careful = min(step.wanted, max(2 * state.desired, state.desired + 4))
+    # At most twice as many as have shown that they serve, or four more: a wrong number does no more harm than that.
+    careful = min(step.wanted, max(state.desired, 2 * step.ready, step.ready + 4))
     desired, limit = _limited(policy, state, careful)
     if desired <= state.desired:
         return Decision(state.desired, limit or ScalingReason.STEADY, numbers, state)
@@ -230,12 +238,14 @@ def _lower(policy: ScalingPolicy, state: ScalingState, asked: _Asked, numbers: s
         if needed > lowest and lowest < state.desired:
             return Decision(state.desired, ScalingReason.COOLING_DOWN, f"{numbers}; {lowest} would do", state)
         return Decision(state.desired, limit or ScalingReason.STEADY, numbers, state)
-    rests_from = max(
-        state.since + tempo.down_window,
-        *((state.raised_at + tempo.down_window,) if state.raised_at is not None else ()),
-        *((state.lowered_at + tempo.down_pause,) if state.lowered_at is not None else ()),
-        *((state.panicked_at + tempo.panic_lasts,) if state.panicked_at is not None else ()),
-    )
+    rests = [state.since + tempo.down_window]
+    if state.raised_at is not None:
+        rests.append(state.raised_at + tempo.down_window)
+    if state.lowered_at is not None:
+        rests.append(state.lowered_at + tempo.down_pause)
+    if state.panicked_at is not None:
+        rests.append(state.panicked_at + tempo.panic_lasts)
+    rests_from = max(rests)
     if now < rests_from:
         return Decision(state.desired, ScalingReason.COOLING_DOWN, f"{numbers}; {lowest} would do", state)
     desired = max(needed, state.desired - max(1, state.desired // 4))

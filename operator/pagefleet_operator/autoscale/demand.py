@@ -9,19 +9,19 @@ Nothing is divided by a rate that is not known: until it is, requests that wait 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagefleet_operator.autoscale.decode_speed import DecodeSpeed
 from pagefleet_operator.autoscale.policy import DEFAULT_QUEUE, ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
 
-PREFILL_BUSY = 0.75
+PREFILL_BUSY = 0.95
 """Share of its time that an engine may spend on what arrives: the rest is for what arrives unevenly."""
 WAIT_SHARE = 0.65
 """Of what the target leaves for waiting, since nineteen of twenty requests are to be within it, not the mean."""
 LEAST_WAIT_SHARE = 0.2
 """Of the target: prompts that alone take nearly all of it leave no less."""
-ITL_SHARE = 0.9
+ITL_SHARE = 0.95
 """Of the target between tokens that the mean may reach."""
 ATTAINMENT = 0.95
 """Share of requests that are to be within a target."""
@@ -50,11 +50,20 @@ class EnginesSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """How fast engines are."""
+
+    rate: float | None = None
+    """Uncached prompt tokens per second and engine, as routers learned it; None: nobody knows yet."""
+    speed: DecodeSpeed = field(default_factory=DecodeSpeed)
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What one signal asks for."""
 
     name: str
-    """prefill, backlog, kv, itl, ttft, queue, decode."""
+    """prefill, kv, decode; backlog, crowd, queue; ttft, itl."""
     engines: float
     """Not rounded."""
     because: str
@@ -62,7 +71,7 @@ class Demand:
 
 
 def load_demands(
-    policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, rate: float | None, speed: DecodeSpeed
+    policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, learned: Learned
 ) -> Iterator[Demand]:
     """Yield what the load asks for, whatever engines there are.
 
@@ -70,10 +79,9 @@ def load_demands(
         policy: what is wanted.
         signals: what routers say.
         engines: that serve.
-        rate: uncached prompt tokens per second and engine; None: nobody knows.
-        speed: what was learned of decoding.
+        learned: how fast they are.
     """
-    arriving = signals.prompt_tokens_per_s
+    arriving, rate = signals.prompt_tokens_per_s, learned.rate
     if rate and arriving:
         yield Demand(
             "prefill", arriving / (rate * PREFILL_BUSY),
@@ -85,31 +93,38 @@ def load_demands(
             f"KV cache of {signals.engines:.0f} engines {signals.kv_usage:.0%} full, target {policy.kv_usage:.0%}",
         )  # fmt: skip
     if policy.itl_s is not None:
-        yield from _decode(policy.itl_s, signals, engines, speed)
+        yield from _decode(policy.itl_s, signals, engines, learned)
 
 
-def _decode(itl_s: float, signals: FleetSignals, engines: EnginesSeen, speed: DecodeSpeed) -> Iterator[Demand]:
-    room = speed.requests_within(ITL_SHARE * itl_s)
-    if room is not None and signals.running:
+def _decode(itl_s: float, signals: FleetSignals, engines: EnginesSeen, learned: Learned) -> Iterator[Demand]:
+    made, aim = signals.generated_per_s, ITL_SHARE * itl_s
+    line = learned.speed.line()
+    # Tokens per second do not depend on how many engines make them, as requests at once do.
+    needed = line.engines(made * aim, prefill_engines(signals, learned.rate), aim) if line else None
+    if line and needed is not None:
         yield Demand(
-            "itl", signals.running / max(1.0, room),
-            f"{signals.running:.0f} requests run, an engine keeps {itl_s * 1000:.0f} ms between tokens with {room:.0f}",
-        )  # fmt: skip
-        return
-    late = signals.between_tokens.quantile(ATTAINMENT)
-    if late is not None and engines.ready and signals.between_tokens.total >= ENOUGH:
+            "decode",
+            needed,
+            f"{made:.0f} tokens/s generated, a step takes {line.fixed * 1000:.1f} ms and "
+            f"{line.per_request * 1000:.2f} ms a request, target {itl_s * 1000:.0f} ms",
+        )
+    elif (between := signals.seconds_between_tokens) is not None and engines.ready:
         # A step's time grows no faster than its requests, so fewer engines are no slower than this says.
-        share = min(MOST_AT_ONCE, late / (ITL_SHARE * itl_s))
         yield Demand(
-            "itl", engines.ready * share,
-            f"{late * 1000:.0f} ms between tokens (p95) with {engines.ready} engines, target {itl_s * 1000:.0f} ms",
-        )  # fmt: skip
+            "decode",
+            engines.ready * min(MOST_AT_ONCE, between / aim),
+            f"{between * 1000:.0f} ms between tokens with {engines.ready} engines, target {itl_s * 1000:.0f} ms",
+        )
 
 
 def pressure_demands(
-    policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, rate: float | None
+    policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, learned: Learned
 ) -> Iterator[Demand]:
-    """Yield what is asked for by requests that wait; engines that are warming up will take their part of them."""
+    """Yield what requests ask for that wait, or are too many at once.
+
+    Engines that are warming up will take their part of them.
+    """
+    rate = learned.rate
     waiting = signals.held + signals.queued + signals.waiting
     backlog = signals.queued_tokens + signals.prefill_tokens
     if policy.ttft_s is not None and rate and backlog:
@@ -119,6 +134,12 @@ def pressure_demands(
             "backlog", _credited(needed, engines),
             f"{backlog:.0f} prompt tokens wait, an engine computes {rate:.0f}/s and may take {allowed_s:.2f} s",
         )  # fmt: skip
+    line = learned.speed.line() if policy.itl_s is not None else None
+    if policy.itl_s is not None and line and signals.running:
+        crowded = line.engines(signals.running, prefill_engines(signals, rate), ITL_SHARE * policy.itl_s)
+        if crowded is not None:
+            because = f"{signals.running:.0f} requests run, target {policy.itl_s * 1000:.0f} ms between tokens"
+            yield Demand("crowd", _credited(crowded, engines), because)
     per_engine = policy.queue if policy.queue is not None else None if rate else DEFAULT_QUEUE
     if per_engine and waiting:
         yield Demand(
@@ -144,6 +165,11 @@ def missed_targets(policy: ScalingPolicy, signals: FleetSignals, engines: Engine
         needed = max(engines.ready + 1.0, engines.ready * factor) if not engines.warming else float(engines.count)
         to = "to the first token" if name == "ttft" else "between tokens"
         yield Demand(name, needed, f"{share:.0%} of requests within {target_s * 1000:.0f} ms {to}")
+
+
+def prefill_engines(signals: FleetSignals, rate: float | None) -> float:
+    """Return the engines that the arriving prompts keep busy; 0 where that is not known."""
+    return (signals.prompt_tokens_per_s or 0.0) / rate if rate else 0.0
 
 
 def wait_allowed_s(ttft_s: float, tokens_per_prompt: float, rate: float) -> float:

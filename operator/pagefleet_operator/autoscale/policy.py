@@ -14,17 +14,19 @@ DEFAULT_KV_USAGE = 0.8
 class Tempo:
     """How quickly decisions follow their signals; seconds unless a name says otherwise."""
 
-    up_window: float = 6.0
+    up_window: float = 10.0
     """Demand has to last so long before engines are added, unless there is panic."""
     down_window: float = 300.0
     """Engines go once none of the demands of so long a time asked for them, nor engines were added within it."""
     down_pause: float = 30.0
     """Between two steps down."""
+    panic_window: float = 6.0
+    """Instead of up_window, in panic."""
     panic_factor: float = 2.0
-    """Demand of so many times the engines that serve is panic: up at once, and not down."""
+    """Demand of so many times the engines that serve is panic: up soon, and not down."""
     panic_lasts: float = 60.0
     """After the last moment of panic."""
-    trend_window: float = 90.0
+    trend_window: float = 150.0
     """Growth over so long a time is carried on into the future, as far as a new engine takes to start."""
     trend_at_most: float = 180.0
     """How far into the future at most."""

@@ -16,11 +16,11 @@ from pagefleet_operator.autoscale.router_page import RouterReading
 
 STALE_S = 10.0
 """A router that has said nothing for so long is missing."""
-SHORT_S = 10.0
-"""Of flows that a burst must show in."""
+SHORT_S = 30.0
+"""Of flows that a change must show in before an engine has started because of it; single prompts must not."""
 LONG_S = 60.0
 """Of latencies, and of flows that only a lasting change shows in."""
-_DENSE_S = 16.0
+_DENSE_S = 36.0
 _SPARSE_S = 8.0
 """Readings older than _DENSE_S are kept so far apart: they are many, and only differences count."""
 
@@ -69,6 +69,11 @@ class FleetSignals:
     def work(self) -> float:
         """Requests that somebody waits for an answer to."""
         return self.held + self.queued + self.running + self.waiting
+
+    @property
+    def seconds_between_tokens(self) -> float | None:
+        """Mean time between two tokens of a request now; None: hardly any are generated."""
+        return self.running / self.generated_per_s if self.running >= 1 and self.generated_per_s >= 1 else None
 
     @property
     def idle(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagefleet_operator.autoscale.state import Moment
 
-LEAST_FIT = 0.6
+LEAST_FIT = 0.75
 """Share of the load's variance that a straight line has to explain: noise is no trend."""
 MOST_GROWTH = 1.5
 """Nobody trusts a line further than this times the load."""

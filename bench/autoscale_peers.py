@@ -1,0 +1,2 @@
+PEERS={}
+Peer=object
