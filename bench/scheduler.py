@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import sys
@@ -14,12 +15,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
-from pagefleet_engine.config import SchedulerConfig
+from pagefleet_engine.config import KvEventsConfig, SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult
+from pagefleet_engine.engine_core.kv_events.publisher import KvEventPublisher
 from pagefleet_engine.engine_core.messages import CoreStats, StepOutputs
 from pagefleet_engine.engine_core.wire import to_wire
 from pagefleet_engine.sampling_params import SamplingParams
@@ -43,7 +45,7 @@ class Timing:
     schedule_p50_ms: float
     update_p50_ms: float
     message_p50_ms: float
-    """From the updates to the bytes for the API process."""
+    """From the updates to the bytes for the API process, and the publisher's bell."""
     step_p50_ms: float
     step_p99_ms: float
 
@@ -51,12 +53,16 @@ class Timing:
 class Load:
     """A scheduler whose seats are all taken: by endless decodes, and by long prompts that are replaced as they end."""
 
-    def __init__(self, num_decoding: int, num_prefilling: int, budget: int, in_flight: int) -> None:
+    def __init__(
+        self, num_decoding: int, num_prefilling: int, budget: int, in_flight: int, publisher: KvEventPublisher | None
+    ) -> None:
         num_seats = num_decoding + num_prefilling
         config = SchedulerConfig(max_num_seqs=num_seats, max_num_batched_tokens=budget)
-        kv_cache = KVCache(num_seats * MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE)
+        cache_events = None if publisher is None else publisher.cache_events
+        kv_cache = KVCache(num_seats * MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE, events=cache_events)
         self.scheduler = Scheduler(config, kv_cache, ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE))
         self._max_in_flight = in_flight
+        self._publisher = publisher
         self._in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self._rng = random.Random(0)
         self._num_added = 0
@@ -81,6 +87,8 @@ class Load:
         answered = time.perf_counter()
         updates = self.scheduler.update(*oldest)
         updated = time.perf_counter()
+        if self._publisher is not None:
+            self._publisher.flush()
         msgspec.msgpack.encode(StepOutputs([to_wire(update) for update in updates], CoreStats(0, 0, 0.0, 0, 0, 0, 0)))
         if seconds is not None:
             seconds.append((scheduled - start, updated - answered, time.perf_counter() - updated))
@@ -97,8 +105,17 @@ class Load:
 
 def measure(options: argparse.Namespace, prefill_share: float) -> Timing:
     """Time steps with `options.running` requests, of which `prefill_share` are in the middle of a prompt."""
+    with contextlib.ExitStack() as stack:
+        publisher = None
+        if options.kv_events_port:
+            place = KvEventsConfig("127.0.0.1", options.kv_events_port, None)
+            publisher = stack.enter_context(KvEventPublisher(place, "bench"))
+        return _measure(options, prefill_share, publisher)
+
+
+def _measure(options: argparse.Namespace, prefill_share: float, publisher: KvEventPublisher | None) -> Timing:
     num_prefilling = round(options.running * prefill_share)
-    load = Load(options.running - num_prefilling, num_prefilling, options.budget, options.in_flight)
+    load = Load(options.running - num_prefilling, num_prefilling, options.budget, options.in_flight, publisher)
     for _ in range(20):
         load.step()
     seconds: list[tuple[float, float, float]] = []
@@ -126,10 +143,14 @@ def main() -> None:
         "--budget", type=int, default=budget, help="tokens per step (default: %(default)s, the engine's)"
     )
     parser.add_argument("--in-flight", type=int, default=2, help="steps that overlap (default: %(default)s)")
+    text = "publish the prefix cache's events on this port of loopback (default: not at all)"
+    parser.add_argument("--kv-events-port", type=int, default=0, help=text)
     parser.add_argument("--json", metavar="PATH", help="write the figures with machine, commit and command")
     options = parser.parse_args()
     cases = {"decode": 0.0, "decode_with_10%_prefill": 0.1}
     setting = {"running": options.running, "tokens_per_step": options.budget, "in_flight": options.in_flight}
+    if options.kv_events_port:
+        setting["kv_events_port"] = options.kv_events_port
     print(", ".join(f"{name}: {value}" for name, value in setting.items()), f"({options.steps} steps)")
     print("milliseconds of host time per step")
     print(f"{'load':<26}{'schedule p50':>14}{'update p50':>12}{'message p50':>13}{'step p50':>10}{'step p99':>10}")
