@@ -10,11 +10,16 @@ import pytest
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_router.admission.admission_metrics import collect_admission
+from pagefleet_router.admission.gate import GateLimits
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.gate_scene import GateScene
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(?P<name>pagefleet_\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\| [^|]+ \|$", re.M)
@@ -38,6 +43,10 @@ def of_router() -> str:
     metrics.retries["refused"] += 1
     metrics.failures["refused"] += 1
     metrics.include(FleetCaches(RouterConfig(engine=("http://127.0.0.1:1",), model_name="m"), EndpointTable()).collect)
+    scene = GateScene(capacity=0, limits=GateLimits(0, 60.0, 0.0, 0))
+    scene.come()
+    metrics.include(lambda: collect_admission(scene.gate))
+    metrics.include(Siblings(Path("0.sock"), (), metrics.text).collect)
     return metrics.text().decode()
 
 
