@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pagefleet_protocol.tenants import Tenant
+from pagefleet_protocol.tenants import MAX_PRIORITY, Tenant
 
 from pagefleet_router.admission import refusals
 from pagefleet_router.admission.admission import Waiter
@@ -22,6 +22,8 @@ MAX_BURST = 128
 """Requests let in in one go, so that the event loop has other turns between; the next end or `check` goes on."""
 COLD_RETRY_S = 10.0
 """When to come back to a model that no engine serves yet."""
+_ANYBODY = Tenant(ANONYMOUS, max_priority=MAX_PRIORITY)
+"""Where no keys are asked for, nobody's word weighs more than another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Gate:
 
     def _enter_with_care(self, waiter: Waiter, view: RequestView, gate: ModelGate) -> bool:
         now = self._clock()
-        tenant = self._tenant_named(view.tenant) or Tenant(view.tenant)
+        tenant = _ANYBODY if view.tenant == ANONYMOUS else self._tenant_named(view.tenant) or Tenant(view.tenant)
         is_limited = tenant.rpm is not None or tenant.tpm is not None
         if not is_limited and gate.num_free > 0 and not gate.line.num_waiting:
             gate.take()

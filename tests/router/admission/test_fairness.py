@@ -35,6 +35,10 @@ class AnyOrder(RuleBasedStateMachine):
         if request.is_waiting:
             assert not had_room
 
+    def level(self, request: Request) -> int:
+        tenant = self.scene.tenants.get(request.view.tenant)
+        return request.view.priority if tenant is None else min(request.view.priority, tenant.max_priority)
+
     @property
     def running(self) -> int:
         return sum(one.is_in and not one.is_over for one in self.requests)
@@ -67,7 +71,8 @@ class AnyOrder(RuleBasedStateMachine):
         for gate in self.scene.gate.gates.values():
             assert gate.num_in == self.running
         assert sum(one.num_body_bytes for one in waiting) <= 500
-        assert sum(one.view.priority <= 0 or one.view.tenant != "a" for one in waiting) <= 6
+        levels = Counter(max(0, self.level(one)) for one in waiting)
+        assert max(levels.values(), default=0) <= 6, "one band for each level above zero, one for all others"
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:
