@@ -19,6 +19,7 @@ from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
 from pagefleet_operator.local.supervisor import World
 from pagefleet_operator.local.wanted import Wanted, check_gpus, ignored_fields, read_wanted
+from pagefleet_operator.plan.autoscaling import most_engines
 
 
 class ManifestWatch:
@@ -147,7 +148,7 @@ class Fleet:
         for name in manifest.skipped:
             self._reporter.say(f"{name}: skipped, only InferenceServices are run here")
         self._wanted = {one.name: one for one in wanted}
-        self._launcher.num_engines = sum(service.spec.replicas for service in manifest.services)
+        self._launcher.num_engines = sum(map(most_engines, manifest.services))
         for name, runner in self._runners.items():
             found = self._wanted.get(name)
             if found is None:

@@ -13,6 +13,7 @@ from pagefleet_operator.local.model_fetch import ModelFetch, model_order
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.supervisor import Supervisor, World
 from pagefleet_operator.local.wanted import Wanted
+from pagefleet_operator.plan.autoscaling import most_engines
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.rollout import Drain, State, next_steps
 from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
@@ -95,7 +96,7 @@ class ServiceRunner:
 
     def _plan(self) -> Plan:
         gpus, resolved = self._world.launcher.gpus, self._resolved
-        spare = gpus.total > resolved.gpus * self.service.spec.replicas
+        spare = gpus.total > resolved.gpus * most_engines(self.service)
         return plan_workloads(self.service, resolved, self._location(), spare_gpu=spare)
 
     def _location(self) -> str:

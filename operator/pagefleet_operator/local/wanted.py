@@ -9,6 +9,7 @@ from pagefleet_protocol.inference_service import Cache, InferenceService, Monito
 
 from pagefleet_operator.errors import ManifestError
 from pagefleet_operator.local.manifest import Manifest
+from pagefleet_operator.plan.autoscaling import most_engines
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
@@ -42,7 +43,7 @@ class Wanted:
     @property
     def gpus(self) -> int:
         """Of all its engines."""
-        return self.resolved.gpus * self.service.spec.replicas
+        return self.resolved.gpus * most_engines(self.service)
 
 
 def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wanted, ...]:
@@ -93,7 +94,7 @@ def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:
     if asked <= total:
         return []
     have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
-    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas"
+    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas, or autoscaling.max"
     parts = ", ".join(f"{one.name} {one.gpus}" for one in wanted if one.gpus)
     return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
 

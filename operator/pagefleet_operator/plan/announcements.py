@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ from pagefleet_protocol.inference_status import Condition, ConditionType, Infere
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.verdict import find_condition
 
-_TOLD: tuple[ConditionType, ...] = ("Degraded", "Ready", "ModelCached", "Progressing")
+_TOLD: tuple[ConditionType, ...] = ("Degraded", "Ready", "ModelCached", "Progressing", "ScalingActive")
 """Conditions whose turns are told, the most telling first. Ready has the reasons of EngineReady and RouterReady."""
 _SILENT = frozenset(
     {
@@ -22,9 +23,14 @@ _SILENT = frozenset(
         Reason.WAITING_FOR_MODEL,
         Reason.SCALING,
         Reason.PARTLY_READY,
+        Reason.SCALED_BY_DEMAND,
+        Reason.IDLE,
+        Reason.WAKING,
+        Reason.ADVISED,
+        Reason.SCALED_OUTSIDE,
     }
 )
-"""Passing states of every start and every rollout."""
+"""Passing states of every start and every rollout, and what the autoscaler's own events tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +44,29 @@ class Announcement:
 
 def announcements(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> tuple[Announcement, ...]:
     """Return what has changed; nothing where only counts, percentages or words have."""
-    told: dict[str, Announcement] = {}
+    told: dict[str, Announcement] = {one.reason: one for one in _scaled(before, after)}
     for kind in _TOLD:
         condition = find_condition(after, kind)
         if condition is not None and _turned(find_condition(before, kind), condition):
             severity: Literal["Normal", "Warning"] = "Normal" if condition.reason in NORMAL else "Warning"
             told.setdefault(condition.reason, Announcement(severity, condition.reason, condition.message))
     return tuple(told.values())
+
+
+def _scaled(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> Iterator[Announcement]:
+    """Yield what the autoscaler changed."""
+    old, new = before.scaling if before else None, after.scaling
+    if old is None or new is None or old.mode != new.mode or old.desired == new.desired or new.mode == "External":
+        return
+    if new.mode == "Advisory":
+        reason = "ScalingAdvised"
+    elif new.desired == 0:
+        reason = "ScaledToZero"
+    elif old.desired == 0:
+        reason = "WokenUp"
+    else:
+        reason = "ScaledUp" if new.desired > old.desired else "ScaledDown"
+    yield Announcement("Normal", reason, f"from {old.desired} to {new.desired} engines ({new.reason}): {new.signal}")
 
 
 def _turned(before: Condition | None, after: Condition) -> bool:

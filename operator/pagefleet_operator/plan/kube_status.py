@@ -16,6 +16,7 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
+from pagefleet_operator.plan.autoscaling import idles, scaling_status, scaling_verdict
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.observed import LiveSample, Observed
 from pagefleet_operator.plan.reasons import NORMAL, Reason
@@ -24,6 +25,7 @@ from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
+IDLE = Verdict(True, Reason.IDLE, "no engine runs, as nobody asks: the next request starts one")
 LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""
 LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
@@ -57,7 +59,8 @@ class Situation:
 def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
-    engine = role_verdict(now.engines, now.nothing or now.gate)
+    idle = idles(service, now.engines.wanted)
+    engine = IDLE if idle else role_verdict(now.engines, now.nothing or now.gate)
     router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
@@ -70,6 +73,8 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         "Progressing": progress,
         "Degraded": _degraded(now, progress),
     }
+    if service.spec.autoscaling is not None:
+        verdicts["ScalingActive"] = scaling_verdict(service, seen, now.routers.ready)
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
@@ -82,6 +87,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         roles=(now.engines.status(), now.routers.status()),
         resolved=_resolved(now),
         live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
+        scaling=scaling_status(service, now.previous, seen, len(now.engines.pods)),
     )
 
 
@@ -125,6 +131,7 @@ def invalid_service_status(
         roles=(engines.status(), routers.status()),
         resolved=previous.resolved if previous else None,
         live=live_status(previous.live if previous else None, observed.live, observed.now),
+        scaling=previous.scaling if previous else None,
     )
 
 
@@ -176,12 +183,28 @@ def _ready(now: Situation, url: str, parts: tuple[Verdict, ...]) -> Verdict:
         return Verdict(True, Reason.SERVING, f"requests are answered at {url}{few}{still}")
     if now.service.spec.paused and engines.body is None and not engines.pods:
         return Verdict(False, Reason.PAUSED, "spec.paused is true and nothing was made yet: set it to false")
+    if woken := _held(now, url):
+        return woken
     if engines.wanted == 0:
         return parts[1]
     if now.degraded and now.degraded.reason != Reason.KIND_MISSING and engines.body is None and not engines.pods:
         return Verdict(False, now.degraded.reason, now.degraded.message)
     first = next((part for part in parts if not part.holds), parts[1])
     return Verdict(False, first.reason, first.message)
+
+
+def _held(now: Situation, url: str) -> Verdict | None:
+    """Return Ready where routers hold requests until an engine comes, as after a scale to zero; None: they do not."""
+    if not now.routers.ready:
+        return None
+    if idles(now.service, now.engines.wanted):
+        return Verdict(True, Reason.IDLE, f"requests are answered at {url}: the first one waits for an engine to start")
+    before = find_condition(now.previous, "Ready")
+    waits = before is not None and before.status == "True" and before.reason in (Reason.IDLE, Reason.WAKING)
+    fails = any(trouble.reason not in NORMAL for trouble in now.engines.troubles)
+    if not waits or fails or now.degraded:
+        return None
+    return Verdict(True, Reason.WAKING, f"requests to {url} wait for an engine to start; {now.engines.count}")
 
 
 def _progress(now: Situation) -> Verdict:

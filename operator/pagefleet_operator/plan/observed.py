@@ -109,6 +109,16 @@ class LiveSample:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingSeen:
+    """The autoscaler's decision."""
+
+    desired: int
+    reason: str
+    signal: str
+    """The numbers behind it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything that the plan of one InferenceService depends on, apart from its spec."""
 
@@ -127,4 +137,6 @@ class Observed:
     progress: Progress | None = None
     """Of the model job, while it runs."""
     live: LiveSample | None = None
+    scaling: ScalingSeen | None = None
+    """None: there is no autoscaling, or nothing was decided since the operator started."""
     failures: tuple[ApplyFailure, ...] = ()

@@ -23,6 +23,15 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
     WAITING = "Waiting"
+    # The autoscaler.
+    SCALED_BY_DEMAND = "ScaledByDemand"
+    IDLE = "Idle"
+    WAKING = "Waking"
+    AT_MAXIMUM = "AtMaximum"
+    AT_QUOTA = "AtQuota"
+    ADVISED = "Advised"
+    SCALED_OUTSIDE = "ScaledOutside"
+    SIGNALS_MISSING = "SignalsMissing"
     # What somebody asked for.
     SCALED_TO_ZERO = "ScaledToZero"
     PAUSED = "Paused"
@@ -80,6 +89,12 @@ NORMAL = frozenset(
         Reason.ROLLING_OUT,
         Reason.SCALING,
         Reason.WAITING,
+        Reason.SCALED_BY_DEMAND,
+        Reason.IDLE,
+        Reason.WAKING,
+        Reason.AT_MAXIMUM,
+        Reason.ADVISED,
+        Reason.SCALED_OUTSIDE,
         Reason.SCALED_TO_ZERO,
         Reason.PAUSED,
     }

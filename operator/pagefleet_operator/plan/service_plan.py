@@ -15,11 +15,13 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kube_names import GROUP
 from pagefleet_protocol.model_facts import DownloadResultError, ModelFacts, decode_result
 
+from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
 from pagefleet_operator.plan.kube_status import Situation, refused, service_status
 from pagefleet_operator.plan.model_health import JobSeen, facts_from_pods, model_verdict, see_job
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
 from pagefleet_operator.plan.objects.model_job import model_job, needs_job
+from pagefleet_operator.plan.objects.names_and_labels import names_of
 from pagefleet_operator.plan.objects.pod_policy import check_allowed
 from pagefleet_operator.plan.objects.revision import revision_of
 from pagefleet_operator.plan.observed import ChildKey, Observed
@@ -137,7 +139,7 @@ def _untouched(
 ) -> ServicePlan:
     """Plan nothing, and tell what is: the spec is refused, or paused."""
     key = (service.metadata.namespace, service.name)
-    engines = see_role("engine", key, service.spec.replicas, "", observed)
+    engines = see_role("engine", key, _engines(service, previous, observed), "", observed)
     resolved = None if isinstance(outcome, Refusal) else outcome.resolved
     model = (
         None
@@ -170,17 +172,19 @@ def _carried_out(
     model: _Model,
 ) -> ServicePlan:
     fit = check_fit(model.resolved)
+    wanted = _engines(service, previous, observed)
     context = ChildContext(
         children=observed.children,
         optional_kinds=observed.optional_kinds,
         model_ready=model.ready,
+        engines=wanted,
         engine_allowed=fit.refusal is None,
     )
     children = wanted_children(service, model.resolved, settings, context)
     taken = taken_names(children, observed)
     revisions = revision_of(children)
     key, namespace = (service.metadata.namespace, service.name), service.metadata.namespace
-    engines = see_role("engine", key, service.spec.replicas, revisions.get("engine", ""), observed)
+    engines = see_role("engine", key, wanted, revisions.get("engine", ""), observed)
     routers = see_role("router", key, service.spec.router.replicas, revisions.get("router", ""), observed)
     cached = model_verdict(model.resolved, model.job, engines, observed, namespace)
     situation = Situation(
@@ -210,6 +214,13 @@ def _carried_out(
         status=status,
         look_again_s=_look_again(model, observed.now, settled and not situation.degraded),
     )
+
+
+def _engines(service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed) -> int:
+    """Return how many engines are wanted: by the spec, or by the autoscaler."""
+    child = observed.children.get(("Deployment", names_of(service).engine))
+    deployed = (child.body.get("spec") or {}).get("replicas") if child and child.ours else None
+    return wanted_engines(service, previous, observed.scaling, deployed if isinstance(deployed, int) else None)
 
 
 def _nothing(outcome: _Model | Refusal) -> Verdict:

@@ -14,7 +14,9 @@ from typing import Literal
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
 from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
+from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.command_lines import engine_args, router_args
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.resolved import Resolved
 
 Role = Literal["engine", "router"]
@@ -83,7 +85,13 @@ class Plan:
     router: Workload
 
 
-def plan_workloads(service: InferenceService, resolved: Resolved, location: str, spare_gpu: bool = True) -> Plan:
+def plan_workloads(
+    service: InferenceService,
+    resolved: Resolved,
+    location: str,
+    spare_gpu: bool = True,
+    scaling: ScalingSeen | None = None,
+) -> Plan:
     """Return what `service` needs.
 
     Args:
@@ -92,6 +100,7 @@ def plan_workloads(service: InferenceService, resolved: Resolved, location: str,
         location: of the model where engines run: a folder, or builtin://tiny.
         spare_gpu: whether one engine more than `replicas` finds a GPU. Without one, an old engine has to go before the
             new one starts.
+        scaling: the autoscaler's decision, where there is one.
     """
     spec = service.spec
     drain_timeout_s = float(spec.rollout.drain_seconds)
@@ -101,7 +110,7 @@ def plan_workloads(service: InferenceService, resolved: Resolved, location: str,
             role="engine",
             verb="serve",
             args=engine_args(service, resolved, location),
-            replicas=spec.replicas,
+            replicas=wanted_engines(service, service.status, scaling, None),
             drain_timeout_s=drain_timeout_s,
             rollout=_engine_rollout(service, resolved, spare_gpu),
             env=resolved.env,

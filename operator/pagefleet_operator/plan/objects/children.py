@@ -37,6 +37,8 @@ class ChildContext:
     """Of ServiceMonitor, HTTPRoute and Ingress, those that the cluster knows."""
     model_ready: bool
     """Whether engines would find the model. Until then there are none of this revision, and older ones stay."""
+    engines: int = 1
+    """How many are wanted."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
 
@@ -72,7 +74,7 @@ def _engines(
     seen = context.children.get(("Deployment", names_of(service).engine))
     if context.model_ready and context.engine_allowed:
         scaled = seen is not None and seen.ours and bool(seen.scaled_by)
-        return with_applied(engine_deployment(service, resolved, settings, keep_replicas=scaled))
+        return with_applied(engine_deployment(service, resolved, settings, None if scaled else context.engines))
     return _as_seen(seen.body, "apps/v1", "Deployment") if seen and seen.ours else None
 
 

@@ -39,7 +39,7 @@ _START_S = 3600
 
 
 def engine_deployment(
-    service: InferenceService, resolved: Resolved, settings: ClusterSettings, *, keep_replicas: bool
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, replicas: int | None
 ) -> Object:
     """Return the Deployment.
 
@@ -47,14 +47,14 @@ def engine_deployment(
         service: what is wanted.
         resolved: the settings in force.
         settings: the administrator's.
-        keep_replicas: another manager scales it; it then has no `replicas`, and so no wish of ours.
+        replicas: engines; None: another manager scales it, it then has no `replicas`, and so no wish of ours.
     """
     rollout: Object = {
         "strategy": rolling_update(resolved.max_surge, resolved.max_unavailable),
         "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
     }
-    if not keep_replicas:
-        rollout["replicas"] = service.spec.replicas
+    if replicas is not None:
+        rollout["replicas"] = replicas
     template = engine_template(service, resolved, settings)
     return {
         "apiVersion": "apps/v1",
