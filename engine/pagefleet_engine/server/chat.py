@@ -46,7 +46,7 @@ class ChatRoute:
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         salt = handed.head.salt_with(chat.cache_salt)
-        stream = noted_stream(handed, chat.stream and chat.sampling.n == 1)
+        stream = noted_stream(handed, chat.stream and chat.sampling.n == 1, service.model.max_model_len)
         prompt = await self._prepare(handed, stream)
         head = answer_head("chatcmpl", chat.model, stream)
         chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, salt), arrived)

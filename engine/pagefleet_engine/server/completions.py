@@ -48,7 +48,7 @@ class CompletionRoute:
         service.count_ignored(asked.ignored)
         salt = handed.head.salt_with(asked.cache_salt)
         one = len(asked.prompts) == asked.sampling.n == 1
-        stream = noted_stream(handed, asked.stream and one and not asked.echo)
+        stream = noted_stream(handed, asked.stream and one and not asked.echo, service.model.max_model_len)
         prompts = await self._prepare(handed, stream)
         echoes = await self._echoes(asked, prompts)
         head = answer_head("cmpl", asked.model, stream)

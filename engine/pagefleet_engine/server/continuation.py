@@ -35,16 +35,17 @@ class NotedStream:
     """None: no token of it was shown."""
 
 
-def noted_stream(handed: Handed[Any], resumable: bool) -> NotedStream | None:
+def noted_stream(handed: Handed[Any], resumable: bool, max_model_len: int) -> NotedStream | None:
     """Return the stream that a router asks for; None where it asks for none, or for one that no engine could continue.
 
     Args:
         handed: the request.
         resumable: whether it asks for one streamed answer that begins with generated text.
+        max_model_len: no answer has more tokens.
 
     Raises:
         HttpRefusal: 409, it is to be continued and is not resumable.
-        InvalidRequest: text was shown and no token.
+        InvalidRequest: text was shown and no token, or more tokens than an answer can have.
     """
     state = handed.head.stream
     if state is None:
@@ -54,6 +55,8 @@ def noted_stream(handed: Handed[Any], resumable: bool) -> NotedStream | None:
             message = "Only a stream of one answer to one prompt, without echo, can be continued."
             raise HttpRefusal(409, message, code="cannot_resume")
         return None
+    if state.num_tokens > max_model_len + len(MARKS):
+        raise InvalidRequest("The stream to continue is longer than the context.", None, "invalid_handoff")
     token_ids = [token for token in handed.generated_ids if token not in MARKS]
     if state.num_chars and not token_ids:
         raise InvalidRequest("A stream without tokens has no text to continue.", None, "invalid_handoff")

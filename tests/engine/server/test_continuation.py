@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from pagefleet_engine.config import (
     CacheConfig,
@@ -20,126 +18,35 @@ from pagefleet_engine.config import (
     LoadFormat,
     ModelConfig,
     SchedulerConfig,
-    ServerConfig,
 )
-from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.engine_core.output_text import Chunk, merge_chunks
 from pagefleet_engine.errors import RequestFailed
-from pagefleet_engine.metrics import EngineMetrics
-from pagefleet_engine.server.app import Parts, create_app
-from pagefleet_engine.server.drain import Drain
-from pagefleet_engine.server.interruption import OpenRequests
-from pagefleet_engine.server.ports import ServedModel
 from pagefleet_engine.text.model_files import load_tokenizer
-from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.handoff import (
     ENDED,
     OPENED,
-    PROMPT_TOKENS,
-    STREAM,
-    StreamState,
     pack_tokens,
     take_notes,
     unpack_tokens,
 )
-from pagefleet_text.tokenizer import Tokenizer
 
-from tests.fakes.inline_engine import CONTEXT, InlineEngine, script_core
-from tests.fakes.scripted_engine import PlainChat
+from tests.fakes.inline_engine import CONTEXT
 from tests.fakes.small_model import write_small_model
-from tests.fakes.small_tokenizers import byte_level_backend
-
-TOKENIZER = Tokenizer(byte_level_backend(), {"eos_token": "<|im_end|>"})
-TEXT = "The héllo 你好 😀 fox, ÿ and the end. Thé"
-STATE = StreamState("0123456789abcdef" * 2, 1_700_000_001)
-ROUTES = ("/v1/chat/completions", "/v1/completions")
-JSON = {"content-type": "application/json"}
-USAGE = {"stream_options": {"include_usage": True}}
-
-
-@dataclass
-class Site:
-    """A server without sockets."""
-
-    http: httpx.AsyncClient
-    parts: Parts
-    engine: InlineEngine
-    prompt: str = "Hello you"
-
-    def fields(self, route: str, **fields: Any) -> bytes:
-        ask = {"messages": [{"role": "user", "content": self.prompt}]} if "chat" in route else {"prompt": self.prompt}
-        return json.dumps({"model": "m", "stream": True, "temperature": 0, **ask, **fields}).encode()
-
-    async def send(
-        self, route: str, body: bytes, state: StreamState | None = None, ids: bytes = b"", num_prompt: int | None = None
-    ) -> httpx.Response:
-        headers = {} if state is None else {STREAM: state.encode()}
-        if num_prompt is not None:
-            headers[PROMPT_TOKENS] = str(num_prompt)
-        return await self.http.post(route, content=body + ids, headers=headers)
-
-
-@asynccontextmanager
-async def open_site(core: EngineCore, tokenizer: Tokenizer) -> AsyncIterator[Site]:
-    engine = InlineEngine(core, tokenizer)
-    vocab_size = core.limits.vocab_size
-    with ThreadPoolExecutor(1) as pool:
-        parts = Parts(
-            engine=engine,
-            tokenizer=tokenizer,
-            chat=PlainChat(tokenizer),  # type: ignore[arg-type]
-            model=ServedModel("m", 0, core.limits.max_model_len, vocab_size),
-            metrics=EngineMetrics("m", lambda: engine.stats),
-            pool=pool,
-            drain=Drain(max_in_flight=8),
-            open_requests=OpenRequests(),
-            facts=EngineFacts(
-                incarnation="0" * 32,
-                model="m",
-                scope="m",
-                block_size=4,
-                num_blocks=64,
-                max_model_len=CONTEXT,
-                max_num_seqs=4,
-                max_num_batched_tokens=64,
-                vocab_size=vocab_size,
-            ),
-        )
-        transport = httpx.ASGITransport(create_app(parts, ServerConfig()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://engine", headers=JSON) as http:
-            yield Site(http, parts, engine)
-    assert core.stats().kv_usage == 0
-    core.check_integrity()
-
-
-def script_of(text: str) -> list[int]:
-    return TOKENIZER.encode(text)
-
-
-def scripted(test: Callable[[Site], Any], script: list[int] | None = None) -> None:
-    async def run() -> None:
-        script_ids = script_of(TEXT) if script is None else script
-        async with open_site(script_core(script_ids, 400), TOKENIZER) as site:
-            await test(site)
-
-    asyncio.run(run())
-
-
-def blocks_of(stream: bytes) -> list[bytes]:
-    """Return the events of a stream, each with its note."""
-    blocks = [block + b"\n\n" for block in stream.split(b"\n\n")]
-    assert blocks.pop() == b"\n\n"
-    return blocks
-
-
-def without_names(stream: bytes) -> bytes:
-    """Return a stream without what differs from answer to answer."""
-    return re.sub(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]+"|"created":[0-9]+', b"", stream)
-
-
-def without_cached(stream: bytes) -> bytes:
-    return re.sub(rb'"cached_tokens":[0-9]+', b"", stream)
+from tests.fakes.stream_site import (
+    ROUTES,
+    STATE,
+    TEXT,
+    TOKENIZER,
+    USAGE,
+    Site,
+    blocks_of,
+    open_site,
+    script_of,
+    scripted,
+    without_cached,
+    without_names,
+)
 
 
 async def check_every_cut(site: Site, route: str, **fields: Any) -> list[bytes]:
@@ -263,73 +170,13 @@ def test_prompt_ids_stand_before_the_generated_ones() -> None:
     scripted(test)
 
 
-@pytest.mark.parametrize(
-    ("route", "fields"),
-    [
-        (ROUTES[0], {"n": 2}),
-        (ROUTES[0], {"stream": False}),
-        (ROUTES[1], {"n": 2}),
-        (ROUTES[1], {"echo": True}),
-        (ROUTES[1], {"prompt": ["one", "two"]}),
-        (ROUTES[1], {"stream": False}),
-    ],
-)
-def test_what_cannot_be_continued_has_no_notes_and_says_so(route: str, fields: dict[str, Any]) -> None:
-    async def test(site: Site) -> None:
-        body = site.fields(route, max_tokens=4, **fields)
-        answer = await site.send(route, body, STATE)
-        assert answer.status_code == 200
-        assert b":pf " not in answer.content
-        assert STATE.answer_id.encode() not in answer.content
-        resumed = replace(STATE, num_tokens=1, num_chars=3)
-        refused = await site.send(route, body, resumed, pack_tokens(script_of("The")))
-        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cannot_resume")
-
-    scripted(test)
-
-
-FIRST = script_of(TEXT)[:1]
-HOSTILE: dict[str, tuple[StreamState, bytes]] = {
-    "fewer ids than told": (replace(STATE, num_tokens=9_999), pack_tokens(FIRST)),
-    "far more ids than anything": (replace(STATE, num_tokens=999_999_999), b""),
-    "ids that reach into the JSON": (replace(STATE, num_tokens=2), pack_tokens(FIRST)),
-    "half an id": (replace(STATE, num_tokens=1), b"\0\0"),
-    "an id of no vocabulary": (replace(STATE, num_tokens=1), pack_tokens([400])),
-    "a large id": (replace(STATE, num_tokens=1), pack_tokens([2**32 - 9])),
-    "more text than there is": (replace(STATE, num_tokens=1, num_chars=99), pack_tokens(FIRST)),
-    "text without tokens": (replace(STATE, num_tokens=1, num_chars=1), pack_tokens([OPENED])),
-    "text without anything": (replace(STATE, num_chars=1), b""),
-    "more tokens than asked for": (replace(STATE, num_tokens=5), pack_tokens(FIRST * 5)),
-    "tokens after the end": (replace(STATE, num_tokens=2), pack_tokens([TOKENIZER.eos_token_ids[0], *FIRST])),
-    "tokens after a stop string": (replace(STATE, num_tokens=4), pack_tokens([*script_of("end"), *FIRST])),
-    "an end that is none": (replace(STATE, num_tokens=2, num_chars=1), pack_tokens([*FIRST, ENDED])),
-}
-
-
-def test_what_no_router_sends_is_refused_and_harms_nobody() -> None:
-    async def test(site: Site) -> None:
-        canary = (await site.send(ROUTES[1], site.fields(ROUTES[1], max_tokens=9))).content
-        for route in ROUTES:
-            body = site.fields(route, max_tokens=4, stop=["end"])
-            for name, (state, ids) in HOSTILE.items():
-                answer = await site.send(route, body, state, ids)
-                assert answer.status_code == 400, (name, answer.text)
-            for value in ("", "id=1", STATE.encode() + ";x", STATE.encode().upper()):
-                answer = await site.http.post(route, content=body, headers={STREAM: value})
-                assert answer.status_code == 400
-        assert site.engine.core.stats().kv_usage == 0
-        again = (await site.send(ROUTES[1], site.fields(ROUTES[1], max_tokens=9))).content
-        assert without_cached(without_names(again)) == without_cached(without_names(canary))
-
-    scripted(test)
-
-
 def test_continued_streams_are_counted_and_their_tokens_are_in_the_usage() -> None:
     async def test(site: Site) -> None:
         body = site.fields(ROUTES[1], max_tokens=6, **USAGE)
         whole = await site.send(ROUTES[1], body, STATE)
-        state = replace(STATE, num_tokens=1, num_chars=len(TOKENIZER.decode(FIRST)))
-        rest = await site.send(ROUTES[1], body, state, pack_tokens(FIRST))
+        first = script_of(TEXT)[:1]
+        state = replace(STATE, num_tokens=1, num_chars=len(TOKENIZER.decode(first)))
+        rest = await site.send(ROUTES[1], body, state, pack_tokens(first))
         usages = [re.findall(rb'"(?:prompt|completion|total)_tokens":[0-9]+', r.content) for r in (whole, rest)]
         assert usages[0] == usages[1]
         assert len(usages[0]) == 3
