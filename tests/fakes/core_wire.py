@@ -29,11 +29,8 @@ class Wire:
         self.reader = ProgressReader(folder / "progress")
         self._before = before
         scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_num_queued_reqs=8)
-        self.core: EngineCore = scripted_core(
-            EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler),
-            self._before_step,
-            max_in_flight=max_in_flight,
-        )
+        self.config = EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler)
+        self.core: EngineCore = scripted_core(self.config, self._before_step, max_in_flight=max_in_flight)
         self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
 
     def receive(self, timeout_s: float) -> list[bytes]:

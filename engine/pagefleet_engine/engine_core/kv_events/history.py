@@ -20,8 +20,8 @@ from pagefleet_protocol.kv_events import (
     encode,
 )
 
-KEYS_PER_MESSAGE = 65_536
-"""Half a megabyte: far under MAX_BATCH_BYTES, and little enough that no message takes the interpreter for long."""
+KEYS_PER_MESSAGE = 16_384
+"""128 KiB: far under MAX_BATCH_BYTES, and little enough that no message takes the interpreter for long."""
 MAX_BATCHES = 4096
 MAX_BYTES = 16 * 1024 * 1024
 
