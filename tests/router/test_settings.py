@@ -197,6 +197,25 @@ def test_an_endless_event_is_not_held_for_ever() -> None:
     assert passed >= 700_000
 
 
+def test_the_access_log_writes_whole_lines_in_pieces_that_pipes_keep_together() -> None:
+    pieces: list[str] = []
+
+    class Sink(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
+    log = AccessLog(Sink())
+    for number in range(200):
+        log.write(AccessRecord(f"r{number}", "/v1/models", 200, None, 0, None, 0.1, number))
+    log.flush()
+    log.flush()
+    assert all(len(piece.encode()) <= 4096 and piece.endswith("\n") for piece in pieces)
+    lines = [json.loads(line) for piece in pieces for line in piece.splitlines()]
+    assert [line["bytes_out"] for line in lines] == list(range(200))
+    assert 4 < len(pieces) < 20
+
+
 def test_the_access_log_writes_lines_and_survives_its_sink() -> None:
     out = io.StringIO()
     log = AccessLog(out)

@@ -47,23 +47,3 @@ class Admission(Protocol):
 
     def check(self, now: float) -> None:
         """Turn away those who have waited for too long; called a few times a second."""
-
-
-class OpenDoor:
-    """Lets everybody in."""
-
-    def enter(self, waiter: Waiter) -> bool:
-        """See Admission."""
-        return True
-
-    def left(self, waiter: Waiter) -> None:
-        """See Admission."""
-
-    def ended(self, waiter: Waiter, num_tokens: int) -> None:
-        """See Admission."""
-
-    def engines_changed(self) -> None:
-        """See Admission."""
-
-    def check(self, now: float) -> None:
-        """See Admission."""

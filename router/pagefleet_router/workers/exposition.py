@@ -18,6 +18,8 @@ _SEEN_ALIKE = frozenset(
         "pagefleet_router_engine_requests_running",
         "pagefleet_router_engine_requests_waiting",
         "pagefleet_router_engine_kv_usage_ratio",
+        "pagefleet_router_kv_blocks",
+        "pagefleet_router_kv_engines_followed",
     }
 )
 """What engines say of themselves: the word of the process that answers."""
