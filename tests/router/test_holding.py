@@ -18,6 +18,7 @@ from tests.fakes.faulty_engine import (
     Behaviour,
     Client,
     Fleet,
+    Seen,
     chat,
     chunked,
     fleet,
@@ -123,12 +124,23 @@ def test_what_goes_wrong_then_is_an_event(tmp_path: Path, behave: Behaviour, cod
 
 
 def test_a_failed_attempt_is_made_up_for_elsewhere(tmp_path: Path) -> None:
+    both = asyncio.Event()
+
     async def check(f: Fleet) -> None:
+        async def half(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            await both.wait()
+            await raw(SSE_HEAD + chunked(b"data: half"))(seen, writer)
+
+        f.engines[0].behave = half
         client = await held(f, 1)
-        wake(f)
+        f.engines[0].ready = 200
+        await f.until(lambda: bool(f.engines[0].seen))
+        f.engines[1].ready = 200
+        await f.until(lambda: f.num_usable() == 2)
+        both.set()
         assert await rest(client) == b"".join(EVENTS)
 
-    run(tmp_path, check, raw(SSE_HEAD + chunked(b"data: half")), stream(EVENTS), policy="round-robin")
+    run(tmp_path, check, whole(), stream(EVENTS))
 
 
 def test_who_waits_too_long_hears_so_in_an_event(tmp_path: Path) -> None:

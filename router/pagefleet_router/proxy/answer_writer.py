@@ -20,19 +20,20 @@ class AnswerWriter:
     """
 
     __slots__ = (
-        "_chunked", "_events", "_has_length", "_head", "_http_1_0", "_own", "is_stream", "keep_alive", "num_bytes",
-        "tape",
+        "_chunked", "_events", "_has_length", "_head", "_http_1_0", "_own", "begun", "is_stream", "keep_alive",
+        "num_bytes", "tape",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, head: AnswerHead, own: bytes, tape: StreamTape | None = None) -> None:
         self.keep_alive = request.keep_alive
         """False: the connection has to end after this answer."""
+        self.begun = False
+        """Whether the head has been sent."""
         self.num_bytes = 0
         self._own = own
         self._http_1_0 = request.http_1_0
-        self._has_length = any(name == b"content-length" for name, _ in head.headers)
-        self.is_stream = is_event_stream(head)
-        """Whether this is a good answer made of events."""
+        self._has_length = head.has_length
+        self.is_stream = head.is_event_stream
         if self._has_length and self.is_stream and tape is not None:
             head = AnswerHead(head.status, [one for one in head.headers if one[0] != b"content-length"])
             self._has_length = False  # it counts the notes
@@ -60,11 +61,6 @@ class AnswerWriter:
         if not self._chunked:
             return body
         return (chunk(body) if body else b"") + (LAST_CHUNK if complete else b"")
-
-    @property
-    def begun(self) -> bool:
-        """Whether the head has been sent."""
-        return self._head is None
 
     def end(self) -> bytes:
         """Return what ends the framing of an answer that has begun."""
@@ -107,11 +103,5 @@ class AnswerWriter:
             lines.append(chunk(body) if self._chunked else body)
         self._head = None
         self._own = b""
+        self.begun = True
         return b"".join(lines)
-
-
-def is_event_stream(head: AnswerHead) -> bool:
-    """Whether an answer is a stream of events that has gone well so far."""
-    return head.status == 200 and any(
-        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers
-    )

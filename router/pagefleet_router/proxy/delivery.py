@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pagefleet_router.errors import Failure, Refusal, refusal_of
 from pagefleet_router.prefix.knowledge import BYTES_PER_TOKEN
-from pagefleet_router.proxy.answer_writer import AnswerWriter, is_event_stream
+from pagefleet_router.proxy.answer_writer import AnswerWriter
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.holding import COMMENT, HoldTiming, error_event, held_head
 from pagefleet_router.proxy.stream_tape import StreamTape
@@ -120,7 +120,7 @@ class Delivery:
         if not self.begun:
             self.status = head.status
             self._writer = AnswerWriter(self._request, head, self._own_headers(engine_id.encode()), tape)
-        elif not is_event_stream(head):
+        elif not head.is_event_stream:
             if self.relayed:
                 return False
             self._error = b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from pagefleet_router.errors import Failure
@@ -16,26 +15,27 @@ _STALE_S = 0.5
 class CallListener(AnswerListener, Protocol):
     """Who waits for the answer; it hands every `on_lost` to the call first."""
 
+    def encode_request(self) -> bytes:
+        """Return the request as the engine gets it."""
+
 
 class EngineCall:
     """Sends once, or twice where the engine had just closed a kept connection.
 
     Args:
-        listener: gets what the engine answers, or why it does not.
+        listener: says what is sent, and gets what the engine answers, or why it does not.
         pool: the connections to the engine.
-        encode: makes the request's bytes.
         paused: whether the client cannot take anything now.
     """
 
-    __slots__ = ("_dial", "_encode", "_listener", "_paused", "_pool", "_redialled", "sent_at", "upstream")
+    __slots__ = ("_dial", "_listener", "_paused", "_pool", "_redialled", "sent_at", "upstream")
 
-    def __init__(self, listener: CallListener, pool: EnginePool, encode: Callable[[], bytes], paused: bool) -> None:
+    def __init__(self, listener: CallListener, pool: EnginePool, paused: bool) -> None:
         self.upstream: UpstreamConnection | None = None
         """None: not sent yet, or over."""
         self.sent_at = 0.0
         self._listener = listener
         self._pool = pool
-        self._encode = encode
         self._paused = paused
         self._dial: asyncio.Task[None] | None = None
         self._redialled = False
@@ -102,6 +102,6 @@ class EngineCall:
     def _send(self, upstream: UpstreamConnection) -> None:
         self.upstream = upstream
         self.sent_at = self._pool.clock()
-        upstream.send(self._encode(), self._listener)
+        upstream.send(self._listener.encode_request(), self._listener)
         if self._paused:
             upstream.pause()

@@ -50,7 +50,7 @@ class Exchange:
         self._services = services
         self._dispatcher = services.dispatcher
         self._clock = services.dispatcher.clock
-        self._retries = Retries()
+        self._retries: Retries | None = None
         self._call: EngineCall | None = None
         self._tape: StreamTape | None = None
         self._attempted: Attempt | None = None
@@ -68,7 +68,7 @@ class Exchange:
     @property
     def num_retries(self) -> int:
         """How often the request was sent to another engine."""
-        return self._retries.num
+        return 0 if self._retries is None else self._retries.num
 
     def start(self) -> None:
         """Ask to be let in."""
@@ -155,6 +155,12 @@ class Exchange:
         elif self._keeps_request and delivery.relayed and (tape is None or not tape.can_go_on):
             self._forget_request()
 
+    def encode_request(self) -> bytes:
+        """Return the request as the current engine gets it: with the stream's state where it knows what that is."""
+        assert self.engine is not None
+        tape = self._tape if self.engine.facts is not None else None
+        return forwarded_request(self.request, self.view, self.engine, tape)
+
     def on_lost(self, failure: Failure) -> None:
         """Try elsewhere, or tell the client."""
         call = self._call
@@ -178,22 +184,16 @@ class Exchange:
     def _attempt(self, choice: Choice) -> None:
         engine = self.engine = choice.engine
         self.cached_tokens = choice.cached_tokens
-        self._retries.tried.append(engine.id)
         if self._attempted is not None:
             self._attempted.over(self._clock())
         self._attempted = self._dispatcher.begin(self.view, choice)
         self._answering = False
-        takes_notes = self.view.resumable and engine.facts is not None
-        if takes_notes and self._tape is None:
+        if self.view.resumable and self._tape is None and engine.facts is not None:
             self._tape = StreamTape(int(self._services.wall_clock()))
         if self._tape is not None:
             self._tape.next_engine()
-        tape = self._tape if takes_notes else None
         self.delivery.next_engine(self._tape)
-        pool = self._services.pools.pool(engine.endpoint.url)
-        self._call = EngineCall(
-            self, pool, lambda: forwarded_request(self.request, self.view, engine, tape), self._paused
-        )
+        self._call = EngineCall(self, self._services.pools.pool(engine.endpoint.url), self._paused)
         self._call.start()
 
     def _take_head(self, head: AnswerHead, now: float) -> bool:
@@ -253,10 +253,13 @@ class Exchange:
     def _elsewhere(self, failure: Failure, was_sent: bool) -> bool:
         """Give the request to another engine, whole or from where its stream is; returns whether one has it."""
         assert self.engine is not None
+        retries = self._retries
+        if retries is None:
+            retries = self._retries = Retries(self.engine.id)
         if self.delivery.relayed:
-            choice = self._retries.takeover(self._dispatcher, self.view, failure, self.engine, self._tape)
+            choice = retries.takeover(self._dispatcher, self.view, failure, self.engine, self._tape)
         else:
-            choice = self._retries.again(self._dispatcher, self.view, failure, was_sent)
+            choice = retries.again(self._dispatcher, self.view, failure, was_sent)
         if choice is None:
             return False
         self._attempt(choice)
@@ -295,7 +298,7 @@ class Exchange:
         if self._call is not None:
             self._call.abandon()
             self._call = None
-        self._dispatcher.budget.request_ended(self._retries.num_budgeted)
+        self._dispatcher.budget.request_ended(0 if self._retries is None else self._retries.num_budgeted)
         gap = self.delivery.token_seconds()
         if gap is not None and self.view.model is not None:
             self._dispatcher.metrics.token_seconds[self.view.model].observe(gap)

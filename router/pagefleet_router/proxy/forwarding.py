@@ -30,15 +30,16 @@ def forwarded_request(request: ClientRequest, view: RequestView, engine: EngineV
         if name in NOT_FORWARDED or b"_" in name or name.startswith(OWN_PREFIX) or (keyed and name == b"authorization"):
             continue
         lines.append(b"%b: %b\r\n" % (name, value))
-    behind: list[bytes] = []
+    behind = b""
     if view.tenant != ANONYMOUS:
         lines.append(f"{CACHE_SALT}: {tenant_salt(view.tenant)}\r\n".encode())
     if view.token_ids and engine.facts is not None and engine.facts.text_digest == view.text_digest:
         lines.append(f"{PROMPT_TOKENS}: {len(view.token_ids) // 4}\r\n".encode())
-        behind.append(view.token_ids)
+        behind = view.token_ids
     if tape is not None:
         lines.append(f"{STREAM}: {tape.state()}\r\n".encode())
-        behind.append(tape.tokens)
-    num_bytes = len(request.body) + sum(map(len, behind))
-    lines.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request.request_id, num_bytes))
-    return b"".join([*lines, request.body, *behind])
+        behind += tape.tokens
+    num_bytes = len(request.body) + len(behind)
+    lines.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (request.request_id, num_bytes, request.body))
+    lines.append(behind)
+    return b"".join(lines)

@@ -27,14 +27,13 @@ class Identity(enum.Enum):
 
 def identify(head: AnswerHead, engine: EngineView, snapshot: Snapshot) -> Identity:
     """Compare what an answer says of its engine with what is known. Engines that say nothing are believed."""
-    identity = Identity.SAME
-    for name, value in head.headers:
-        if name == _MODEL:
-            if not _stands_for(value, engine.endpoint.model, snapshot):
-                return Identity.STRANGER
-        elif name == _INCARNATION and engine.facts is not None and value != engine.facts.incarnation.encode():
-            identity = Identity.RESTARTED
-    return identity
+    name = head.fields.get(_MODEL)
+    if name is not None and not _stands_for(name, engine.endpoint.model, snapshot):
+        return Identity.STRANGER
+    incarnation = head.fields.get(_INCARNATION)
+    if incarnation is not None and engine.facts is not None and incarnation != engine.facts.incarnation.encode():
+        return Identity.RESTARTED
+    return Identity.SAME
 
 
 def _stands_for(value: bytes, model: str, snapshot: Snapshot) -> bool:

@@ -26,12 +26,13 @@ class Retries:
 
     __slots__ = ("num", "num_budgeted", "num_takeovers", "tried")
 
-    def __init__(self) -> None:
+    def __init__(self, first: str) -> None:
         self.num = 0
         self.num_takeovers = 0
         self.num_budgeted = 0
         """Those that the retry budget counts."""
-        self.tried: list[str] = []
+        self.tried = [first]
+        """Ids of engines."""
 
     def again(self, dispatcher: Dispatcher, view: RequestView, failure: Failure, was_sent: bool) -> Choice | None:
         """Return the engine that gets the request from its start, if any may."""
@@ -55,7 +56,9 @@ class Retries:
 
     def _choose(self, dispatcher: Dispatcher, view: RequestView, tried: list[str], failure: Failure) -> Choice | None:
         choice, counted = dispatcher.choose_again(view, tried, failure)
-        self.num += choice is not None
+        if choice is not None:
+            self.num += 1
+            self.tried.append(choice.engine.id)
         self.num_budgeted += counted
         return choice
 

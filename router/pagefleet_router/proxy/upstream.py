@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
@@ -13,17 +12,28 @@ from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.http_names import MAX_HEAD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """The head of an engine's answer; header names in lower case."""
+    """The head of an engine's answer.
 
-    status: int
-    headers: list[tuple[bytes, bytes]]
+    Args:
+        status: the HTTP status.
+        headers: with names in lower case. Of one that is there twice the last counts, but both are passed on.
+    """
+
+    __slots__ = ("fields", "has_length", "headers", "is_event_stream", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = headers
+        self.fields = dict(headers)
+        self.has_length = b"content-length" in self.fields
+        self.is_event_stream = status == 200 and self.fields.get(b"content-type", b"").startswith(b"text/event-stream")
+        """Whether this is a good answer made of events."""
 
     @property
     def closes(self) -> bool:
         """Whether the engine says that it closes the connection."""
-        return any(name == b"connection" and value.lower() == b"close" for name, value in self.headers)
+        return self.fields.get(b"connection", b"").lower() == b"close"
 
 
 class AnswerListener(Protocol):
@@ -138,11 +148,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._interim = 100 <= status < 200
         if self._interim:
             return
-        self._head = AnswerHead(status, self._headers)
+        head = self._head = AnswerHead(status, self._headers)
         self._head_done = True
-        names = {name for name, _ in self._headers}
-        framed = b"content-length" in names or b"transfer-encoding" in names or status in {204, 304}
-        self._until_close = not framed
+        self._until_close = not (head.has_length or b"transfer-encoding" in head.fields or status in {204, 304})
 
     def on_body(self, data: bytes) -> None:
         """Collect what this read holds."""
