@@ -197,6 +197,8 @@ class Router:
             for connection in list(self.connections):
                 connection.check(now)
             self.gate.check(now)
+            if self._seat is not None:
+                self._seat.beat(now)
             self._caches.tick(now)
             self.pools.drop_stale(now)
             if self._log is not None:

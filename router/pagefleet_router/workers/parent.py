@@ -21,7 +21,7 @@ from pathlib import Path
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.errors import ConfigError
 from pagefleet_router.workers.listeners import open_listeners
-from pagefleet_router.workers.seat import Seat
+from pagefleet_router.workers.seat import Seat, last_beat, make_stamps
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ WRONG_SETTINGS = 2
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 """Before a worker is replaced: doubled each time, until one has lived for HEALTHY_S."""
 HEALTHY_S = 10.0
+SILENT_S = 60.0
+"""Without a turn of its event loop a worker is killed, and replaced."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -75,11 +77,14 @@ class Parent:
     Args:
         num: how many.
         work: runs one in its own process; returns its exit status.
+        silent_s: seconds after which a worker that does not beat is killed.
     """
 
-    def __init__(self, num: int, work: Callable[[Seat], int]) -> None:
+    def __init__(self, num: int, work: Callable[[Seat], int], silent_s: float = SILENT_S) -> None:
         self._workers = [_Worker() for _ in range(num)]
         self._work = work
+        self._silent_s = silent_s
+        self._stamps = make_stamps(num)
         self._listeners: tuple[socket.socket, ...] = ()
         self._lifeline, self._lifeline_end = -1, -1
         self._ending = False
@@ -113,6 +118,7 @@ class Parent:
             received = signal.sigtimedwait(_SIGNALS, self._until_next())
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._end()
+            self._kill_silent()
             self._bury()
 
     def _fill_seats(self, folder: Path) -> None:
@@ -122,7 +128,12 @@ class Parent:
         for index, worker in enumerate(self._workers):
             if worker.pid is None and worker.due_at <= now:
                 worker.started_at = now
-                worker.pid = self._fork(index, folder)
+                try:
+                    worker.pid = self._fork(index, folder)
+                except OSError as error:
+                    logger.error("worker %d cannot be started (%s)", index, error.strerror)
+                    worker.due_at = now + MAX_DELAY_S
+                    continue
                 worker.num_before += 1
 
     def _fork(self, index: int, folder: Path) -> int:
@@ -139,9 +150,17 @@ class Parent:
                 if other != index:
                     listener.close()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            is_replacement = self._workers[index].num_before > 0
-            listener = self._listeners[index]
-            status = self._work(Seat(index, len(self._workers), listener, folder, self._lifeline, is_replacement))
+            status = self._work(
+                Seat(
+                    index=index,
+                    num_workers=len(self._workers),
+                    listener=self._listeners[index],
+                    folder=folder,
+                    lifeline=self._lifeline,
+                    stamps=self._stamps,
+                    is_replacement=self._workers[index].num_before > 0,
+                )
+            )
         except Exception:
             logger.critical("worker %d ended", index, exc_info=True)
         finally:
@@ -150,9 +169,9 @@ class Parent:
             os._exit(status)
 
     def _until_next(self) -> float:
-        """Return seconds until the next empty seat is due."""
-        due = [worker.due_at for worker in self._workers if worker.pid is None]
-        return max(0.0, min(due) - time.monotonic()) if due and not self._ending else 3600.0
+        """Return seconds until the next empty seat is due, or a worker may have been silent for too long."""
+        due = [worker.due_at for worker in self._workers if worker.pid is None and not self._ending]
+        return min(self._silent_s / 4, max(0.0, min(due, default=math.inf) - time.monotonic()))
 
     def _end(self) -> None:
         """Pass a signal on: the first drains, the next ends. Nobody else holds the sockets open then."""
@@ -165,6 +184,14 @@ class Parent:
         for worker in self._workers:
             if worker.pid is not None:
                 os.kill(worker.pid, number)  # not yet waited for, so that the id is still its own
+
+    def _kill_silent(self) -> None:
+        now = time.monotonic()
+        for index, worker in enumerate(self._workers):
+            beat = max(worker.started_at, last_beat(self._stamps, index))
+            if worker.pid is not None and now - beat > self._silent_s:
+                logger.error("worker %d has not moved for %.0f s: it is killed", index, now - beat)
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _bury(self) -> None:
         now = time.monotonic()

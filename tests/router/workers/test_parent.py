@@ -222,3 +222,41 @@ def test_a_port_that_is_taken_is_not_shared_with_a_stranger(tmp_path: Path) -> N
         assert "cannot be listened on (Address already in use)" in said
 
     run(tmp_path, scenario)
+
+
+STUBBORN = """
+import os, signal, sys, time
+from pagefleet_router.log import set_up_logging
+from pagefleet_router.workers.parent import Parent
+
+def work(seat):
+    if seat.index == 1 and not seat.is_replacement:
+        time.sleep(600)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    print("works", seat.index, file=sys.stderr, flush=True)
+    while True:
+        seat.beat(time.monotonic())
+        time.sleep(0.05)
+
+set_up_logging()
+sys.exit(Parent(2, work, silent_s=5.0).run("127.0.0.1", 0))
+"""
+
+
+def test_a_worker_that_does_not_move_is_replaced() -> None:
+    async def scenario() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STUBBORN, stderr=asyncio.subprocess.PIPE
+        )  # fmt: skip
+        made = Workers(process, FaultyEngine(), Path(), asyncio.Event())
+        reading = asyncio.create_task(made.read_log())
+        await made.until_logged("worker 1 has not moved")
+        await made.until_logged("worker 1 ended .signal 9.")
+        await made.until_logged("works 1")
+        process.terminate()
+        status = await made.ended()
+        await reading
+        assert not any("worker 0 " in line for line in made.log)
+        return status
+
+    assert asyncio.run(scenario()) == 0
