@@ -201,9 +201,8 @@ def test_an_explanation_is_bounded_and_one_line_of_ascii() -> None:
 
 
 def request_with(tenant: Tenant | None = None, **headers: str) -> ClientRequest:
-    request = ClientRequest(
-        headers=[(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
-    )
+    fields = {name.replace("_", "-").encode(): text.encode() for name, text in headers.items()}
+    request = ClientRequest(headers=list(fields.items()), fields=fields)
     request.tenant = tenant
     return request
 
@@ -251,7 +250,8 @@ def test_what_a_body_says() -> None:
     assert (seen.stream, seen.max_tokens, seen.resumable) == (True, 5, False)
     assert 100 < seen.num_tokens < 120
     assert view(prompt="x", max_tokens=5, max_completion_tokens=7).max_tokens == 7
-    for odd in (0, -1, True, "5", 1.5, None, [], 10**30):
+    odds: tuple[object, ...] = (0, -1, True, "5", 1.5, None, [], 10**30)
+    for odd in odds:
         assert view(prompt="x", max_tokens=odd).max_tokens == (odd if odd == 10**30 else None)
         assert view(prompt="x", stream=odd).stream is (odd is True)
 

@@ -37,12 +37,8 @@ def read_asker(request: ClientRequest, session_header: bytes) -> Asker:
     Raises:
         Refusal: the priority is no integer (400).
     """
-    priority, session = b"", b""
-    for name, value in request.headers:
-        if name == session_header:
-            session = value
-        elif name == _PRIORITY:
-            priority = value
+    priority = request.fields.get(_PRIORITY, b"")
+    session = request.fields.get(session_header, b"")
     tenant = request.tenant
     if tenant is None and not priority and not session:
         return NOBODY

@@ -17,6 +17,8 @@ class ClientRequest:
     target: bytes = b""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Names in lower case."""
+    fields: dict[bytes, bytes] = field(default_factory=dict)
+    """The same by name, once the head is complete; of headers that are there twice the last."""
     http_1_0: bool = False
     body: bytes = b""
     keep_alive: bool = True
@@ -31,4 +33,7 @@ class ClientRequest:
 
     def values(self, name: bytes) -> list[bytes]:
         """Return the values of one header."""
+        if len(self.fields) == len(self.headers):
+            found = self.fields.get(name)
+            return [] if found is None else [found]
         return [value for key, value in self.headers if key == name]

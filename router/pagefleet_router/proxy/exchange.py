@@ -273,7 +273,7 @@ class Exchange:
         """Let go of what only another engine would need."""
         self._keeps_request = False
         self.request.body = b""
-        self.request.headers = []
+        self.request.headers, self.request.fields = [], {}
         view = self.view
         if view.pieces or view.blocks or view.token_ids:
             self.view = msgspec.structs.replace(view, pieces=(), blocks=(), token_ids=b"")

@@ -16,7 +16,7 @@ _EXPLAIN = headers.EXPLAIN.encode()
 
 def wants_explanation(request: ClientRequest) -> bool:
     """Whether a client asks for the scores."""
-    return (_EXPLAIN, b"1") in request.headers
+    return request.fields.get(_EXPLAIN) == b"1"
 
 
 def explanation(scores: Sequence[Score]) -> bytes:

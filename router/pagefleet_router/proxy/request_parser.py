@@ -90,6 +90,7 @@ class RequestParser:
         self._in_head = False
         self._unread_bytes = 0
         request = self._request
+        request.fields = dict(request.headers)
         request.method = self._parser.get_method().decode()
         request.http_1_0 = self._parser.get_http_version() != "1.1"
         self._upgrading = self._parser.should_upgrade()
