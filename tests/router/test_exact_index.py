@@ -127,10 +127,12 @@ def test_clearing_again_and_again_stays_bounded() -> None:
 
 def test_speculation_is_bounded() -> None:
     speculation = Speculation()
-    speculation.add(1, range(5 * MAX_KEYS))
-    assert len(speculation) <= 2 * MAX_KEYS
-    assert speculation.get(5 * MAX_KEYS - 1) == 1
-    assert speculation.get(0) == 0
+    for number in range(5):
+        speculation.add(1, range(number * MAX_KEYS, (number + 1) * MAX_KEYS))
+    speculation.add(1, range(5 * MAX_KEYS, 7 * MAX_KEYS))
+    assert len(speculation) == 2 * MAX_KEYS
+    assert speculation.get(5 * MAX_KEYS - 1) == speculation.get(6 * MAX_KEYS - 1) == 1
+    assert speculation.get(0) == speculation.get(6 * MAX_KEYS) == 0
     speculation.add(2, [7])
     speculation.confirm(1, [7])
     assert speculation.get(7) == 2

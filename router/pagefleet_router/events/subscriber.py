@@ -127,14 +127,15 @@ class EventSubscriber:
             logger.debug("engine %s: garbage among its KV events: %s", self._engine_id, error)
             return True
         for event in events:
-            await self._apply(event)
+            await self.apply(event)
         dropped = feed.num_foreign - foreign
         counts.num_gaps += feed.num_gaps - gaps
         counts.num_dropped += dropped
         counts.num_messages += 1 - dropped
         return True
 
-    async def _apply(self, event: KvEvent) -> None:
+    async def apply(self, event: KvEvent) -> None:
+        """Put one event into the index, letting others run in between."""
         if isinstance(event, Cleared):
             self._index.clear(self._engine_id)
             return

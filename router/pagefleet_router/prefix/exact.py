@@ -135,12 +135,12 @@ class ExactIndex:
         for bit in bits:
             alive |= bit
         lost: list[tuple[int, int]] = []
-        masks, speculation = self._masks.get, self._speculation
+        masks = self._masks.get
+        young, old = self._speculation.lookups()
         for position, key in enumerate(keys):
             here = alive & masks(key, 0)
             if here != alive:
-                if speculation:
-                    here |= alive & speculation.get(key)
+                here |= alive & (young(key, 0) | old(key, 0))
                 if here != alive:
                     lost.append((alive ^ here, position))
                     alive = here

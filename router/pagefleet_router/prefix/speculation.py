@@ -7,11 +7,13 @@ engine, short enough that what never came about (the client left, the engine fai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 LIFETIME_S = 4.0
 MAX_KEYS = 65_536
 """Of one generation: dropping so many takes a few milliseconds."""
+
+Lookup = Callable[[int, int], int]
 
 
 class Speculation:
@@ -36,16 +38,22 @@ class Speculation:
         """Return the engines that were sent a key."""
         return self._young.get(key, 0) | self._old.get(key, 0)
 
-    def add(self, bit: int, keys: Iterable[int]) -> None:
-        """Note that an engine is sent these keys."""
-        young = self._young
-        for key in keys:
-            if len(young) >= MAX_KEYS:
-                self._turn()
-                young = self._young
-            young[key] = young.get(key, 0) | bit
+    def lookups(self) -> tuple[Lookup, Lookup]:
+        """Return two functions of a key and 0 whose results, taken together, are those of `get`: for long walks."""
+        return self._young.get, self._old.get
 
-    def confirm(self, bit: int, keys: Iterable[int]) -> None:
+    def add(self, bit: int, keys: Sequence[int]) -> None:
+        """Note that an engine is sent these keys; of very many, the first."""
+        if len(keys) > MAX_KEYS:
+            keys = keys[:MAX_KEYS]
+        if len(self._young) + len(keys) > MAX_KEYS:
+            self._turn()
+        young = self._young
+        known = young.get
+        for key in keys:
+            young[key] = known(key, 0) | bit
+
+    def confirm(self, bit: int, keys: Sequence[int]) -> None:
         """Forget what an engine has reported: from now on the index says what is there."""
         for generation in (self._young, self._old):
             if not generation:
