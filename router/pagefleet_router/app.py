@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_POLL_S = 0.05
+_SWITCH_S = 0.0005
+"""For which a thread that reads a prompt may keep the interpreter from the event loop; a tenth of the default."""
 _FIRST_ENGINE_S = 3.0
 _MAX_WAITING_BYTES = 256 * 2**20
 """Bodies of waiting requests, over all processes; a process may hold one body of the largest size in any case."""
@@ -89,8 +91,8 @@ class Router:
         self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
         self.metrics.include(self._caches.collect)
         self._dispatcher = Dispatcher(
-            self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget, OutlierDetector(),
-            self.metrics, time.monotonic, self._monitor.mark_refused,
+            self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget,
+            OutlierDetector(), self.metrics, time.monotonic, self._monitor.mark_refused,
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self._log = AccessLog(sys.stdout) if config.access_log else None
@@ -142,6 +144,8 @@ class Router:
             for connection in list(self.connections):
                 connection.close_now()
             self.pools.keep_only(set())
+            if self._log is not None:
+                self._log.flush()
 
     async def drain(self) -> None:
         """Take nothing new, wait for what runs up to `drain_timeout`, then end what is left with an error."""
@@ -257,6 +261,7 @@ def _follow_parent(loop: asyncio.AbstractEventLoop, lifeline: int, signals: asyn
 
 async def serve(config: RouterConfig, seat: Seat | None = None) -> int:
     """Run until a signal: the first one drains, the second ends everything at once. Returns the exit status."""
+    sys.setswitchinterval(_SWITCH_S)
     router = Router(config, seat=seat)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
