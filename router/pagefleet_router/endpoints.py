@@ -62,6 +62,15 @@ class EngineView:
         return self.tally.num_requests + (self.load.num_foreign if self.load is not None else 0.0)
 
     @property
+    def kv_usage(self) -> float:
+        """Share of its KV that requests hold, those included that were sent since it said so."""
+        if self.load is None:
+            return 0.0
+        if self.facts is None:
+            return self.load.kv_usage
+        return self.load.kv_usage + self.tally.unpolled / (self.facts.num_blocks * self.facts.block_size)
+
+    @property
     def state(self) -> str:
         """One word for the metrics."""
         if self.endpoint.draining:
@@ -218,6 +227,7 @@ class EndpointTable:
         if engine is None:
             return
         engine.rates.polled(generated, running, self._clock())
+        engine.tally.unpolled = 0
         foreign = max(0.0, running + waiting - engine.tally.num_requests)
         load = PolledLoad(running, waiting, kv_usage, foreign)
         if load != engine.load:

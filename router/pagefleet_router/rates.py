@@ -31,15 +31,26 @@ class Estimate:
         prior: what the siblings of this engine showed.
     """
 
-    __slots__ = ("_at", "_evidence", "_log", "_prior", "value")
+    __slots__ = ("_at", "_evidence", "_log", "_prior", "_value")
 
     def __init__(self, start: float, prior: Estimate | None = None) -> None:
-        self.value = start if prior is None else prior.value
-        """As of the last `observe` or `refresh`; finite and above zero."""
+        self._value = start if prior is None else prior.value
         self._prior = prior
-        self._log = math.log(self.value)
+        self._log = math.log(self._value)
         self._evidence = 0.0
         self._at = 0.0
+
+    @property
+    def value(self) -> float:
+        """The estimate as of the last `observe` or `refresh`: finite and above zero."""
+        if self._evidence or self._prior is None:
+            return self._value
+        return self._prior.value
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether there was a sample, of this engine or of a sibling."""
+        return self._evidence > 0.0 or (self._prior is not None and self._prior.is_learned)
 
     def observe(self, sample: float, now: float) -> None:
         """Take a sample into account; one that is no positive number is dropped."""
@@ -72,7 +83,7 @@ class Estimate:
         if self._prior is not None:
             weight = self._evidence + _START_EVIDENCE
             log = (log * self._evidence + math.log(self._prior.value) * _START_EVIDENCE) / weight
-        self.value = math.exp(min(max(log, -20.0), 20.0))
+        self._value = math.exp(min(max(log, -20.0), 20.0))
 
 
 class EngineRates:
@@ -90,8 +101,8 @@ class EngineRates:
         """Uncached prompt tokens a second. The start is near llm-d's default for an unknown engine (15,928)."""
         self.overhead = Estimate(0.02, known and known.overhead)
         """Seconds to the first token of a prompt that needs next to no computation."""
-        self.decode = Estimate(1_000.0, known and known.decode)
-        """Tokens a second that it generates for all its requests together."""
+        self.decode = Estimate(100_000.0, known and known.decode)
+        """Tokens a second that it generates for all its requests together; so many that they cost nothing until that is learned."""
         self.request_seconds = Estimate(2.0, known and known.request_seconds)
         """How long a request takes from its sending to its end."""
         self._generated: float | None = None

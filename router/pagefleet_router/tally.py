@@ -28,6 +28,8 @@ class Tally:
     recent: float = 0.0
     """Requests ever sent, old ones weighing less (see `settle`)."""
     recent_at: float = 0.0
+    unpolled: int = 0
+    """Uncached prompt tokens sent since the engine was last asked for its load, which does not show them."""
     _timed: deque[Prefill] = field(default_factory=deque)
     """Prefills whose end nobody will tell, in the order of their `until`."""
 
@@ -42,6 +44,7 @@ class Tally:
         prefill = Prefill(tokens, until)
         self.num_requests += 1
         self.num_tokens += tokens
+        self.unpolled += tokens
         self.recent = self.settle(now) + 1.0
         self.recent_at = now
         if until < math.inf:

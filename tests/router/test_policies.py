@@ -15,7 +15,14 @@ from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.knowledge import ApproximatePrefixes
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
-from pagefleet_router.scheduling.cost import SLOW_START_S, bounds_of, crowding_seconds, predicted_seconds
+from pagefleet_router.scheduling.cost import (
+    LEAST_FREE,
+    SLOW_START_S,
+    bounds_of,
+    crowding_seconds,
+    place_seconds,
+    predicted_seconds,
+)
 from pagefleet_router.scheduling.filters import candidates
 from pagefleet_router.scheduling.pickers import pick_lowest_then, pick_random_lowest
 from pagefleet_router.scheduling.policies import make_policy
@@ -94,24 +101,39 @@ def test_auto_weighs_cache_against_load(
 
 def test_costs_are_seconds() -> None:
     one = engine("a", requests=1, queued=3000)
-    one.rates.prefill.value, one.rates.overhead.value, one.rates.decode.value = 1000.0, 0.5, 100.0
-    assert predicted_seconds(one, 2000, 2000, 0.0) == pytest.approx(0.5 + 3.0 + 0.01)
+    for estimate, value in ((one.rates.prefill, 1000.0), (one.rates.overhead, 0.5), (one.rates.decode, 100.0)):
+        for _ in range(200):
+            estimate.observe(value, 0.0)
+    assert predicted_seconds(one, 2000, 2000, 0.0) == pytest.approx(0.5 + 3.0 + 0.01, rel=0.01)
     assert predicted_seconds(one, 2000, 0, 0.0) - predicted_seconds(one, 2000, 1000, 0.0) >= 1.0
 
 
 def test_an_engine_without_room_costs_the_wait_for_a_place() -> None:
     full, other = engine("a", requests=4, facts=FACTS), engine("b", requests=4)
-    wait = predicted_seconds(full, 10, 0, 0.0) - predicted_seconds(other, 10, 0, 0.0)
-    assert wait == pytest.approx(full.rates.request_seconds.value / 4)
+    waits = [place_seconds(one, one.num_requests) for one in (full, other)]
+    assert waits == [pytest.approx(full.rates.request_seconds.value / 4 / LEAST_FREE), 0.0]
+    assert predicted_seconds(full, 10, 0, 0.0) > predicted_seconds(other, 10, 0, 0.0) + 1.0
+    assert place_seconds(full, 9.0) > waits[0], "the more wait, the longer"
 
 
-def test_full_kv_costs_seconds() -> None:
-    def cost(usage: float) -> float:
-        return predicted_seconds(engine("a", load=PolledLoad(kv_usage=usage)), 1000, 0, 0.0)
+def test_kv_costs_nothing_until_it_is_short_and_less_for_what_is_cached() -> None:
+    def cost(usage: float, cached: int = 0) -> float:
+        one = engine("a", requests=20, load=PolledLoad(kv_usage=usage))
+        return predicted_seconds(one, 4000, cached, 0.0) - predicted_seconds(engine("b", requests=20), 4000, cached, 0.0)
 
-    assert cost(0.9) == cost(0.0)
-    assert cost(0.9) < cost(0.95) < cost(1.0)
-    assert cost(1.0) - cost(0.9) > 1.0
+    assert cost(0.05) == 0.0
+    assert cost(0.5) < 0.01
+    assert 0.01 < cost(0.8) < cost(0.95)
+    assert cost(0.95, cached=4000) < 0.2 * cost(0.95)
+
+
+def test_what_was_sent_since_the_last_poll_counts_as_kv() -> None:
+    one = engine("a", facts=FACTS, load=PolledLoad(kv_usage=0.5))
+    assert one.kv_usage == 0.5
+    one.tally.begin(1600, 0.0)
+    assert one.kv_usage == pytest.approx(0.6)
+    assert replace(one, facts=None).kv_usage == 0.5
+    assert replace(one, load=None).kv_usage == 0.0
 
 
 def test_a_new_engine_is_trusted_slowly() -> None:

@@ -13,6 +13,7 @@ from pagefleet_router.endpoints import EngineView
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.knowledge import BYTES_PER_TOKEN, ApproximatePrefixes
 from pagefleet_router.prefix.pieces import hash_pieces
+from pagefleet_router.rates import EngineRates
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.auto import Auto
@@ -59,7 +60,11 @@ def simulate(
     rng = random.Random(seed)
     now = 0.0
     policy = Auto(ApproximatePrefixes(PrefixIndex(100_000)), random.Random(seed), lambda: now)
-    views = [EngineView(Endpoint(f"e{i}", "http://x:1", "m"), ready=True) for i in range(num_engines)]
+    common = EngineRates()
+    views = [
+        EngineView(Endpoint(f"e{i}", "http://x:1", "m"), ready=True, rates=EngineRates(common))
+        for i in range(num_engines)
+    ]
     engines = {view.id: Engine(view, capacity) for view in views}
     prefixes = [rng.randbytes(512 * prefix_pieces) for _ in range(num_prefixes)]
     ends: list[tuple[float, int, Attempt]] = []
@@ -68,7 +73,11 @@ def simulate(
     counts: Counter[str] = Counter()
     hits = 0
     for number in range(num_requests):
+        before = now
         now, client = heapq.heappop(starts)
+        if int(now) > int(before):
+            for one in views:
+                one.rates.refresh(now)
         while ends and ends[0][0] <= now:
             end, _, over = heapq.heappop(ends)
             over.answering(end)
