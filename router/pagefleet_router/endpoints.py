@@ -185,8 +185,9 @@ class EndpointTable:
                 came.add(endpoint.id)
         self.unlisted = None
         if self._keeps:
-            names = (engine.endpoint.model for engine in engines if len(self._kept) < MAX_KEPT)
-            self._kept.update(dict.fromkeys(names))
+            for engine in engines:
+                if len(self._kept) < MAX_KEPT:
+                    self._kept[engine.endpoint.model] = None
         self._show(engines)
         if came or known:
             for listener in self._listeners:

@@ -1,0 +1,74 @@
+"""What the gate sees of the fleet: rooms, and models that stay known without engines."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_router.admission.room import UNKNOWN_CAPACITY, FleetRooms, Room
+from pagefleet_router.endpoints import MAX_KEPT, EndpointTable
+
+FACTS = EngineFacts(
+    incarnation="1" * 32, model="m", scope="s", block_size=16, num_blocks=100, max_model_len=256, max_num_seqs=256,
+    max_num_batched_tokens=512, vocab_size=300,
+)  # fmt: skip
+
+
+def table_of(*models: str, kept: tuple[str, ...] | None = None) -> EndpointTable:
+    table = EndpointTable({"alias": "m"}, kept=kept)
+    table.replace([Endpoint(f"e{i}", f"http://127.0.0.1:{i + 1}", model) for i, model in enumerate(models)])
+    return table
+
+
+@pytest.mark.parametrize(("num_seqs", "capacity"), [(1, 9), (32, 40), (33, 42), (256, 320)])
+def test_an_engine_has_room_for_what_it_runs_and_some_more(num_seqs: int, capacity: int) -> None:
+    table = table_of("m", "m", "other")
+    rooms = FleetRooms(lambda: table.snapshot)
+    assert rooms.room("m") == Room(0, 0, 0)
+    table.set_ready("e0", True)
+    table.set_facts("e0", msgspec.structs.replace(FACTS, max_num_seqs=num_seqs))
+    assert rooms.room("m") == Room(1, capacity, 0)
+    table.set_ready("e1", True)
+    assert rooms.room("m") == Room(2, capacity + UNKNOWN_CAPACITY, 0)
+    table.set_load("e0", 5.0, 2.0, 0.1)
+    assert rooms.room("m") == Room(2, capacity + UNKNOWN_CAPACITY, 7)
+    table.set_ejected("e0", True)
+    assert rooms.room("m") == Room(1, UNKNOWN_CAPACITY, 0)
+    assert rooms.room("nobody's") == Room()
+
+
+def test_a_watcher_hears_of_every_snapshot() -> None:
+    table = table_of("m")
+    seen = []
+    table.watch(lambda: seen.append(table.snapshot))
+    table.set_ready("e0", True)
+    table.set_ready("e0", True)
+    table.set_load("e0", 1.0, 0.0, 0.0)
+    table.replace([])
+    assert len(seen) == 3
+    assert seen[-1] is table.snapshot
+
+
+def test_models_leave_with_their_endpoints_unless_they_are_kept() -> None:
+    forgetful, holding = table_of("m", "n"), table_of("n", kept=("m",))
+    assert list(forgetful.snapshot.names) == ["m", "n", "alias"]
+    assert list(holding.snapshot.names) == ["n", "m", "alias"]
+    for table in (forgetful, holding):
+        table.replace([])
+    assert not list(forgetful.snapshot.names)
+    assert list(holding.snapshot.names) == ["m", "n", "alias"]
+    assert holding.snapshot.model_of("alias") == "m"
+    assert holding.snapshot.model_of("n") == "n"
+    assert holding.snapshot.model_of("o") is None
+
+
+def test_what_is_kept_is_bounded() -> None:
+    table = table_of(kept=())
+    for number in range(MAX_KEPT + 10):
+        table.replace([Endpoint("e", "http://127.0.0.1:1", f"m{number}")])
+    assert len(table.snapshot.models) == MAX_KEPT + 1, "and the one that an endpoint names"
+    table = table_of(kept=())
+    table.replace([Endpoint(f"e{n}", "http://127.0.0.1:1", f"x{n}") for n in range(2 * MAX_KEPT)])
+    table.replace([])
+    assert len(table.snapshot.models) == MAX_KEPT
