@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import httpx
@@ -26,22 +27,30 @@ class FleetProcess:
 
     Args:
         folder: for the manifest, the state and the output.
+        program: takes the flags of `pagefleet up`.
+        environment: variables besides our own.
         spec: fields of the InferenceService's spec besides the engine's args.
     """
 
-    def __init__(self, folder: Path, **spec: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: Sequence[str] = ("-m", "pagefleet_operator.cli"),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **spec: Any,
+    ) -> None:
         self.state_dir = folder / "state"
         self._manifest = folder / "fleet.yaml"
         self._output = folder / "output.txt"
         self.spec: dict[str, Any] = {}
         self.edit(**spec)
-        command = [sys.executable, "-m", "pagefleet_operator.cli", str(self._manifest), "--port", "0"]
+        command = [sys.executable, *program, str(self._manifest), "--port", "0"]
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 [*command, "--state-dir", str(self.state_dir)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"), **environment},
                 # Of its own group, so that a Ctrl-C can be given to it and to whatever shares its terminal.
                 start_new_session=True,
             )

@@ -26,6 +26,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantization")
     parser.add_argument("--drain-timeout", type=float)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--kv-events-port", type=int)
+    parser.add_argument("--fleet-key-file", type=Path)
     parser.add_argument("--marker", default="one")
     parser.add_argument("--answer-s", type=float, default=0.0)
     parser.add_argument("--answer-when", type=Path, help="not before this file exists")

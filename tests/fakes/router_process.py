@@ -24,6 +24,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model-name")
     parser.add_argument("--model-alias", action="append")
     parser.add_argument("--drain-timeout", type=float)
+    parser.add_argument("--cold-start-timeout", type=float)
+    parser.add_argument("--fleet-key-file", type=Path)
+    parser.add_argument("--no-kv-events", action="store_true")
+    parser.add_argument("--workers", type=int)
     return parser.parse_args()
 
 

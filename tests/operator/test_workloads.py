@@ -23,7 +23,9 @@ def test_five_lines_need_one_engine_and_one_router(build: Any) -> None:
         *("--dtype", "auto", "--drain-timeout", "30"),
     )
     assert plan.engine.replicas == plan.router.replicas == 1
-    assert plan.router.args == ("--model-name", "qwen", "--policy", "auto", "--drain-timeout", "30")
+    assert plan.router.args == (
+        *("--model-name", "qwen", "--policy", "auto", "--cold-start-timeout", "600", "--drain-timeout", "30"),
+    )
     assert (plan.router.probes.live, plan.router.probes.ready) == ("/livez", "/readyz")
 
 
@@ -43,15 +45,35 @@ def test_every_setting_reaches_its_flag_and_own_flags_come_last(build: Any) -> N
     assert (plan.engine.replicas, plan.router.replicas) == (3, 2)
     assert plan.router.args == (
         *("--model-name", "m", "--model-alias", "best", "--model-alias", "chat"),
-        *("--policy", "least-load", "--drain-timeout", "5"),
+        *("--policy", "least-load", "--cold-start-timeout", "600", "--drain-timeout", "5"),
     )
     assert plan.engine.drain_timeout_s == plan.router.drain_timeout_s == 5
+
+
+ROUTER = {
+    "policy": "session",
+    "workers": 2,
+    "kvEvents": False,
+    "sessionHeader": "X-User",
+    "explain": True,
+    "queue": {"max": 7, "timeout": 8, "coldStartTimeout": 9},
+}
+
+
+def test_every_field_of_the_router_reaches_its_flag(build: Any) -> None:
+    assert local_plan(build(router=ROUTER)).router.args == (
+        *("--model-name", "qwen", "--policy", "session", "--workers", "2", "--session-header", "x-user", "--explain"),
+        *("--no-kv-events", "--queue-size", "7", "--queue-timeout", "8", "--cold-start-timeout", "9"),
+        *("--drain-timeout", "30"),
+    )
 
 
 def test_flags_are_those_of_the_programs(build: Any) -> None:
     """The real command lines understand what is planned, aliases included."""
     service = build(
-        model={"uri": "builtin://tiny", "aliases": ["best"]}, engine={"quantization": "fp8", "maxModelLen": 512}
+        model={"uri": "builtin://tiny", "aliases": ["best"]},
+        engine={"quantization": "fp8", "maxModelLen": 512},
+        router=ROUTER,
     )
     plan = local_plan(service)
     flags = {
@@ -124,6 +146,9 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"resources": {"gpus": 1}}, True, False),
         ({"rollout": {"drainSeconds": 5}}, True, True),
         ({"router": {"policy": "least-load"}}, False, True),
+        ({"router": {"queue": {"max": 1}}}, False, True),
+        ({"router": {"kvEvents": False}}, True, True),
+        ({"engine": {"args": ["--no-enable-prefix-caching"]}}, True, True),
         ({"replicas": 5}, False, False),
         ({"router": {"replicas": 3, "resources": {"cpu": 1}}}, False, False),
         ({"resources": {"memory": "1Gi", "shm": "2Gi"}}, False, False),

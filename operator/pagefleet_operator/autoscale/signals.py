@@ -16,6 +16,8 @@ from pagefleet_operator.autoscale.router_page import RouterReading
 
 STALE_S = 10.0
 """A router that has said nothing for so long is missing."""
+ARRIVALS_S = 5.0
+"""Nobody asks where no request came for so long: some readings, and little beside any scaleToZero.after."""
 SHORT_S = 30.0
 """Of flows that a change must show in before an engine has started because of it; single prompts must not."""
 LONG_S = 60.0
@@ -38,7 +40,7 @@ class FleetSignals:
     span_s: float = 0.0
     """How far back the readings go, up to LONG_S."""
     arrivals: float = 0.0
-    """Requests within SHORT_S."""
+    """Requests within ARRIVALS_S."""
     held: float = 0.0
     queued: float = 0.0
     queued_tokens: float = 0.0
@@ -135,7 +137,7 @@ def _together(fresh: Collection[deque[_Read]], routers: int, age_s: float) -> Fl
         fresh=len(fresh),
         age_s=age_s,
         span_s=max(reads[-1].at - reads[0].at for reads in fresh),
-        arrivals=sum(_grown(reads, lambda one: one.arrivals, SHORT_S)[0] for reads in fresh),
+        arrivals=sum(_grown(reads, lambda one: one.arrivals, ARRIVALS_S)[0] for reads in fresh),
         held=sum(one.held for one in newest),
         queued=sum(one.queued for one in newest),
         queued_tokens=sum(one.queued_tokens for one in newest),

@@ -1,4 +1,4 @@
-"""Turns a workload's instance into a command line for this machine: adds address, GPU and threads."""
+"""Turns a workload's instance into a command line for this machine: adds addresses, fleet key, GPU and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pagefleet_protocol.inference_service import InferenceService
 
 from pagefleet_operator.errors import OperatorError
-from pagefleet_operator.local.machine import Gpus, Ports, free_port, thread_flags
+from pagefleet_operator.local.machine import Gpus, Ports, free_pair, free_port, thread_flags
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
@@ -41,7 +41,7 @@ class Launcher:
             host, port = self._settings.host, self.ports.claim(f"{workload.name}-{number}")
             file = str(self._state.endpoints_path(service))
             address = ("--endpoints-file", file, "--host", host, "--port", str(port))
-            return Launch((*command, *address, *workload.args), {}, base_url(host, port))
+            return Launch((*command, *address, *self._key(service, workload), *workload.args), {}, base_url(host, port))
         name = f"{workload.name}-{number}"
         devices = self.gpus.claim(name, workload.gpus)
         if devices is None:
@@ -54,10 +54,17 @@ class Launcher:
         promised = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
         environment = {**written, **promised, **_wait_policy({**os.environ, **written})}
         return Launch(
-            (*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
+            (
+                *(*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
+                *(("--kv-events-port", str(free_pair(_LOOPBACK, port))) if workload.kv_events else ()),
+                *self._key(service, workload),
+            ),
             environment,
             base_url(_LOOPBACK, port),
         )
+
+    def _key(self, service: str, workload: Workload) -> tuple[str, ...]:
+        return ("--fleet-key-file", str(self._state.fleet_key_path(service))) if workload.kv_events else ()
 
     def claim_ports(self, service: InferenceService) -> str:
         """Give each router of a service its port, the same one as before. Returns the first router's URL.

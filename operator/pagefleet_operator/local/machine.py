@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pagefleet_protocol.quantities import quantity
 from pagefleet_operator.errors import PortError
 
 _NUM_TRIED_PORTS = 1000
+_NUM_TRIED_PAIRS = 100
 
 
 class Ports:
@@ -59,11 +61,22 @@ class Gpus:
         """`devices` are what CUDA_VISIBLE_DEVICES takes: numbers or UUIDs."""
         self._devices = tuple(devices)
         self._holder: dict[str, str] = {}
+        self._promised: dict[str, int] = {}
 
     @property
     def total(self) -> int:
         """How many there are."""
         return len(self._devices)
+
+    def promise(self, counts: Mapping[str, int]) -> None:
+        """Keep so many GPUs for the instances of each workload, by its name; replaces what was promised before."""
+        self._promised = dict(counts)
+
+    def room(self, workload: str) -> int:
+        """Return how many GPUs the instances of a workload may have together: what others neither hold nor expect."""
+        held = Counter(holder.rpartition("-")[0] for holder in self._holder.values())
+        others = (held.keys() | self._promised.keys()) - {workload}
+        return max(0, self.total - sum(max(held[name], self._promised.get(name, 0)) for name in others))
 
     def claim(self, instance: str, count: int) -> tuple[str, ...] | None:
         """Lend `count` devices to an instance, the same ones when it asks again; None when too few are free."""
@@ -113,6 +126,19 @@ def free_port(host: str) -> int:
     with _socket(host) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def free_pair(host: str, taken: int) -> int:
+    """Return the lower of two ports in a row of `host` that nothing listens on now, neither of which is `taken`.
+
+    Raises:
+        PortError: none was found.
+    """
+    for _ in range(_NUM_TRIED_PAIRS):
+        port = free_port(host)
+        if taken not in (port, port + 1) and port < 65535 and _refusal(host, port + 1) is None:
+            return port
+    raise PortError(f"no two ports in a row are free on {host}")
 
 
 def check_port(host: str, port: int) -> None:

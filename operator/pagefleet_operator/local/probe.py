@@ -1,39 +1,69 @@
-"""One HTTP GET that asks a process how it is."""
+"""One HTTP GET that asks a process how it is, or what it counts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+_MAX_PAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: bytes
+    """As text; empty where the answer is not HTTP."""
+    rest: bytes = b""
+    """What follows the status line, as far as it was read."""
 
 
 async def probe(url: str, timeout_s: float) -> str | None:
     """Return None when `url` answers 200, otherwise what is wrong, in a few words."""
-    parts = urlsplit(url)
+    path = urlsplit(url).path
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _get(parts.hostname or "127.0.0.1", parts.port or 80, parts.path)
+        answer = await _get(url, timeout_s, 0)
     except TimeoutError:
-        return f"{parts.path} did not answer within {timeout_s:g} s"
+        return f"{path} did not answer within {timeout_s:g} s"
     except ConnectionRefusedError:
         return "does not listen yet"
     except ValueError:  # a first line without end
-        return f"{parts.path} did not answer in HTTP"
-    except OSError as error:
-        return f"{parts.path}: {error}"
-
-
-async def _get(host: str, port: int, path: str) -> str | None:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        request = f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nuser-agent: pagefleet-up\r\nconnection: close\r\n\r\n"
-        writer.write(request.encode("ascii"))
-        await writer.drain()
-        words = (await reader.readline()).split()
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
         return f"{path} did not answer in HTTP"
-    return None if words[1] == b"200" else f"{path} answers {words[1].decode('ascii', 'replace')}"
+    except OSError as error:
+        return f"{path}: {error}"
+    if not answer.status:
+        return f"{path} did not answer in HTTP"
+    return None if answer.status == b"200" else f"{path} answers {answer.status.decode('ascii', 'replace')}"
+
+
+async def fetch(url: str, timeout_s: float) -> bytes | None:
+    """Return the body behind `url`; None where there is none: no answer, another status than 200, over 1 MiB."""
+    try:
+        answer = await _get(url, timeout_s, _MAX_PAGE_BYTES)
+    except (OSError, ValueError):  # TimeoutError is an OSError
+        return None
+    _, end, body = answer.rest.partition(b"\r\n\r\n")
+    return body if answer.status == b"200" and end and len(answer.rest) <= _MAX_PAGE_BYTES else None
+
+
+async def _get(url: str, timeout_s: float, most_bytes: int) -> _Answer:
+    """Return the answer's status, and what follows until the connection closes if `most_bytes` are wanted of it."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            head = f"GET {parts.path} HTTP/1.1\r\nhost: {host}:{port}\r\n"
+            writer.write(f"{head}user-agent: pagefleet-up\r\nconnection: close\r\n\r\n".encode("ascii"))
+            await writer.drain()
+            words = (await reader.readline()).split()
+            rest = b""
+            while most_bytes and len(rest) <= most_bytes and (piece := await reader.read(65_536)):
+                rest += piece
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
+        return _Answer(b"")
+    return _Answer(words[1], b"\r\n" + rest)

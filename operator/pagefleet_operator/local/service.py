@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 
+from pagefleet_operator.autoscale.demand import EnginesSeen
+from pagefleet_operator.local.autoscaler import Autoscaler, Surroundings, scales_itself
 from pagefleet_operator.local.backoff import Backoff
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.supervisor import Supervisor, World
 from pagefleet_operator.local.wanted import Wanted
-from pagefleet_operator.plan.autoscaling import most_engines
+from pagefleet_operator.plan.autoscaling import least_engines, most_engines, wanted_engines
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.rollout import Drain, State, next_steps
 from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
@@ -35,6 +39,9 @@ class ServiceRunner:
         self._fetching: asyncio.Task[None] | None = None
         self._supervisors: dict[Role, dict[int, Supervisor]] = {"engine": {}, "router": {}}
         self._endpoints: tuple[Endpoint, ...] | None = None
+        self._scaler: Autoscaler | None = None
+        self._scaling: asyncio.Task[None] | None = None
+        self._start_up_s: float | None = None
         self._leaving = False
 
     @property
@@ -77,6 +84,7 @@ class ServiceRunner:
     def reconcile(self) -> None:
         """Take the next steps towards the wanted state, and tell the routers and the status what is so."""
         self._follow_model()
+        self._follow_autoscaling()
         plan = self._plan()
         if self._leaving:
             self._drain_in_order()
@@ -95,9 +103,59 @@ class ServiceRunner:
         return ServiceView(self.service.name, status, tuple((one.name, one.observe()) for one in self._all()))
 
     def _plan(self) -> Plan:
+        plan = self._unlimited_plan()
+        return replace(plan, engine=replace(plan.engine, replicas=self._within_gpus(plan.engine)))
+
+    def _unlimited_plan(self) -> Plan:
         gpus, resolved = self._world.launcher.gpus, self._resolved
         spare = gpus.total > resolved.gpus * most_engines(self.service)
-        return plan_workloads(self.service, resolved, self._location(), spare_gpu=spare)
+        scaling = ScalingSeen(self._scaler.desired, "", "") if self._scaler else None
+        return plan_workloads(self.service, resolved, self._location(), spare_gpu=spare, scaling=scaling)
+
+    def _within_gpus(self, engines: Workload) -> int:
+        """Return how many of the wanted engines there are GPUs for; `check_gpus` knows that there are for the least."""
+        if not engines.gpus or self._scaler is None:
+            return engines.replicas
+        room = self._world.launcher.gpus.room(engines.name) // engines.gpus
+        return min(engines.replicas, max(room, least_engines(self.service)))
+
+    def _follow_autoscaling(self) -> None:
+        """Have decisions made while somebody here has to make them."""
+        autoscaling = None if self._leaving else self.service.spec.autoscaling
+        if autoscaling is None or not scales_itself(autoscaling):
+            if self._scaling is not None:
+                self._scaling.cancel()
+            self._scaler = self._scaling = None
+            return
+        if self._scaler is None:
+            desired = wanted_engines(self.service, self.service.status, None, len(self._supervisors["engine"]))
+            self._scaler = Autoscaler(desired, self._world.timing, self._surroundings, self._tell)
+            self._scaling = self._tasks.create_task(self._scaler.run())
+        self._scaler.follow(autoscaling)
+
+    def _surroundings(self) -> Surroundings:
+        """Return what the autoscaler has to know."""
+        engines = [one.observe() for one in self._supervisors["engine"].values()]
+        wanted = self._unlimited_plan().engine
+        starting = sum(one.state is State.STARTING and not one.failing for one in engines)
+        # Engines that wait for their model are on their way too.
+        waiting = self._fetch is not None and not self._fetch.complete
+        taken = [one.start_up_s for one in self._supervisors["engine"].values() if one.start_up_s is not None]
+        self._start_up_s = max(taken, default=self._start_up_s)
+        return Surroundings(
+            engines=EnginesSeen(
+                ready=sum(one.state is State.READY for one in engines),
+                warming=wanted.replicas if waiting else starting,
+                refused=wanted.replicas - self._within_gpus(wanted),
+                start_up_s=self._start_up_s,
+            ),
+            routers={
+                one.name: one.address
+                for one in self._supervisors["router"].values()
+                if one.observe().state is not State.DRAINING
+            },
+            paused=self.service.spec.paused,
+        )
 
     def _location(self) -> str:
         """Return what engines load: known before it is there."""
@@ -181,6 +239,7 @@ class ServiceRunner:
             generation=self._generation,
             model=self._model_seen(),
             url=self.url,
+            scaling=self._scaler.seen if self._scaler else None,
         )
         before, status = self.service.status, service_status(self.service, plan, seen, now)
         self.service = self.service.model_copy(update={"status": status})
@@ -209,7 +268,9 @@ def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus)
 
 
 def _word(status: InferenceServiceStatus) -> str:
-    held = {one.type for one in status.conditions if one.status == "True"}
+    held = {one.type: one.reason for one in status.conditions if one.status == "True"}
     if "Ready" not in held:
         return "not ready"
-    return "ready" if {"EngineReady", "RouterReady"} <= held else "partly ready"
+    if held["Ready"] in (Reason.IDLE, Reason.WAKING):
+        return held["Ready"].lower()
+    return "ready" if {"EngineReady", "RouterReady"} <= held.keys() else "partly ready"

@@ -6,9 +6,10 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pagefleet_operator.autoscale.policy import Tempo
 from pagefleet_operator.download.download import download
 from pagefleet_operator.errors import CommandMissing
 from pagefleet_operator.local.model_fetch import Download
@@ -65,6 +66,10 @@ class Timing:
     """Between two looks at the file; an edit counts once two looks agree."""
     resync: float = 2.0
     """Plans are compared with what runs at least this often."""
+    scaling_period: float = 1.0
+    """Between two decisions of an autoscaler."""
+    tempo: Tempo = field(default_factory=Tempo)
+    """How quickly those follow what routers say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The folder of one fleet: a lock, logs, endpoints files, and a record of processes that outlives us.
+"""The folder of one fleet: a lock, logs, endpoints files, fleet keys, and a record of processes that outlives us.
 
 The record is for the day on which `pagefleet up` is killed: the next one finds what was left and ends it. A process is
 known by its id and the moment it started, so that a reused id is never mistaken.
@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Mapping
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Self
 
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
+from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
 
 from pagefleet_operator.errors import StateDirError
 
 _LOCK = "lock"
 _LOGS = "logs"
 _RECORD = "processes.json"
+_KEY_BYTES = 32
 
 
 def default_state_dir(manifest: Path, environment: Mapping[str, str]) -> Path:
@@ -79,6 +82,22 @@ class StateDir:
     def endpoints_path(self, service: str) -> Path:
         """Return the endpoints file of a service's routers."""
         return self.path / f"{service}.endpoints.json"
+
+    def fleet_key_path(self, service: str) -> Path:
+        """Return the file with the secret that a service's engines and routers share; made when it is first needed.
+
+        Raises:
+            StateDirError: it cannot be written.
+        """
+        path = self.path / f"{service}.fleet-key"
+        try:
+            read_fleet_key(path)
+        except FleetKeyError:  # none yet, or damaged
+            try:
+                _write_secret(path, secrets.token_hex(_KEY_BYTES))
+            except OSError as error:
+                raise StateDirError(f"{path}: cannot be written ({error.strerror})") from error
+        return path
 
     def write_endpoints(self, service: str, endpoints: tuple[Endpoint, ...]) -> None:
         """Replace a service's endpoints file; a reader sees the old one or the new one, never a part.
@@ -145,6 +164,15 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Replace a file by one that nobody but its owner can ever read."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    part.replace(path)
 
 
 def _replace(path: Path, data: bytes) -> None:

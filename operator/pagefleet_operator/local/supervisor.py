@@ -48,6 +48,10 @@ class Supervisor:
         self.number = number
         self.url: str | None = None
         """Where its process listens, while there is one that was ready."""
+        self.address: str | None = None
+        """Where its process listens or is going to, while there is one."""
+        self.start_up_s: float | None = None
+        """What it took to be ready when it last started; None: it never was."""
         self._service = service
         self._workload = workload
         self._world = world
@@ -111,7 +115,7 @@ class Supervisor:
             child = await Child.start(launch, self._log)
         except OSError as error:
             return f"{launch.argv[0]} cannot be started: {error.strerror}"
-        self._child = child
+        self._child, self.address = child, launch.url
         self._world.state.record(self.name, child.pid)
         if not self._leave.is_set():
             self._enter(State.STARTING, f"process {child.pid}")
@@ -119,7 +123,7 @@ class Supervisor:
         try:
             return await self._accompany(child, exited, launch)
         finally:
-            self.url = self._child = None
+            self.url = self.address = self._child = None
             if not exited.done():
                 child.kill()
                 exited.cancel()
@@ -163,6 +167,8 @@ class Supervisor:
                     self._enter(State.READY, "again" if ready_since else f"after {time.monotonic() - began:.1f} s")
                     self.url = url
                     self._served = True
+                    if ready_since is None:
+                        self.start_up_s = time.monotonic() - began
                     ready_since = ready_since or time.monotonic()
                 elif ready_since and time.monotonic() - ready_since > timing.stable:
                     self._backoff.reset()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pagefleet_protocol.inference_service import Cache, InferenceService, Monitoring, RouterResources
 
 from pagefleet_operator.errors import ManifestError
+from pagefleet_operator.local.autoscaler import scales_itself
 from pagefleet_operator.local.manifest import Manifest
-from pagefleet_operator.plan.autoscaling import most_engines
+from pagefleet_operator.plan.autoscaling import least_engines
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
@@ -24,6 +25,7 @@ _INSTEAD = {
     "model.secretRef": "credentials come from the environment: HF_TOKEN, AWS_ACCESS_KEY_ID ...",
     "resources.memory": "--kv-cache-memory in spec.engine.args bounds the KV cache",
     "resources.gpuType": "no InferenceProfile here has it",
+    "autoscaling": "mode External: nobody scales here, spec.replicas counts",
     "router.auth": "routers ask for keys where PAGEFLEET_ROUTER_API_KEY_FILE names a file of them",
 }
 
@@ -42,8 +44,8 @@ class Wanted:
 
     @property
     def gpus(self) -> int:
-        """Of all its engines."""
-        return self.resolved.gpus * most_engines(self.service)
+        """Of all its engines, of the least number where autoscaling chooses it."""
+        return self.resolved.gpus * least_engines(self.service)
 
 
 def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wanted, ...]:
@@ -74,6 +76,7 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
     given = {
         "model.secretRef": spec.model.secret_ref is not None,
         "cache": spec.cache != Cache(),
+        "autoscaling": spec.autoscaling is not None and not scales_itself(spec.autoscaling),
         "engine.image": bool(resolved.image),
         "resources.memory": resolved.memory is not None,
         "resources.shm": spec.resources.shm is not None,
@@ -94,7 +97,7 @@ def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:
     if asked <= total:
         return []
     have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
-    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas, or autoscaling.max"
+    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas, or autoscaling.min"
     parts = ", ".join(f"{one.name} {one.gpus}" for one in wanted if one.gpus)
     return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
 

@@ -16,6 +16,7 @@ from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.command_lines import engine_args, router_args
+from pagefleet_operator.plan.objects.fleet_key import shares_kv_events
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.resolved import Resolved
 
@@ -68,12 +69,14 @@ class Workload:
     progress_s: float = 1800.0
     """An instance that is not ready after so long has failed."""
     probes: Probes = Probes()
+    kv_events: bool = False
+    """Whether engines tell routers what they have cached: those then share the fleet key."""
 
     @property
     def revision(self) -> str:
         """Hash of all that needs a new process when it changes; `replicas` does not."""
         env = [variable.model_dump(mode="json") for variable in self.env]
-        parts = [self.verb, self.args, env, self.gpus, self.cpu]
+        parts = [self.verb, self.args, env, self.gpus, self.cpu, self.kv_events]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -104,6 +107,7 @@ def plan_workloads(
     """
     spec = service.spec
     drain_timeout_s = float(spec.rollout.drain_seconds)
+    kv_events = shares_kv_events(service, resolved)
     return Plan(
         engine=Workload(
             name=f"{service.name}-engine",
@@ -117,6 +121,7 @@ def plan_workloads(
             gpus=resolved.gpus,
             cpu=resolved.cpu,
             progress_s=float(spec.rollout.progress_seconds),
+            kv_events=kv_events,
         ),
         router=Workload(
             name=router_name(service),
@@ -126,6 +131,7 @@ def plan_workloads(
             replicas=spec.router.replicas,
             drain_timeout_s=drain_timeout_s,
             rollout=Rollout(max_surge=0, max_unavailable=1, keep_slots=True),
+            kv_events=kv_events,
         ),
     )
 
