@@ -32,6 +32,8 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 HEALTHY_S = 10.0
 SILENT_S = 60.0
 """Without a turn of its event loop a worker is killed, and replaced."""
+_MAX_BASE_BYTES = 70
+"""Of the path that holds the folder of sockets: the kernel takes 107 bytes in all."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -100,7 +102,7 @@ class Parent:
         port = self._listeners[0].getsockname()[1]
         self._lifeline, self._lifeline_end = os.pipe()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        with tempfile.TemporaryDirectory(prefix="pagefleet-router-") as folder:  # mode 0700
+        with _private_folder() as folder:
             logger.info("%d workers share http://%s:%d", len(self._workers), host, port)
             try:
                 self._watch(Path(folder))
@@ -212,6 +214,17 @@ class Parent:
             logger.error("worker %d ended (%s): the next one starts in %.1f s", index, _cause(status), worker.delay)
             worker.due_at = now + worker.delay
             worker.delay = min(MAX_DELAY_S, 2.0 * worker.delay)
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder of mode 0700 for sockets, whose paths must be short."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > _MAX_BASE_BYTES:
+        base = "/tmp"  # noqa: S108 - the folder below it is private
+    try:
+        return tempfile.TemporaryDirectory(prefix="pagefleet-router-", dir=base)
+    except OSError as error:
+        raise ConfigError(f"no folder can be made in {base} ({error.strerror}): set TMPDIR to one that can") from error
 
 
 def _cause(status: int) -> str:

@@ -9,6 +9,7 @@ import re
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,15 +121,16 @@ async def workers(folder: Path, *flags: str) -> AsyncIterator[Workers]:
         assert all_gone(pids), "workers end with their parent"
 
 
-def run(folder: Path, scenario: Callable[[Workers], Awaitable[None]], *flags: str) -> None:
-    async def with_workers() -> None:
+def run(scenario: Callable[[Workers], Awaitable[None]], *flags: str) -> None:
+    async def with_workers(folder: Path) -> None:
         async with workers(folder, *flags) as made:
             await scenario(made)
 
-    asyncio.run(with_workers())
+    with tempfile.TemporaryDirectory(prefix="pf-") as folder:  # a short path, which sockets need
+        asyncio.run(with_workers(Path(folder)))
 
 
-def test_any_worker_answers_for_all_and_only_they_can_listen_in(tmp_path: Path) -> None:
+def test_any_worker_answers_for_all_and_only_they_can_listen_in() -> None:
     async def scenario(made: Workers) -> None:
         answers = [await made.ask(post(chat())) for _ in range(NUM_STREAMS)]
         assert {answer.status for answer in answers} == {200}
@@ -140,10 +142,10 @@ def test_any_worker_answers_for_all_and_only_they_can_listen_in(tmp_path: Path) 
         assert await made.ended() == 0
         assert not list(made.folder.iterdir())
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
-def test_when_a_worker_is_killed_only_its_own_requests_end_and_new_ones_wait_for_the_next(tmp_path: Path) -> None:
+def test_when_a_worker_is_killed_only_its_own_requests_end_and_new_ones_wait_for_the_next() -> None:
     async def scenario(made: Workers) -> None:
         streams = [await made.stream() for _ in range(NUM_STREAMS)]
         before = made.pids
@@ -159,10 +161,10 @@ def test_when_a_worker_is_killed_only_its_own_requests_end_and_new_ones_wait_for
         assert len(made.pids) == 2
         assert before[1] in made.pids
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
-def test_the_first_signal_lets_all_finish_what_they_have(tmp_path: Path) -> None:
+def test_the_first_signal_lets_all_finish_what_they_have() -> None:
     async def scenario(made: Workers) -> None:
         streams = [await made.stream() for _ in range(NUM_STREAMS)]
         made.process.terminate()
@@ -172,10 +174,10 @@ def test_the_first_signal_lets_all_finish_what_they_have(tmp_path: Path) -> None
         assert all(answer.body == EVENT + b"data: [DONE]\n\n" and not answer.cut for answer in ends)
         assert await made.ended() == 0
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
-def test_the_second_signal_ends_all_at_once(tmp_path: Path) -> None:
+def test_the_second_signal_ends_all_at_once() -> None:
     async def scenario(made: Workers) -> None:
         streams = [await made.stream() for _ in range(NUM_STREAMS)]
         made.process.terminate()
@@ -184,10 +186,10 @@ def test_the_second_signal_ends_all_at_once(tmp_path: Path) -> None:
         assert await made.ended() == 1
         assert all([(await client.rest(head)).cut for client, head in streams])
 
-    run(tmp_path, scenario, "--drain-timeout", "600")
+    run(scenario, "--drain-timeout", "600")
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_workers_end_when_their_parent_is_killed() -> None:
     async def scenario(made: Workers) -> None:
         pids = made.pids
         made.process.kill()
@@ -195,7 +197,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         await asyncio.to_thread(all_gone, pids)
         assert all_gone(pids, 0.0)
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
 async def fails(*flags: str) -> tuple[int, str]:
@@ -215,13 +217,13 @@ def test_settings_that_cannot_work_end_all(tmp_path: Path) -> None:
     assert "cannot be read" in said
 
 
-def test_a_port_that_is_taken_is_not_shared_with_a_stranger(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_not_shared_with_a_stranger() -> None:
     async def scenario(made: Workers) -> None:
         status, said = await fails("--port", str(made.port))
         assert status == 2
         assert "cannot be listened on (Address already in use)" in said
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
 STUBBORN = """
