@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_operator.handlers.autoscaler import ScalingGauge
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.admission.admission_metrics import collect_admission
@@ -38,6 +39,8 @@ def of_engine() -> str:
 
 def of_router() -> str:
     engine = EngineView(Endpoint("e0", "http://127.0.0.1:1", "m"), ready=True, load=PolledLoad())
+    engine.rates.prefill.observe(1.0, 0.0)
+    engine.rates.decode.observe(1.0, 0.0)
     metrics = RouterMetrics(lambda: Snapshot((engine,)), lambda: 0, lambda: 0.0)
     metrics.finished("/v1/models", 200, 0.1)
     metrics.retries["refused"] += 1
@@ -54,7 +57,10 @@ def of_operator() -> str:
     metrics = OperatorMetrics()
     metrics.reconcile_done(0.1, "Refused")
     metrics.request_done("apply", "Deployment", 200, 0.1)
-    metrics.show(Gauges(lambda: True, lambda: 0, lambda: 0.0, lambda: 0.0, lambda: 0, lambda: [("True", "Serving")]))
+    metrics.scaling_decided("Steady")
+    scaled = [ScalingGauge(("apps", "qwen"), 2, 1, 0.5)]
+    live = (lambda: True, lambda: 0, lambda: 0.0, lambda: 0.0, lambda: 0, lambda: [("True", "Serving")])
+    metrics.show(Gauges(*live, lambda: scaled))
     return metrics.text().decode()
 
 

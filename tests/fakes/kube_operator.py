@@ -52,6 +52,7 @@ class SilentPods:
 
     def __init__(self) -> None:
         self.metrics: dict[str, Mapping[str, float]] = {}
+        self.pages: dict[str, bytes] = {}
         self.told: Progress | None = None
 
     async def progress(self, ip: str) -> Progress | None:
@@ -59,6 +60,9 @@ class SilentPods:
 
     async def fleet_metrics(self, ip: str) -> Mapping[str, float] | None:
         return self.metrics.get(ip)
+
+    async def router_page(self, ip: str) -> bytes | None:
+        return self.pages.get(ip)
 
 
 @dataclass(slots=True)

@@ -96,6 +96,11 @@ class ClusterView:
         """Return what belongs to an InferenceService by its label; `uid` tells which of it is its own."""
         return {name: child.open(uid) for name, child in self._children.get(key, {}).items()}
 
+    def child(self, key: Key, uid: str, name: ChildKey) -> Child | None:
+        """Return one of them; None: there is none."""
+        found = self._children.get(key, {}).get(name)
+        return found.open(uid) if found is not None else None
+
     def pods(self, key: Key) -> tuple[PodSeen, ...]:
         """Return the pods, by name."""
         return tuple(pod for _, pod in sorted(self._pods.get(key, {}).items()))

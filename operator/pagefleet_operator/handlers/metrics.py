@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pagefleet_operator.handlers.autoscaler import ScalingGauge
+
 _RECONCILE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
 
@@ -28,6 +30,8 @@ class Gauges:
     watch_restarts: Callable[[], int]
     readiness: Callable[[], Iterable[tuple[str, str]]]
     """Status and reason of the Ready condition of each InferenceService."""
+    scaling: Callable[[], Iterable[ScalingGauge]] = tuple
+    """Of each service that scales by itself."""
 
 
 class OperatorMetrics:
@@ -65,6 +69,17 @@ class OperatorMetrics:
         self._applies = Counter(
             "pagefleet_operator_applies", "Objects applied, by kind.", ["kind"], registry=self.registry
         )
+
+        self._decisions = Counter(
+            "pagefleet_operator_scaling_decisions",
+            "Decisions of the autoscaler, one every two seconds and service, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+
+    def scaling_decided(self, reason: str) -> None:
+        """The autoscaler decided, for that reason."""
+        self._decisions.labels(reason).inc()
 
     def reconcile_done(self, seconds: float, error: str) -> None:
         """One reconcile ended; `error` is the class of what it failed with, empty for none."""
@@ -121,3 +136,21 @@ class _Live(Collector):
         for (ready, reason), number in sorted(Tally(gauges.readiness()).items()):
             services.add_metric([ready, reason], number)
         yield services
+        yield from _scaling(gauges.scaling())
+
+
+def _scaling(services: Iterable[ScalingGauge]) -> Iterable[Metric]:
+    labels = ("namespace", "service")
+    desired, current, age = (
+        GaugeMetricFamily(f"pagefleet_operator_scaling_{name}", text, labels=labels)
+        for name, text in (
+            ("desired_engines", "Engines that the autoscaler wants."),
+            ("current_engines", "Engines that exist, ready or not."),
+            ("signal_age_seconds", "Age of the oldest word of a router that scaling depends on."),
+        )
+    )
+    for one in services:
+        desired.add_metric(one.key, one.desired)
+        current.add_metric(one.key, one.current)
+        age.add_metric(one.key, one.age_s)
+    yield from (desired, current, age)

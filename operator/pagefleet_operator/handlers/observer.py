@@ -13,6 +13,7 @@ from pagefleet_protocol.model_uri import parse_model_uri
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.errors import Refused
+from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.child_view import stored_child
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.event_reader import EventReader, suspects
@@ -30,6 +31,7 @@ class Sources:
     events: EventReader
     pods: PodHttp
     live: LiveNumbers
+    scaling: Autoscaler
     now: Callable[[], datetime]
 
 
@@ -52,6 +54,7 @@ class Observer:
             invalid_profiles=dict(sources.view.invalid_profiles),
             optional_kinds=optional_kinds,
             live=sources.live.sample(key),
+            scaling=sources.scaling.seen(key),
         )
 
     async def look(self, key: Key, service: InferenceService, glance: Observed) -> Observed:

@@ -19,6 +19,7 @@ from pagefleet_operator.apply.kinds import CHILDREN, INFERENCE_PROFILE, INFERENC
 from pagefleet_operator.errors import ClusterError, Refused
 from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.audit import Auditor, Scope
+from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
 from pagefleet_operator.handlers.health import HealthServer, Vitals
@@ -65,7 +66,8 @@ class Operator:
         self._metrics = outside.metrics
         self._view = ClusterView()
         self._live = LiveNumbers(outside.pods, self._view, _now)
-        self._reconciler = _reconciler(settings, outside, self._view, self._live)
+        self._autoscaler = Autoscaler(outside.pods, self._view, outside.metrics.scaling_decided)
+        self._reconciler = _reconciler(settings, outside, self._view, (self._live, self._autoscaler))
         self._queue = WorkQueue(
             self._reconciler.reconcile, outside.metrics, settings.timing.resync, settings.timing.pace
         )
@@ -123,10 +125,12 @@ class Operator:
 
     async def _lead(self, stopping: asyncio.Event) -> None:
         self._queue.start_over()
+        self._autoscaler.start_over()
         self._queue.add(self._view.services())
         work = self._queue.work(self._settings.workers, stopping, self._settings.timing.finish)
         # Whichever ends first ends the others: when the lease is lost, reconciles are cancelled where they are.
-        await first_of(self._election.hold(), work, self._live.run(self._queue.add))
+        numbers = (self._live.run(self._queue.add), self._autoscaler.run(self._queue.add))
+        await first_of(self._election.hold(), work, *numbers)
 
     async def _discover_at_last(self, stopping: asyncio.Event) -> None:
         pause_s = 1.0
@@ -204,6 +208,7 @@ class Operator:
             watch_lag_s=self._auditor.longest_lag_s,
             watch_restarts=lambda: self._watches.restarts,
             readiness=self._readiness,
+            scaling=self._autoscaler.gauges,
         )
 
     def _readiness(self) -> Iterator[tuple[str, str]]:
@@ -213,9 +218,19 @@ class Operator:
                 yield _ready_condition(msgspec.json.decode(stored.status))
 
 
-def _reconciler(settings: OperateSettings, outside: Outside, view: ClusterView, live: LiveNumbers) -> Reconciler:
+def _reconciler(
+    settings: OperateSettings, outside: Outside, view: ClusterView, numbers: tuple[LiveNumbers, Autoscaler]
+) -> Reconciler:
     cluster = outside.cluster
-    sources = Sources(view=view, cluster=cluster, events=EventReader(cluster), pods=outside.pods, live=live, now=_now)
+    sources = Sources(
+        view=view,
+        cluster=cluster,
+        events=EventReader(cluster),
+        pods=outside.pods,
+        live=numbers[0],
+        scaling=numbers[1],
+        now=_now,
+    )
     return Reconciler(
         Tools(
             view=view,

@@ -16,7 +16,7 @@ from pagefleet_protocol.model_facts import Progress
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 1 << 20
-MAX_CONNECTIONS = 16
+MAX_CONNECTIONS = 32
 _PREFIX = "pagefleet_router_fleet_"
 
 
@@ -28,6 +28,9 @@ class PodHttp(Protocol):
 
     async def fleet_metrics(self, ip: str) -> Mapping[str, float] | None:
         """Return what a router counts over its fleet, by metric name; None: it does not say."""
+
+    async def router_page(self, ip: str) -> bytes | None:
+        """Return a router's metrics in Prometheus' text format; None: it does not say."""
 
 
 class HttpPods:
@@ -57,6 +60,10 @@ class HttpPods:
         """Return what a router counts over its fleet, by metric name; None: it does not say."""
         body = await self._get(ip, "/metrics")
         return parse_fleet_metrics(body) if body is not None else None
+
+    async def router_page(self, ip: str) -> bytes | None:
+        """Return a router's metrics in Prometheus' text format; None: it does not say."""
+        return await self._get(ip, "/metrics")
 
     async def _get(self, ip: str, path: str) -> bytes | None:
         host = f"[{ip}]" if ":" in ip else ip

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from pagefleet_protocol.inference_service import Autoscaling, InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus, ScalingStatus
 
-from pagefleet_operator.plan.observed import Observed, ScalingSeen
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.verdict import Verdict
+from pagefleet_operator.plan.verdict import Verdict, find_condition
 
 STATUS_PERIOD = timedelta(seconds=30)
 """While the decision stays, its numbers are renewed no more often: every change is written to the cluster's store."""
+IDLE = Verdict(True, Reason.IDLE, "no engine runs, as nobody asks: the next request starts one")
+"""EngineReady of a service that is scaled to zero."""
 OUTSIDE = "ScaledOutside"
 """Reason of status.scaling in mode External."""
 
@@ -45,6 +47,12 @@ def most_engines(service: InferenceService) -> int:
     return scaling.max or scaling.min if scaling is not None and scaling.mode == "Internal" else service.spec.replicas
 
 
+def least_engines(service: InferenceService) -> int:
+    """Return how many engines there have to be room for: those that run unless nobody asks."""
+    scaling = service.spec.autoscaling
+    return scaling.min if scaling is not None and scaling.mode == "Internal" else service.spec.replicas
+
+
 def within_bounds(scaling: Autoscaling, engines: int) -> int:
     """Return the number within min and max; 0 only where scaleToZero allows it."""
     if engines <= 0 and scaling.scale_to_zero is not None:
@@ -58,18 +66,42 @@ def idles(service: InferenceService, wanted: int) -> bool:
     return wanted == 0 and scaling is not None and scaling.mode == "Internal"
 
 
+def held_verdict(previous: InferenceServiceStatus | None, where: str, coming: str, idle: bool) -> Verdict | None:
+    """Return Ready of a service whose routers hold requests until an engine has started; None: it is to be told else.
+
+    Args:
+        previous: the last status: only what was idle can be waking.
+        where: requests are sent.
+        coming: words for the engines on their way; empty: they fail.
+        idle: whether no engine is wanted until somebody asks.
+    """
+    if idle:
+        text = f"requests are answered at {where}: the first one waits for an engine to start"
+        return Verdict(True, Reason.IDLE, text)
+    before = find_condition(previous, "Ready")
+    rested = before is not None and before.status == "True" and before.reason in (Reason.IDLE, Reason.WAKING)
+    if not rested or not coming:
+        return None
+    return Verdict(True, Reason.WAKING, f"requests to {where} wait for an engine to start; {coming}")
+
+
 def scaling_status(
-    service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed, current: int
+    service: InferenceService,
+    previous: InferenceServiceStatus | None,
+    seen: ScalingSeen | None,
+    current: int,
+    at: str,
 ) -> ScalingStatus | None:
     """Return status.scaling.
 
     Args:
         service: what is wanted.
         previous: the last status.
-        observed: what was seen, the decision among it.
+        seen: the decision.
         current: engines that exist.
+        at: now, RFC 3339.
     """
-    scaling, seen = service.spec.autoscaling, observed.scaling
+    scaling = service.spec.autoscaling
     if scaling is None:
         return None
     before = previous.scaling if previous and previous.scaling and previous.scaling.mode == scaling.mode else None
@@ -79,18 +111,19 @@ def scaling_status(
         return before
     else:
         desired, reason, signal = within_bounds(scaling, seen.desired), seen.reason, seen.signal
-    now = _utc(observed.now)
-    at = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     renewed = ScalingStatus(mode=scaling.mode, current=current, desired=desired, reason=reason, signal=signal, at=at)
-    if before is None or (before.desired, before.reason, before.current) != (desired, reason, current):
+    silent = Reason.SIGNALS_MISSING
+    if before is None or (before.desired, before.current) != (desired, current):
         return renewed
-    young = now - _utc(datetime.fromisoformat(before.at)) < STATUS_PERIOD
-    return before if young or before.signal == signal else renewed
+    if (before.reason == silent) != (reason == silent):
+        return renewed
+    young = datetime.fromisoformat(at) - datetime.fromisoformat(before.at) < STATUS_PERIOD
+    return before if young or (before.reason, before.signal) == (reason, signal) else renewed
 
 
-def scaling_verdict(service: InferenceService, observed: Observed, routers_ready: int) -> Verdict:
+def scaling_verdict(service: InferenceService, seen: ScalingSeen | None, routers_ready: int) -> Verdict:
     """Return ScalingActive, for a service with autoscaling."""
-    scaling, seen = service.spec.autoscaling, observed.scaling
+    scaling = service.spec.autoscaling
     assert scaling is not None, "asked of services with autoscaling"
     if scaling.mode == "External":
         text = f"spec.replicas is {service.spec.replicas}; whoever writes the scale subresource changes it"
@@ -105,7 +138,3 @@ def scaling_verdict(service: InferenceService, observed: Observed, routers_ready
     if seen.reason in (Reason.AT_MAXIMUM, Reason.AT_QUOTA, Reason.IDLE):
         return Verdict(True, seen.reason, f"{seen.desired} engines are wanted: {seen.signal}")
     return Verdict(True, Reason.SCALED_BY_DEMAND, "the number of engines follows the demand; status.scaling has it")
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -16,7 +16,7 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
-from pagefleet_operator.plan.autoscaling import idles, scaling_status, scaling_verdict
+from pagefleet_operator.plan.autoscaling import IDLE, held_verdict, idles, scaling_status, scaling_verdict
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.observed import LiveSample, Observed
 from pagefleet_operator.plan.reasons import NORMAL, Reason
@@ -25,7 +25,6 @@ from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
-IDLE = Verdict(True, Reason.IDLE, "no engine runs, as nobody asks: the next request starts one")
 LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""
 LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
@@ -74,7 +73,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         "Degraded": _degraded(now, progress),
     }
     if service.spec.autoscaling is not None:
-        verdicts["ScalingActive"] = scaling_verdict(service, seen, now.routers.ready)
+        verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, now.routers.ready)
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
@@ -87,7 +86,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         roles=(now.engines.status(), now.routers.status()),
         resolved=_resolved(now),
         live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
-        scaling=scaling_status(service, now.previous, seen, len(now.engines.pods)),
+        scaling=scaling_status(service, now.previous, seen.scaling, len(now.engines.pods), rfc3339(seen.now)),
     )
 
 
@@ -194,17 +193,11 @@ def _ready(now: Situation, url: str, parts: tuple[Verdict, ...]) -> Verdict:
 
 
 def _held(now: Situation, url: str) -> Verdict | None:
-    """Return Ready where routers hold requests until an engine comes, as after a scale to zero; None: they do not."""
-    if not now.routers.ready:
+    if not now.routers.ready or now.degraded:
         return None
-    if idles(now.service, now.engines.wanted):
-        return Verdict(True, Reason.IDLE, f"requests are answered at {url}: the first one waits for an engine to start")
-    before = find_condition(now.previous, "Ready")
-    waits = before is not None and before.status == "True" and before.reason in (Reason.IDLE, Reason.WAKING)
     fails = any(trouble.reason not in NORMAL for trouble in now.engines.troubles)
-    if not waits or fails or now.degraded:
-        return None
-    return Verdict(True, Reason.WAKING, f"requests to {url} wait for an engine to start; {now.engines.count}")
+    idle = idles(now.service, now.engines.wanted)
+    return held_verdict(now.previous, url, "" if fails else now.engines.count, idle)
 
 
 def _progress(now: Situation) -> Verdict:

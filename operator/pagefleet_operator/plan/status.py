@@ -9,7 +9,9 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ConditionType, InferenceServiceStatus, RoleStatus
 from pagefleet_protocol.model_facts import Progress
 
+from pagefleet_operator.plan.autoscaling import IDLE, held_verdict, idles, scaling_status, scaling_verdict
 from pagefleet_operator.plan.model_health import progress_text
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
@@ -45,6 +47,8 @@ class Observation:
     model: ModelSeen = ModelSeen()
     url: str | None = None
     """Where its first router listens."""
+    scaling: ScalingSeen | None = None
+    """The autoscaler's decision, where there is one."""
 
 
 def service_status(service: InferenceService, plan: Plan, seen: Observation, now: str) -> InferenceServiceStatus:
@@ -60,25 +64,39 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
     model = _model_verdict(seen.model)
     engine = _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
     router = _workload_verdict(plan.router, seen.routers, _gate(None, paused))
+    idle = idles(service, plan.engine.replicas)
+    engine = IDLE if idle else engine
     progress = _progress(plan, seen, model, paused)
     verdicts: dict[ConditionType, Verdict] = {
-        "Ready": _ready(seen, model, engine, router),
+        "Ready": _held(service, seen, idle) or _ready(seen, model, engine, router),
         "ModelCached": model,
         "EngineReady": engine,
         "RouterReady": router,
         "Progressing": progress,
         "Degraded": _degraded(plan, seen, engine, router, progress),
     }
+    if service.spec.autoscaling is not None:
+        verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _count_ready(seen.routers))
+    exist = sum(one.state is not State.DRAINING for one in seen.engines)
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
         mode="Paused" if paused else "Aggregated",
         url=seen.url,
         ready=f"{_count_ready(seen.engines)}/{plan.engine.replicas}",
-        replicas=sum(one.state is not State.DRAINING for one in seen.engines),
+        replicas=exist,
         conditions=make_conditions(verdicts, service.status, seen.generation, now),
         roles=(_role_status(plan.engine, seen.engines), _role_status(plan.router, seen.routers)),
+        scaling=scaling_status(service, service.status, seen.scaling, exist, now),
     )
+
+
+def _held(service: InferenceService, seen: Observation, idle: bool) -> Verdict | None:
+    """Return Ready where routers hold requests until an engine comes, as after a scale to zero; None: they do not."""
+    if not _count_ready(seen.routers) or _count_ready(seen.engines):
+        return None
+    fails = any(one.failing for one in seen.engines)
+    return held_verdict(service.status, seen.url or "the routers", "" if fails else "an engine is starting", idle)
 
 
 def _ready(seen: Observation, model: Verdict, engine: Verdict, router: Verdict) -> Verdict:

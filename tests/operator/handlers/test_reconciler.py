@@ -11,6 +11,7 @@ import pytest
 from pagefleet_operator.apply.applier import Applier
 from pagefleet_operator.errors import Refused, Throttled, Unavailable
 from pagefleet_operator.handlers.announcer import Announcer
+from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
@@ -50,14 +51,22 @@ class Bench:
         self.cluster = StoreCluster()
         self.cluster.add_namespace(NAMESPACE)
         self.pods = SilentPods()
+        self.clock = 0.0
         self.start()
 
     def start(self) -> None:
         """Begin anew, as after a crash: only the cluster remembers."""
         cluster, self.view = self.cluster, ClusterView()
         live = LiveNumbers(self.pods, self.view, lambda: NOW)
+        self.scaling = Autoscaler(self.pods, self.view, lambda reason: None, lambda: self.clock)
         sources = Sources(
-            view=self.view, cluster=cluster, events=EventReader(cluster), pods=self.pods, live=live, now=lambda: NOW
+            view=self.view,
+            cluster=cluster,
+            events=EventReader(cluster),
+            pods=self.pods,
+            live=live,
+            scaling=self.scaling,
+            now=lambda: NOW,
         )
         self.reconciler = Reconciler(
             Tools(

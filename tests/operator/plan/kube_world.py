@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
-from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen
+from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.obstacles import key_of
 from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
 from pagefleet_operator.plan.settings import ClusterSettings
@@ -114,6 +114,8 @@ class World:
     now: datetime = NOW
     breaks: Mapping[str, Broken] = field(default_factory=dict)
     """Revision -> what becomes of its pods instead of being ready."""
+    scaling: ScalingSeen | None = None
+    """The autoscaler's decision."""
     born: int = 0
     settings: ClusterSettings = SETTINGS
 
@@ -127,6 +129,7 @@ class World:
             events=self.events,
             profiles=self.profiles,
             optional_kinds=self.optional_kinds,
+            scaling=self.scaling,
         )
 
     def plan(self) -> ServicePlan:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from pagefleet_operator.plan.announcements import announcements
 from pagefleet_operator.plan.kube_status import invalid_service_status
-from pagefleet_operator.plan.observed import ApplyFailure, Child, Observed, PodSeen
+from pagefleet_operator.plan.observed import ApplyFailure, Child, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.service_plan import plan_service
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
@@ -166,6 +166,27 @@ def too_large() -> InferenceServiceStatus:
     return world.settle()
 
 
+TO_ZERO = {"max": 4, "scaleToZero": {}}
+
+
+def scaled(reason: str, desired: int, autoscaling: dict[str, Any] | None = None) -> InferenceServiceStatus:
+    """Return the status after a decision of the autoscaler was carried out."""
+    world = serving(autoscaling=autoscaling or TO_ZERO)
+    world.scaling = ScalingSeen(desired, reason, "so it is")
+    return world.settle()
+
+
+def woken() -> InferenceServiceStatus:
+    """Return the status when the first request after a scale to zero has come."""
+    world = serving(autoscaling=TO_ZERO)
+    world.scaling = ScalingSeen(0, "Idle", "nobody asks")
+    world.settle()
+    world.scaling = ScalingSeen(1, "WokenUp", "1 request waits")
+    plan = world.plan()
+    world.status = plan.status
+    return world.plan().status
+
+
 Case = tuple[ConditionType, str, Callable[[], InferenceServiceStatus], str]
 CASES: dict[Reason, Case] = {
     Reason.SERVING: ("Ready", "True", lambda: serving().settle(), "http://qwen.ns.svc.cluster.local"),
@@ -181,6 +202,16 @@ CASES: dict[Reason, Case] = {
     Reason.WAITING_FOR_MODEL: ("EngineReady", "False", lambda: seen(spec=CLAIM), "engines wait for the model"),
     Reason.ROLLING_OUT: ("Progressing", "True", rollout, "1 of 1 engines run the new settings"),
     Reason.SCALING: ("Progressing", "True", seen, "0 engines exist, 1 are wanted"),
+    Reason.SCALED_BY_DEMAND: ("ScalingActive", "True", lambda: scaled("Steady", 1), "follows the demand"),
+    Reason.IDLE: ("Ready", "True", lambda: scaled("Idle", 0), "waits for an engine to start"),
+    Reason.WAKING: ("Ready", "True", woken, "0 of 1 engines ready"),
+    Reason.AT_MAXIMUM: ("ScalingActive", "True", lambda: scaled("AtMaximum", 4), "4 engines are wanted: so it is"),
+    Reason.AT_QUOTA: ("ScalingActive", "True", lambda: scaled("AtQuota", 2), "2 engines are wanted: so it is"),
+    Reason.ADVISED: ("ScalingActive", "True",
+        lambda: scaled("Steady", 3, {"max": 4, "mode": "Advisory"}), "3 engines would be wanted"),
+    Reason.SCALED_OUTSIDE: ("ScalingActive", "True",
+        lambda: scaled("", 1, {"mode": "External"}), "scale subresource"),
+    Reason.SIGNALS_MISSING: ("ScalingActive", "False", lambda: scaled("SignalsMissing", 2), "so it is"),
     Reason.WAITING: ("Progressing", "False", lambda: engines(serving(), **ended(1)), "EngineReady says why"),
     Reason.SCALED_TO_ZERO: ("Ready", "False", lambda: serving(replicas=0).settle(), "set it to 1 or more"),
     Reason.PAUSED: ("Progressing", "False", lambda: seen(spec={"paused": True}), "set it to false"),

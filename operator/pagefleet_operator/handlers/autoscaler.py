@@ -1,0 +1,228 @@
+"""Asks the routers of every service that scales by itself, every two seconds, and decides how many engines it needs.
+
+The reconcile carries it out. What is remembered starts anew with each leader: from the status, and the engines that
+exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pagefleet_protocol.field_errors import InvalidDocument
+from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pydantic import ValidationError
+
+from pagefleet_operator.autoscale.decide import Decision, ScalingReason, decide
+from pagefleet_operator.autoscale.demand import EnginesSeen
+from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
+from pagefleet_operator.autoscale.router_page import read_router_page
+from pagefleet_operator.autoscale.signals import FleetSignals, FleetWindow
+from pagefleet_operator.autoscale.state import ScalingState, begin
+from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
+from pagefleet_operator.handlers.pod_http import PodHttp
+from pagefleet_operator.plan.autoscaling import wanted_engines
+from pagefleet_operator.plan.objects.names_and_labels import names_of
+from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
+
+_LOG = logging.getLogger(__name__)
+PERIOD_S = 2.0
+AT_A_TIME = 16
+TELL_S = 30.0
+"""Between two looks of the reconcile at numbers that lead to the same decision."""
+_ENDED = ("Failed", "Succeeded")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingGauge:
+    """What metrics say of one service."""
+
+    key: Key
+    desired: int
+    current: int
+    age_s: float
+    """Of the oldest word of a router; infinite: one never spoke."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One service that scales by itself."""
+
+    document: bytes
+    uid: str
+    service: InferenceService
+    policy: ScalingPolicy
+    window: FleetWindow = field(default_factory=FleetWindow)
+    state: ScalingState | None = None
+    decision: Decision | None = None
+    gauge: ScalingGauge | None = None
+    told_at: float = float("-inf")
+
+
+class Autoscaler:
+    """Keeps the last decision for each service."""
+
+    def __init__(
+        self,
+        pods: PodHttp,
+        view: ClusterView,
+        count: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without decisions; `count` is told the reason of each."""
+        self._pods = pods
+        self._view = view
+        self._count = count
+        self._clock = clock
+        self._followed: dict[Key, _Followed] = {}
+
+    def seen(self, key: Key) -> ScalingSeen | None:
+        """Return the last decision for a service; None: there is none, or nobody has asked its routers yet."""
+        followed = self._followed.get(key)
+        if followed is None or followed.decision is None:
+            return None
+        return ScalingSeen(followed.decision.desired, str(followed.decision.reason), followed.decision.message)
+
+    def gauges(self) -> Iterator[ScalingGauge]:
+        """Yield what metrics say."""
+        return (one.gauge for one in tuple(self._followed.values()) if one.gauge is not None)
+
+    def start_over(self) -> None:
+        """Forget everything: another process may have decided meanwhile."""
+        self._followed.clear()
+
+    async def run(self, wake: Callable[[Iterable[Key]], None]) -> None:
+        """Decide for ever; `wake` gets the services whose decision changed."""
+        while True:
+            started = self._clock()
+            wake(await self.look())
+            await asyncio.sleep(max(0.1, PERIOD_S - (self._clock() - started)))
+
+    async def look(self) -> Sequence[Key]:
+        """Ask and decide once for every service; returns those to be reconciled because of it."""
+        changed: list[Key] = []
+        limit = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(key: Key, followed: _Followed) -> None:
+            async with limit:
+                if await self._decide(key, followed):
+                    changed.append(key)
+
+        async with asyncio.TaskGroup() as group:
+            for key, followed in self._follow():
+                group.create_task(one(key, followed))
+        return changed
+
+    def _follow(self) -> list[tuple[Key, _Followed]]:
+        """Return the services that scale by themselves now, and forget others."""
+        found: dict[Key, _Followed] = {}
+        for key in self._view.services():
+            stored = self._view.service(key)
+            if stored is None or stored.deleting or b'"autoscaling"' not in stored.document:
+                continue
+            followed = self._followed.get(key)
+            if followed is None or (followed.uid, followed.document) != (stored.uid, stored.document):
+                followed = _renewed(stored, followed)
+            if followed is not None:
+                found[key] = followed
+        self._followed = found
+        return [(key, one) for key, one in found.items() if not one.service.spec.paused]
+
+    async def _decide(self, key: Key, followed: _Followed) -> bool:
+        routers = [pod for pod in self._view.pods(key) if pod.component == "router" and _runs(pod)]
+        pages = await asyncio.gather(*(self._pods.router_page(pod.ip) for pod in routers))
+        now = self._clock()
+        for pod, page in zip(routers, pages, strict=True):
+            reading = read_router_page(page) if page is not None else None
+            if reading is not None:
+                followed.window.add(pod.name, reading, now)
+        signals = followed.window.signals([pod.name for pod in routers], now)
+        stored = self._view.service(key)
+        if stored is None:
+            return False
+        deployment = self._view.child(key, stored.uid, ("Deployment", names_of(followed.service).engine))
+        body = deployment.body if deployment is not None and deployment.ours else {}
+        engines = engines_seen(self._view.pods(key), body)
+        if followed.state is None:
+            deployed = (body.get("spec") or {}).get("replicas")
+            desired = wanted_engines(followed.service, _status(stored), None, deployed)
+            followed.state = begin(desired, now)
+        return self._take(key, followed, signals, engines, now)
+
+    def _take(self, key: Key, followed: _Followed, signals: FleetSignals, engines: EnginesSeen, now: float) -> bool:
+        assert followed.state is not None, "it was begun"
+        before = followed.decision
+        decision = decide(followed.policy, signals, engines, followed.state, now)
+        followed.state, followed.decision = decision.state, decision
+        followed.gauge = ScalingGauge(key, decision.desired, engines.count, signals.age_s)
+        self._count(str(decision.reason))
+        if before is not None and before.desired != decision.desired:
+            _LOG.info(
+                "%s/%s: from %d to %d engines, %s: %s",
+                *key, before.desired, decision.desired, decision.reason, decision.message,
+            )  # fmt: skip
+        if _news(before, decision) or (now - followed.told_at >= TELL_S and before != decision):
+            followed.told_at = now
+            return True
+        return False
+
+
+def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any]) -> EnginesSeen:
+    """Return the engines that exist.
+
+    Args:
+        pods: of one service.
+        deployment: of its engines, as the API server has it; empty where there is none.
+    """
+    engines = [pod for pod in pods if pod.component == "engine" and not pod.deleting and pod.phase not in _ENDED]
+    ready = [pod for pod in engines if pod.ready]
+    conditions = (deployment.get("status") or {}).get("conditions") or ()
+    refused = any(one.get("type") == "ReplicaFailure" and one.get("status") == "True" for one in conditions)
+    wanted = (deployment.get("spec") or {}).get("replicas") or 0
+    starts = [(pod.turned - pod.created).total_seconds() for pod in ready if pod.turned and pod.created]
+    return EnginesSeen(
+        ready=len(ready),
+        warming=len(engines) - len(ready),
+        refused=max(0, wanted - len(engines)) if refused else 0,
+        # One that was ready, failed and came back seems to have taken longer.
+        start_up_s=max(0.0, min(starts)) if starts else None,
+    )
+
+
+def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | None:
+    """Return a service as it is written now, with what was remembered of it; None: it does not scale by itself."""
+    try:
+        service = parse_inference_service(msgspec.json.decode(stored.document))
+    except InvalidDocument:
+        return before  # what ran before the edit goes on, by the rules before
+    scaling = service.spec.autoscaling
+    if scaling is None or scaling.mode == "External":
+        return None
+    followed = _Followed(stored.document, stored.uid, service, scaling_policy(scaling))
+    same = before is not None and before.uid == stored.uid and before.service.spec.autoscaling is not None
+    if before is not None and same and before.service.spec.autoscaling.mode == scaling.mode:  # type: ignore[union-attr]
+        followed.window, followed.state, followed.decision = before.window, before.state, before.decision
+    return followed
+
+
+def _status(stored: StoredService) -> InferenceServiceStatus | None:
+    try:
+        return InferenceServiceStatus.model_validate_json(stored.status)
+    except ValidationError:
+        return None
+
+
+def _runs(pod: PodSeen) -> bool:
+    """Return whether a router is to be asked: one without an engine is not ready, and holds requests all the same."""
+    return bool(pod.ip) and not pod.deleting and pod.phase == "Running"
+
+
+def _news(before: Decision | None, after: Decision) -> bool:
+    missing = ScalingReason.SIGNALS_MISSING
+    return before is None or before.desired != after.desired or (before.reason == missing) != (after.reason == missing)
