@@ -20,15 +20,16 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from pagefleet_router.config import PolicyName
+
 from bench.fleet_sim.engine import EngineModel
 from bench.fleet_sim.ours import OurRouter
 from bench.fleet_sim.outcome import Outcome, outcome_of
 from bench.fleet_sim.peers import PEERS
 from bench.fleet_sim.plot import plot_rates, plot_traces
-from bench.fleet_sim.run import Fleet, Simulation, SimRouter
+from bench.fleet_sim.run import Fleet, SimRouter, Simulation
 from bench.fleet_sim.traces import TRACES
 from bench.report import write_report
-from pagefleet_router.config import PolicyName
 
 NUM_ENGINES = 8
 WARM_UP = 0.3
@@ -42,7 +43,14 @@ OURS: dict[str, tuple[PolicyName, bool]] = {
     "round-robin": ("round-robin", False),
 }
 """Policy, and whether engines publish events."""
-SWEEP = ("auto, KV events", "auto, approximate", "llm-d precise", "llm-d approximate", "SGLang cache_aware", "least-load")
+SWEEP = (
+    "auto, KV events",
+    "auto, approximate",
+    "llm-d precise",
+    "llm-d approximate",
+    "SGLang cache_aware",
+    "least-load",
+)
 SWEEP_RATES = (6.0, 8.0, 10.0, 12.0, 13.0, 14.0, 16.0)
 
 

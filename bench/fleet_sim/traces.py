@@ -50,9 +50,7 @@ def one_prompt(rng: random.Random, rate: float, duration: float) -> Trace:
     return [(at, Job([*system, *texts.blocks(rng.uniform(200, 1_500))], 200)) for at in poisson(rng, rate, duration)]
 
 
-def conversation(
-    texts: Texts, system: Sequence[int], turns: Sequence[tuple[float, int, float]], session: int
-) -> Job:
+def conversation(texts: Texts, system: Sequence[int], turns: Sequence[tuple[float, int, float]], session: int) -> Job:
     """Return the first of some turns (new tokens, answer tokens, seconds before the next)."""
     first = last = None
     history = list(system)
@@ -87,7 +85,7 @@ def chats(rng: random.Random, rate: float, duration: float) -> Trace:
 
 
 def agents(rng: random.Random, rate: float, duration: float) -> Trace:
-    """Agents: 8,000 tokens of tools and instructions shared by four kinds, then 8 to 25 calls of tools, contexts to 60k."""
+    """Agents: four kinds, each with 8,000 tokens of tools and instructions, then 8 to 25 calls; contexts to 60k."""
     texts = Texts(rng)
     systems = [texts.blocks(8_000) for _ in range(4)]
     numbers = itertools.count()

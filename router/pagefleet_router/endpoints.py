@@ -59,7 +59,8 @@ class EngineView:
     @property
     def num_requests(self) -> float:
         """Requests that the engine has now, as far as we know."""
-        return self.tally.num_requests + (self.load.num_foreign if self.load is not None else 0.0)
+        load = self.load
+        return self.tally.num_requests if load is None else self.tally.num_requests + load.num_foreign
 
     @property
     def kv_usage(self) -> float:

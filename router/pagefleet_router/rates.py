@@ -31,21 +31,15 @@ class Estimate:
         prior: what the siblings of this engine showed.
     """
 
-    __slots__ = ("_at", "_evidence", "_log", "_prior", "_value")
+    __slots__ = ("_at", "_evidence", "_log", "_prior", "value")
 
     def __init__(self, start: float, prior: Estimate | None = None) -> None:
-        self._value = start if prior is None else prior.value
+        self.value: float = start if prior is None else prior.value
+        """As of the last `observe` or `refresh`: finite and above zero."""
         self._prior = prior
-        self._log = math.log(self._value)
+        self._log = math.log(self.value)
         self._evidence = 0.0
         self._at = 0.0
-
-    @property
-    def value(self) -> float:
-        """The estimate as of the last `observe` or `refresh`: finite and above zero."""
-        if self._evidence or self._prior is None:
-            return self._value
-        return self._prior.value
 
     @property
     def is_learned(self) -> bool:
@@ -83,7 +77,7 @@ class Estimate:
         if self._prior is not None:
             weight = self._evidence + _START_EVIDENCE
             log = (log * self._evidence + math.log(self._prior.value) * _START_EVIDENCE) / weight
-        self._value = math.exp(min(max(log, -20.0), 20.0))
+        self.value = math.exp(min(max(log, -20.0), 20.0))
 
 
 class EngineRates:
@@ -96,14 +90,13 @@ class EngineRates:
     __slots__ = ("_generated", "_generated_at", "decode", "overhead", "prefill", "request_seconds")
 
     def __init__(self, siblings: EngineRates | None = None) -> None:
-        known = siblings
-        self.prefill = Estimate(10_000.0, known and known.prefill)
+        self.prefill: Estimate = Estimate(10_000.0, None if siblings is None else siblings.prefill)
         """Uncached prompt tokens a second. The start is near llm-d's default for an unknown engine (15,928)."""
-        self.overhead = Estimate(0.02, known and known.overhead)
+        self.overhead: Estimate = Estimate(0.02, None if siblings is None else siblings.overhead)
         """Seconds to the first token of a prompt that needs next to no computation."""
-        self.decode = Estimate(100_000.0, known and known.decode)
-        """Tokens a second that it generates for all its requests together; so many that they cost nothing until that is learned."""
-        self.request_seconds = Estimate(2.0, known and known.request_seconds)
+        self.decode: Estimate = Estimate(100_000.0, None if siblings is None else siblings.decode)
+        """Tokens a second that it generates for all requests together: so many that they cost nothing, until learned."""
+        self.request_seconds: Estimate = Estimate(2.0, None if siblings is None else siblings.request_seconds)
         """How long a request takes from its sending to its end."""
         self._generated: float | None = None
         self._generated_at = 0.0

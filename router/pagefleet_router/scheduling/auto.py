@@ -23,11 +23,11 @@ from pagefleet_router.scheduling.rendezvous import home
 from pagefleet_router.scheduling.shortlist import LARGE_FLEET, shortlist
 
 COLD_SHARE = 0.25
-"""A prompt of which nobody has this share is cold: its prefix, which others may share, gets a place for the first time."""
-COLD_SLACK_TOKENS = 65_536
-"""Costs as close as this many tokens count as equal for a cold prompt: then the engine gets it that has the most room and
-was sent the least. Where a prefix lives counts for longer than one answer (llm-d's no-hit-LRU has the same aim); with 256
-tokens, `bench/router_sim.py` loses 3 % of its hits at the edge of capacity."""
+"""A prompt of which nobody has this share is cold: its prefix, which others may share, gets its first place."""
+COLD_RATIO = 2.0
+"""Costs up to this many times the lowest count as equal for a cold prompt: the engine that has the most room and was
+sent the least gets it. Where a prefix lives counts for longer than one answer (llm-d's no-hit-LRU has the same aim);
+without it `bench/router_sim.py` loses 3 % of its hits at the edge of capacity."""
 
 
 class Auto:
@@ -82,7 +82,7 @@ class Auto:
     def _pick_cold(self, engines: Sequence[EngineView], costs: Sequence[float], now: float) -> EngineView:
         """Return the engine with the least KV in use and the smallest share of requests, present and recent."""
         total = sum(one.num_requests + one.tally.settle(now) for one in engines) + 1.0
-        slack = COLD_SLACK_TOKENS / engines[0].rates.prefill.value
+        slack = (COLD_RATIO - 1.0) * min(costs)
         return pick_lowest_then(
             engines, costs, lambda one: one.kv_usage + (one.num_requests + one.tally.settle(now)) / total, slack
         )
@@ -99,7 +99,9 @@ class Auto:
         bounds = bounds_of(engines, now)
         costs = []
         for engine, hit in zip(engines, cached, strict=True):
-            cost = predicted_seconds(engine, tokens, hit, now) + crowding_seconds(engine, tokens, bounds, now)
+            cost = predicted_seconds(engine, tokens, hit, now)
+            if engine.num_requests > bounds.requests or engine.tally.settle(now) > bounds.recent:
+                cost += crowding_seconds(engine, tokens, bounds)
             if own is not None and engine is not own:
                 cost += RECOMPUTE * SESSION_TOKENS / engine.rates.prefill.value
             costs.append(cost)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 from pagefleet_router.endpoints import EngineView
 
-RECOMPUTE = 2.0
+RECOMPUTE = 6.0
 """What a token costs that this request makes the engine compute, beside one that waits before it. It delays whoever
-comes next, and pushes as much of other prefixes out of a full cache. In `bench/router_sim.py` 1 copies prefixes to more
-engines than their caches hold, and 16 lets whoever was there first be crowded (agents: TTFT p90 0.57 s -> 0.78 s)."""
+comes next, pushes other prefixes out of a full cache, and from then on two engines share the prefix. In
+`bench/router_sim.py` 1 copies prefixes to more engines than their caches hold; 16 crowds those who were first."""
 SESSION_TOKENS = 256
 """Tokens of a session that its engine has and no index knows: the last answer, pictures."""
 CROWD_RATIO = 1.5
-CROWD_SLACK = 4.0
+CROWD_SLACK = 8.0
 """An engine is crowded with more than CROWD_RATIO x the mean + CROWD_SLACK requests, and then no cache makes up for it:
 consistent hashing with bounded loads has the same rule (Mirrokni, Thorup, Zadimoghaddam, arXiv 1608.01350). With 1.25,
 which KubeAI has, prefixes are copied more than pays where KV is short (`bench/router_sim.py`)."""
@@ -27,7 +27,7 @@ ANSWER_TOKENS = 512
 """KV that an answer is expected to need beside its prompt's."""
 NEGLIGIBLE = 0.1
 LEAST_FREE = 0.1
-"""Where KV is fuller the wait grows no more: with 0.01 prefixes flee from full engines to others, which are full then."""
+"""Where KV is fuller the wait grows no more: with 0.01 prefixes flee from full engines to others, and fill those."""
 SLOW_START_S = 20.0
 SLOW_START_MOST = 10.0
 """A new engine counts as ten times slower at first (Envoy's least weight in its slow start is 10 % too), and less so
@@ -89,14 +89,12 @@ def place_seconds(engine: EngineView, count: float) -> float:
         return 0.0
     places = max(count, 1.0) / busy
     free = max(1.0 - busy, LEAST_FREE)
-    wait = min(busy, 1.0) ** sqrt(2.0 * (places + 1.0)) / free
+    wait = math.pow(min(busy, 1.0), math.sqrt(2.0 * (places + 1.0))) / free
     return engine.rates.request_seconds.value / places * (wait + max(count - places, 0.0))
 
 
-def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds, now: float) -> float:
-    """Return what is added where an engine has too much: all that its cache would save, and more the more crowded."""
-    whole = RECOMPUTE * tokens / engine.rates.prefill.value + engine.rates.overhead.value
-    excess = engine.num_requests - bounds.requests
-    if excess > 0:
-        return whole + excess * engine.rates.overhead.value
-    return whole if engine.tally.settle(now) > bounds.recent else 0.0
+def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds) -> float:
+    """Return what is added where an engine is over a bound: all that its cache would save, and a bit per request."""
+    overhead = engine.rates.overhead.value
+    excess = max(engine.num_requests - bounds.requests, 0.0)
+    return RECOMPUTE * tokens / engine.rates.prefill.value + overhead * (1.0 + excess)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagefleet_router.endpoints import EngineView
+from pagefleet_router.prefix.knowledge import PrefixKnowledge
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.auto import Auto
 from pagefleet_router.scheduling.cost import CROWD_RATIO, CROWD_SLACK
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
 from pagefleet_router.scheduling.rendezvous import ranked
-from pagefleet_router.prefix.knowledge import PrefixKnowledge
 
 
 def uncrowded(engines: Sequence[EngineView]) -> list[EngineView]:
