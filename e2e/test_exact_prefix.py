@@ -1,0 +1,146 @@
+"""Three engines behind two routers: both know what an engine has cached, until it is lost, and for its tenant only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from pagefleet_protocol import headers
+from pagefleet_protocol.handoff import CACHE_SALT, tenant_salt
+
+from e2e.fleet_process import SERVICE, FleetProcess
+from tests.fakes.fleet_processes import all_gone
+
+pytestmark = pytest.mark.fleet
+
+BLOCK = 16
+RED, BLUE = "sk-of-the-red-tenant", "sk-of-the-blue-tenant"
+KEYS = f"{RED} tenant=red\n{BLUE} tenant=blue\n"
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an answer says of itself."""
+
+    engine: str
+    prompt_tokens: int
+    cached_tokens: int
+    expected_tokens: dict[str, int]
+    """Cached tokens that the router expected, by engine."""
+
+    @property
+    def full(self) -> int:
+        """Cached tokens where everything is cached that can be."""
+        return (self.prompt_tokens - 1) // BLOCK * BLOCK
+
+
+def document(name: str) -> str:
+    """Return a prompt that shares no block with others, and is long enough for routers to tokenize it."""
+    return " ".join(f"{name} {number} says what a page fleet is, and what it is not." for number in range(45))
+
+
+def ask(url: str, prompt: str, key: str = RED, **more: str) -> Answered:
+    reply = httpx.post(
+        f"{url}/v1/completions",
+        json={"model": SERVICE, "prompt": prompt, "max_tokens": 2, "temperature": 0},
+        headers={"authorization": f"Bearer {key}", headers.EXPLAIN: "1", **more},
+        timeout=60,
+    )
+    assert reply.status_code == 200, reply.text
+    usage: dict[str, Any] = reply.json()["usage"]
+    rows = json.loads(reply.headers[headers.EXPLAIN])
+    return Answered(
+        reply.headers[headers.ENGINE_ID],
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+        {row["engine"]: row["cached_tokens"] for row in rows},
+    )
+
+
+def urls(fleet: FleetProcess) -> tuple[str, str]:
+    """Return the routers' addresses."""
+    found = [
+        next(
+            line for line in fleet.output.splitlines() if f"{SERVICE}-router-{number} " in line and "listening" in line
+        )
+        for number in (0, 1)
+    ]
+    first, second = (line.partition("listening on ")[2].partition(",")[0] for line in found)
+    return first, second
+
+
+def follows(fleet: FleetProcess, engines: int) -> bool:
+    """Whether both routers hear what so many engines have cached."""
+    name = "pagefleet_router_kv_engines_followed"
+    return fleet.serves(engines) and all(fleet.metrics(url).get(name) == engines for url in urls(fleet))
+
+
+def known_blocks(fleet: FleetProcess, url: str) -> float:
+    return fleet.metrics(url)["pagefleet_router_kv_blocks"]
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    folder = tmp_path_factory.mktemp("trio")
+    (folder / "keys").write_text(KEYS)
+    environment = {"PAGEFLEET_ROUTER_API_KEY_FILE": str(folder / "keys")}
+    router = {"replicas": 2, "explain": True}
+    with FleetProcess(folder, environment=environment, replicas=3, router=router) as fleet:
+        fleet.until(lambda: follows(fleet, 3) and fleet.output.count("tokenizer") == 2, PATIENCE_S)
+        yield fleet
+
+
+def tell(fleet: FleetProcess, url: str, other: str, prompts: Sequence[str]) -> list[Answered]:
+    """Ask one router, and wait until the other one has heard of everything."""
+    before = known_blocks(fleet, other)
+    answers = [ask(url, prompt) for prompt in prompts]
+    more = sum(one.prompt_tokens // BLOCK for one in answers)
+    fleet.until(lambda: known_blocks(fleet, other) >= before + more)
+    return answers
+
+
+def test_a_router_finds_what_came_through_the_other(trio: FleetProcess) -> None:
+    first, second = urls(trio)
+    prompts = [document(f"Page {letter}") for letter in "ABCDEFGHI"]
+    told = tell(trio, first, second, prompts)
+    assert len({one.engine for one in told}) == 3
+    again = [ask(second, prompt) for prompt in prompts]
+    assert [one.engine for one in again] == [one.engine for one in told]
+    assert [one.cached_tokens for one in again] == [one.full for one in told]
+    assert all(one.full > 500 for one in told)
+    assert [one.expected_tokens[one.engine] for one in again] == [one.full for one in told]
+
+
+def test_what_an_engine_had_is_forgotten_with_it(trio: FleetProcess) -> None:
+    routers = first, second = urls(trio)
+    prompts = [document(f"Lost {letter}") for letter in "ABCD"]
+    told = tell(trio, first, second, prompts)
+    victim = Counter(one.engine for one in told).most_common(1)[0][0]
+    lost = [prompt for prompt, one in zip(prompts, told, strict=True) if one.engine == victim][:2]
+    server, core = trio.pids()[victim], trio.core_pid(victim)
+    os.kill(server, signal.SIGKILL)
+    assert all_gone([server, core])
+    trio.until(lambda: trio.pids().get(victim, server) != server and follows(trio, 3), PATIENCE_S)
+    answers = [ask(url, prompt) for url, prompt in zip(routers, lost, strict=True)]
+    assert [one.cached_tokens for one in answers] == [0, 0]
+    assert [set(one.expected_tokens.values()) for one in answers] == [{0}, {0}]
+
+
+def test_tenants_share_no_cache_and_a_forged_salt_changes_nothing(trio: FleetProcess) -> None:
+    first, second = urls(trio)
+    prompt = document("Secret")
+    (told,) = tell(trio, first, second, [prompt])
+    other = ask(first, prompt, BLUE, **{CACHE_SALT: tenant_salt("red")})
+    assert (other.cached_tokens, set(other.expected_tokens.values())) == (0, {0})
+    again = ask(first, prompt, BLUE, **{CACHE_SALT: "t-of-its-own"})
+    assert (again.engine, again.cached_tokens) == (other.engine, other.full)
+    mine = ask(second, prompt, RED)
+    assert (mine.engine, mine.cached_tokens) == (told.engine, told.full)
