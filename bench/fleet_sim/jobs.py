@@ -1,4 +1,4 @@
-"""What the simulated clients ask for. A prompt is a list of block keys: equal keys stand for equal tokens up to there."""
+"""What the simulated clients ask for. Prompts are lists of block keys: an equal key means equal tokens up to there."""
 
 from __future__ import annotations
 

@@ -196,8 +196,12 @@ def _rates(engines: Sequence[EngineView]) -> Iterator[Metric]:
     now = time.monotonic()
     for model, its in by_model.items():
         waiting.add_metric((model,), sum(engine.tally.queued(now) for engine in its))
-        prefill.add_metric((model,), fmean(engine.rates.prefill.value for engine in its))
-        decode.add_metric((model,), fmean(engine.rates.decode.value for engine in its))
+        for family, rates in (
+            (prefill, [engine.rates.prefill for engine in its if engine.rates.prefill.is_learned]),
+            (decode, [engine.rates.decode for engine in its if engine.rates.decode.is_learned]),
+        ):
+            if rates:
+                family.add_metric((model,), fmean(rate.value for rate in rates))
     yield from (waiting, prefill, decode)
 
 

@@ -95,7 +95,7 @@ class EngineRates:
         self.overhead: Estimate = Estimate(0.02, None if siblings is None else siblings.overhead)
         """Seconds to the first token of a prompt that needs next to no computation."""
         self.decode: Estimate = Estimate(100_000.0, None if siblings is None else siblings.decode)
-        """Tokens a second that it generates for all requests together: so many that they cost nothing, until learned."""
+        """Tokens a second that it generates for all requests together: too many to cost anything, until learned."""
         self.request_seconds: Estimate = Estimate(2.0, None if siblings is None else siblings.request_seconds)
         """How long a request takes from its sending to its end."""
         self._generated: float | None = None
