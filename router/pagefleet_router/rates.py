@@ -31,15 +31,19 @@ class Estimate:
         prior: what the siblings of this engine showed.
     """
 
-    __slots__ = ("_at", "_evidence", "_log", "_prior", "value")
+    __slots__ = ("_at", "_evidence", "_log", "_prior", "_value")
 
     def __init__(self, start: float, prior: Estimate | None = None) -> None:
-        self.value: float = start if prior is None else prior.value
-        """As of the last `observe` or `refresh`: finite and above zero."""
+        self._value = start if prior is None else prior.value
         self._prior = prior
-        self._log = math.log(self.value)
+        self._log = math.log(self._value)
         self._evidence = 0.0
         self._at = 0.0
+
+    @property
+    def value(self) -> float:
+        """The estimate, finite and above zero; without samples of its own, that of the siblings."""
+        return self._value if self._evidence or self._prior is None else self._prior.value
 
     @property
     def is_learned(self) -> bool:
@@ -77,7 +81,7 @@ class Estimate:
         if self._prior is not None:
             weight = self._evidence + _START_EVIDENCE
             log = (log * self._evidence + math.log(self._prior.value) * _START_EVIDENCE) / weight
-        self.value = math.exp(min(max(log, -20.0), 20.0))
+        self._value = math.exp(min(max(log, -20.0), 20.0))
 
 
 class EngineRates:
@@ -87,7 +91,7 @@ class EngineRates:
         siblings: what the engines of its model have in common.
     """
 
-    __slots__ = ("_generated", "_generated_at", "decode", "overhead", "prefill", "request_seconds")
+    __slots__ = ("_generated", "_generated_at", "_siblings", "decode", "overhead", "prefill", "request_seconds")
 
     def __init__(self, siblings: EngineRates | None = None) -> None:
         self.prefill: Estimate = Estimate(10_000.0, None if siblings is None else siblings.prefill)
@@ -98,6 +102,7 @@ class EngineRates:
         """Tokens a second that it generates for all requests together: too many to cost anything, until learned."""
         self.request_seconds: Estimate = Estimate(2.0, None if siblings is None else siblings.request_seconds)
         """How long a request takes from its sending to its end."""
+        self._siblings = siblings
         self._generated: float | None = None
         self._generated_at = 0.0
 
@@ -115,9 +120,14 @@ class EngineRates:
             self.prefill.observe(num_tokens / max(seconds - self.overhead.value, 0.5 * seconds), now)
 
     def whole(self, num_tokens: int, seconds: float, now: float) -> None:
-        """Learn from an answer that came as a whole: it says something only where it came sooner than expected."""
-        if seconds < self.overhead.value + num_tokens / self.prefill.value:
-            self.first_byte(num_tokens, seconds, now)
+        """Learn from an answer that came as a whole: it says something only where it came sooner than expected.
+
+        That is a lower bound and scatters, so that it teaches what the engines have in common: engines must not look
+        different for it.
+        """
+        common = self._siblings or self
+        if seconds < common.overhead.value + num_tokens / common.prefill.value:
+            common.first_byte(num_tokens, seconds, now)
 
     def finished(self, seconds: float, now: float) -> None:
         """Learn from a request that was answered."""
