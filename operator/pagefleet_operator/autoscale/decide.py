@@ -167,20 +167,26 @@ def _by_demand(
 ) -> Decision:
     tempo = policy.tempo
     asked = _asked(policy, signals, engines, state, now)
-    horizon = now - max(tempo.down_window, tempo.trend_window)
+    horizon = now - max(tempo.up_window + 60, tempo.down_window, tempo.trend_window)
     kept = tuple(one for one in state.history if one.at > horizon)
     history = (*kept, Moment(now, asked.load, asked.up, asked.down))
     state = replace(state, history=history)
-    short = min(one.up for one in history if one.at > now - tempo.panic_window)
+    short = _lasting(state, tempo.panic_window, now)
     panics = short > state.desired and short >= tempo.panic_factor * max(1, engines.ready)
     if panics:
         state = replace(state, panicked_at=now)
-    lasting = min(one.up for one in history if one.at > now - tempo.up_window)
+    lasting = _lasting(state, tempo.up_window, now)
     wanted = short if panics else asked.up if asked.late else lasting
     numbers = asked.strongest.because if asked.strongest else "nothing is asked for"
     if wanted > state.desired:
         return _raise(policy, state, _Step(wanted, engines.ready, panics, asked.late), numbers, now)
     return _lower(policy, state, asked, numbers, now)
+
+
+def _lasting(state: ScalingState, window_s: float, now: float) -> int:
+    """Return what was asked for all the time of a window; what was not seen asked for no more than there is."""
+    least = min(one.up for one in state.history if one.at >= now - window_s)
+    return least if state.history[0].at <= now - window_s else min(least, state.desired)
 
 
 def _asked(
@@ -232,7 +238,7 @@ def _raise(policy: ScalingPolicy, state: ScalingState, step: _Step, numbers: str
 
 def _lower(policy: ScalingPolicy, state: ScalingState, asked: _Asked, numbers: str, now: float) -> Decision:
     tempo = policy.tempo
-    needed, _ = _limited(policy, state, max(one.down for one in state.history if one.at > now - tempo.down_window))
+    needed, _ = _limited(policy, state, max(one.down for one in state.history if one.at >= now - tempo.down_window))
     lowest, limit = _limited(policy, state, asked.down)
     if needed >= state.desired or lowest >= state.desired:
         if needed > lowest and lowest < state.desired:
