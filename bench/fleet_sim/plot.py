@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_rates(sweep: Mapping[str, Any], path: Path) -> None:
@@ -21,7 +24,7 @@ def plot_rates(sweep: Mapping[str, Any], path: Path) -> None:
     left.set(yscale="log", xlabel="requests/s", ylabel="TTFT p90, s")
     right.set(xlabel="requests/s", ylabel="prompt tokens from a cache, %")
     right.legend(fontsize=7)
-    figure.savefig(path, metadata={"Date": None})
+    _save(figure, path)
 
 
 def plot_traces(traces: Mapping[str, Any], path: Path) -> None:
@@ -38,4 +41,12 @@ def plot_traces(traces: Mapping[str, Any], path: Path) -> None:
         axis.tick_params(labelsize=6)
     for axis in list(figure.axes)[len(traces) :]:
         axis.set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a figure; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pagefleet"}):
+        figure.savefig(path, metadata={"Date": None})
