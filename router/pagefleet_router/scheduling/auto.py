@@ -100,7 +100,10 @@ class Auto:
         costs = []
         for engine, hit in zip(engines, cached, strict=True):
             cost = predicted_seconds(engine, tokens, hit, now)
-            if engine.num_requests > bounds.requests or engine.tally.settle(now) > bounds.recent:
+            # What is not decayed is an upper bound of what is.
+            if engine.num_requests > bounds.requests or (
+                engine.tally.recent > bounds.recent and engine.tally.settle(now) > bounds.recent
+            ):
                 cost += crowding_seconds(engine, tokens, bounds)
             if own is not None and engine is not own:
                 cost += RECOMPUTE * SESSION_TOKENS / engine.rates.prefill.value

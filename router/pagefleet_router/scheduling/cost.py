@@ -82,7 +82,7 @@ def place_seconds(engine: EngineView, count: float) -> float:
     Sakasegawa's approximation (1977): next to nothing at half of the KV, the time of several requests when it is full.
     """
     facts = engine.facts
-    busy = engine.kv_usage
+    busy = engine.kv_usage if engine.load is not None else 0.0
     if facts is not None:
         busy = max(busy, count / facts.max_num_seqs)
     if busy < NEGLIGIBLE:
