@@ -45,6 +45,10 @@ def of_router() -> str:
     metrics.finished("/v1/models", 200, 0.1)
     metrics.retries["refused"] += 1
     metrics.failures["refused"] += 1
+    metrics.arrivals["m"] += 1
+    metrics.continued["m"] += 1
+    metrics.first_token["m"].observe(0.1)
+    metrics.token_seconds["m"].observe(0.1)
     metrics.include(FleetCaches(RouterConfig(engine=("http://127.0.0.1:1",), model_name="m"), EndpointTable()).collect)
     scene = GateScene(capacity=0, limits=GateLimits(0, 60.0, 0.0, 0))
     scene.come()
