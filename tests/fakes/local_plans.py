@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.workloads import Plan, plan_workloads
@@ -19,9 +20,11 @@ def resolved_of(service: InferenceService, *profiles: dict[str, Any]) -> Resolve
     return found
 
 
-def local_plan(service: InferenceService, *profiles: dict[str, Any], spare_gpu: bool = True) -> Plan:
+def local_plan(
+    service: InferenceService, *profiles: dict[str, Any], spare_gpu: bool = True, scaling: ScalingSeen | None = None
+) -> Plan:
     """The plan of a service whose model lies where its URI says."""
     resolved = resolved_of(service, *profiles)
     uri = resolved.uri
     location = uri.local_path if uri.scheme == "file" else f"{uri.scheme}://{uri.path}"
-    return plan_workloads(service, resolved, location, spare_gpu)
+    return plan_workloads(service, resolved, location, spare_gpu, scaling)

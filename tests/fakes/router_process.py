@@ -12,6 +12,7 @@ import itertools
 import signal
 from pathlib import Path
 
+from pagefleet_protocol import metric_names
 from pagefleet_protocol.endpoints import Endpoint, decode_endpoints
 
 
@@ -35,6 +36,8 @@ class FakeRouter:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.num_running = 0
+        self.num_queued = 0
+        """What its metrics claim; a request for /queue/N sets it."""
         self.turn = itertools.count()
         self.stopping = asyncio.Event()
 
@@ -59,6 +62,11 @@ class FakeRouter:
                 reply = ok(self.arguments.policy.encode())
             elif path == b"/livez":
                 reply = ok(b"")
+            elif path == b"/metrics":
+                reply = ok(self.page())
+            elif path.startswith(b"/queue/"):
+                self.num_queued = int(path.removeprefix(b"/queue/"))
+                reply = ok(b"")
             elif path == b"/readyz":
                 reply = ok(b"") if self.endpoints() else refused()
             else:
@@ -67,6 +75,13 @@ class FakeRouter:
             await writer.drain()
         writer.close()
         self.num_running -= 1
+
+    def page(self) -> bytes:
+        return b"%s 0\n%s %d\n" % (
+            metric_names.ROUTER_ARRIVALS.encode(),
+            metric_names.ROUTER_QUEUED.encode(),
+            self.num_queued,
+        )
 
     async def relay(self, head: bytes) -> bytes:
         for _ in range(5):

@@ -12,6 +12,7 @@ from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.machine import Gpus
 from pagefleet_operator.local.settings import Commands, LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_protocol.fleet_key import read_fleet_key
 
 from tests.fakes.local_plans import local_plan
 
@@ -57,6 +58,27 @@ def test_a_router_listens_where_the_user_said_and_reads_its_endpoints(make_launc
     assert flag(launch.argv, "--endpoints-file").endswith("qwen.endpoints.json")
     assert launch.url == launcher.claim_ports(service)
     assert launcher.launch("qwen", local_plan(service).router, 0).url == launch.url, "the address survives a restart"
+
+
+def test_engines_publish_on_a_pair_of_ports_and_share_a_key_with_routers(
+    make_launcher: MakeLauncher, build: Any
+) -> None:
+    launcher, plan = make_launcher(), local_plan(build())
+    engine, router = launcher.launch("qwen", plan.engine, 0).argv, launcher.launch("qwen", plan.router, 0).argv
+    events, http = int(flag(engine, "--kv-events-port")), int(flag(engine, "--port"))
+    assert http not in (events, events + 1)
+    assert flag(engine, "--fleet-key-file") == flag(router, "--fleet-key-file")
+    assert read_fleet_key(Path(flag(engine, "--fleet-key-file"))).secret
+
+
+@pytest.mark.parametrize(
+    "spec", [{"router": {"kvEvents": False}}, {"engine": {"args": ["--no-enable-prefix-caching"]}}]
+)
+def test_without_kv_events_there_is_no_key(make_launcher: MakeLauncher, build: Any, spec: dict[str, Any]) -> None:
+    launcher, plan = make_launcher(), local_plan(build(**spec))
+    for workload in (plan.engine, plan.router):
+        argv = launcher.launch("qwen", workload, 0).argv
+        assert not {"--kv-events-port", "--fleet-key-file"} & set(argv)
 
 
 def test_cores_are_divided_among_all_engines(make_launcher: MakeLauncher, build: Any) -> None:

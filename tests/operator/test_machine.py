@@ -13,6 +13,7 @@ from pagefleet_operator.local.machine import (
     Ports,
     check_port,
     find_gpus,
+    free_pair,
     free_port,
     num_cores,
     thread_flags,
@@ -128,3 +129,27 @@ def test_this_machine_has_a_core() -> None:
 )
 def test_a_url_can_be_used_on_this_machine(host: str, url: str) -> None:
     assert base_url(host, 80) == url
+
+
+def test_a_pair_of_ports_is_free_and_leaves_the_one_that_is_taken() -> None:
+    for _ in range(50):
+        taken = free_port(LOOPBACK)
+        port = free_pair(LOOPBACK, taken)
+        assert taken not in (port, port + 1)
+        check_port(LOOPBACK, port)
+        check_port(LOOPBACK, port + 1)
+
+
+def test_gpus_are_kept_for_those_to_whom_they_were_promised() -> None:
+    gpus = Gpus(("0", "1", "2", "3", "4"))
+    assert gpus.room("a-engine") == 5
+    gpus.promise({"a-engine": 1, "b-engine": 2})
+    assert (gpus.room("a-engine"), gpus.room("b-engine"), gpus.room("c-engine")) == (3, 4, 2)
+    gpus.claim("a-engine-0", 1)
+    gpus.claim("a-engine-1", 1)
+    assert (gpus.room("a-engine"), gpus.room("b-engine")) == (3, 3)
+    gpus.claim("b-engine-0", 3)
+    assert gpus.room("a-engine") == 2
+    gpus.promise({})
+    gpus.release("b-engine-0")
+    assert gpus.room("a-engine") == 5

@@ -6,7 +6,9 @@ import io
 import threading
 from typing import Any
 
+import pytest
 from pagefleet_operator.local.reporter import LiveReporter, OutputThread, PlainReporter, ServiceView, status_table
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.status import Observation, service_status
 from rich.console import Console
@@ -14,9 +16,10 @@ from rich.console import Console
 from tests.fakes.local_plans import local_plan
 
 
-def view(service: Any, *engines: Instance) -> ServiceView:
+def view(service: Any, *engines: Instance, scaling: ScalingSeen | None = None) -> ServiceView:
     plan = local_plan(service)
-    seen = Observation(engines, (Instance(0, plan.router.revision, State.READY),), 1, url="http://127.0.0.1:8000")
+    routers = (Instance(0, plan.router.revision, State.READY),)
+    seen = Observation(engines, routers, 1, url="http://127.0.0.1:8000", scaling=scaling)
     status = service_status(service, plan, seen, "2026-01-01T00:00:00Z")
     return ServiceView(service.name, status, tuple((f"qwen-engine-{one.number}", one) for one in engines))
 
@@ -41,6 +44,15 @@ def test_the_table_says_state_restarts_and_the_last_words(build: Any) -> None:
     assert "3         model folder missing: /m [bold]" in text
     assert "qwen 1/2: requests are answered at http://127.0.0.1:8000; 1 of 2 engines ready" in text
     assert "qwen: 1 of 2 engines ready; qwen-engine-1 stopped (3 times): model folder missing" in text
+
+
+@pytest.mark.parametrize(("mode", "verb"), [("Internal", "wants"), ("Advisory", "would want")])
+def test_the_table_says_what_the_autoscaler_wants(build: Any, mode: str, verb: str) -> None:
+    service = build(autoscaling={"max": 3, "mode": mode})
+    console = Console(file=io.StringIO(), width=100, record=True)
+    scaling = ScalingSeen(3, "Demand", "9 requests wait")
+    console.print(status_table([view(service, Instance(0, "x", State.READY), scaling=scaling)]))
+    assert f"qwen: {verb} 3 engines (Demand): 9 requests wait" in console.export_text()
 
 
 def test_lines_scroll_above_the_table_unbroken_and_unstyled(build: Any) -> None:

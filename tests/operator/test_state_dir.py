@@ -14,6 +14,7 @@ import pytest
 from pagefleet_operator.errors import StateDirError
 from pagefleet_operator.local.state_dir import StateDir, default_state_dir, start_time
 from pagefleet_protocol.endpoints import Endpoint, decode_endpoints
+from pagefleet_protocol.fleet_key import read_fleet_key
 
 
 @pytest.fixture
@@ -40,6 +41,25 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateDirError, match=r"cannot be written .* choose another with --state-dir"):
         StateDir(tmp_path / "file" / "state")
+
+
+def test_a_fleet_key_is_random_kept_and_for_its_owner_only(tmp_path: Path) -> None:
+    with StateDir(tmp_path) as state:
+        one, other = state.fleet_key_path("one"), state.fleet_key_path("other")
+        key = read_fleet_key(one)
+        assert one.stat().st_mode & 0o777 == 0o600
+        assert key != read_fleet_key(other)
+    with StateDir(tmp_path) as state:
+        assert read_fleet_key(state.fleet_key_path("one")) == key
+        one.write_text("too short")
+        assert read_fleet_key(state.fleet_key_path("one")) != key
+
+
+def test_a_fleet_key_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with StateDir(tmp_path) as state:
+        (tmp_path / "one.fleet-key").mkdir()
+        with pytest.raises(StateDirError, match=r"one\.fleet-key: cannot be written"):
+            state.fleet_key_path("one")
 
 
 def test_endpoints_are_replaced_whole(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
 from pagefleet_operator.plan.verdict import Verdict, find_condition
@@ -25,9 +26,10 @@ def status_of(
     routers: list[Instance] | None = None,
     now: str = NOW,
     model: ModelSeen = HERE,
+    scaling: ScalingSeen | None = None,
 ) -> InferenceServiceStatus:
     """Return the status; revision `new` stands for the wanted one, and a router is ready unless said otherwise."""
-    plan = local_plan(service)
+    plan = local_plan(service, scaling=scaling)
 
     def resolve(instances: list[Instance], revision: str) -> tuple[Instance, ...]:
         return tuple(
@@ -43,6 +45,7 @@ def status_of(
         generation=3,
         model=model,
         url=URL,
+        scaling=scaling,
     )
     return service_status(service, plan, seen, now)
 
@@ -125,6 +128,25 @@ def test_zero_replicas_say_what_to_do(build: Any) -> None:
         "spec.replicas is 0: set it to 1 or more to have requests answered",
     )
     assert status.ready == "0/0"
+
+
+def test_a_service_that_sleeps_and_wakes_is_ready_all_the_while(build: Any) -> None:
+    service = build(autoscaling={"max": 3, "scaleToZero": {"after": 10}})
+    asleep = status_of(service, [], scaling=ScalingSeen(0, "Idle", "nobody asked for 10 s"))
+    assert facts(asleep, "Ready")[:2] == ("True", "Idle")
+    assert facts(asleep, "EngineReady")[:2] == ("True", "Idle")
+    assert facts(asleep, "Degraded")[0] == "False"
+    assert (asleep.ready, asleep.scaling and asleep.scaling.reason) == ("0/0", "Idle")
+    service = service.model_copy(update={"status": asleep})
+    wakes = ScalingSeen(1, "WokenUp", "2 requests wait for an engine")
+    waking = status_of(service, [Instance(0, "new", State.STARTING)], scaling=wakes)
+    assert facts(waking, "Ready")[:2] == ("True", "Waking")
+    assert waking.scaling is not None
+    assert (waking.scaling.desired, waking.scaling.signal) == (1, "2 requests wait for an engine")
+    broken = status_of(service, [Instance(0, "new", State.FAILED, restarts=1, detail="no memory")], scaling=wakes)
+    assert facts(broken, "Ready")[:2] == ("False", "CrashLoop")
+    awake = status_of(service.model_copy(update={"status": waking}), [READY], scaling=wakes)
+    assert facts(awake, "Ready")[:2] == ("True", "Serving")
 
 
 OLD = Instance(0, "old", State.READY, served=True)

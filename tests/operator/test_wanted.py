@@ -74,6 +74,9 @@ def test_a_secret_of_a_cluster_is_a_variable_here(document: Any) -> None:
             ["spec.router.auth (routers ask for keys where P"],
         ),
         ({"router": {"resources": {"cpu": 1}}}, ["spec.router.resources"]),
+        ({"autoscaling": {"max": 3}}, []),
+        ({"autoscaling": {"max": 3, "mode": "Advisory"}, "replicas": 2}, []),
+        ({"autoscaling": {"mode": "External"}}, ["spec.autoscaling (mode External: nobody scales here, spec.replicas"]),
         (
             {
                 "expose": {"type": "Ingress", "host": "a.b"},
@@ -99,3 +102,11 @@ def test_gpus_that_are_not_there_are_told_with_the_count(document: Any) -> None:
     assert "2 GPUs are asked for (a 2) and this machine has 1; lower replicas" in missing
     (absent,) = check_gpus(wanted, 0)
     assert "this machine has no GPU; set it to 0 to compute on the CPU" in absent
+
+
+def test_gpus_have_to_be_there_for_the_least_engines_only(document: Any) -> None:
+    scaled = {"resources": {"gpus": 1}, "autoscaling": {"min": 2, "max": 8}}
+    wanted = read(document("a", **scaled))
+    assert check_gpus(wanted, 2) == []
+    (missing,) = check_gpus(wanted, 1)
+    assert missing.endswith("this machine has 1; lower replicas, or autoscaling.min")
