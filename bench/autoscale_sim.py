@@ -192,7 +192,9 @@ def main() -> None:
         ]
         outcomes = [outcome for case in cases for outcome in case.result()]
     summary = _summary(outcomes)
-    print(f"{'policy':20} {'trace':20} {'within':>7} {'worst':>7} {'engines':>8} {'worst':>6} {'turns':>6} {'flaps':>6}")
+    print(
+        f"{'policy':20} {'trace':20} {'within':>7} {'worst':>7} {'engines':>8} {'worst':>6} {'turns':>6} {'flaps':>6}"
+    )
     for policy, by_trace in summary.items():
         for trace, row in by_trace.items():
             print(

@@ -122,7 +122,10 @@ def _ceiling(state: ScalingState, policy: ScalingPolicy, engines: EnginesSeen, n
         return replace(state, desired=most, ceiling=most, ceiling_until=now + policy.tempo.ceiling_lasts)
     if state.ceiling is not None and now >= state.ceiling_until:
         return replace(state, ceiling=None)
-    return state
+    if state.ceiling is None:
+        return state
+    ceiling = max(state.ceiling, engines.count)  # more exist: there is room again
+    return replace(state, ceiling=ceiling, desired=min(state.desired, ceiling))
 
 
 def _hold(signals: FleetSignals, state: ScalingState, now: float) -> Decision:
@@ -260,8 +263,8 @@ def _lower(policy: ScalingPolicy, state: ScalingState, asked: _Asked, numbers: s
 
 def _limited(policy: ScalingPolicy, state: ScalingState, wanted: int) -> tuple[int, ScalingReason | None]:
     """Return the number within all bounds, and which one cut it."""
-    if state.ceiling is not None and wanted > state.ceiling and state.ceiling < policy.max:
-        return min(policy.max, max(state.ceiling, 1)), ScalingReason.AT_QUOTA
+    if state.ceiling is not None and policy.bounded(wanted) > state.ceiling:
+        return state.ceiling, ScalingReason.AT_QUOTA
     if wanted > policy.max:
         return policy.max, ScalingReason.AT_MAXIMUM
     return policy.bounded(wanted), None

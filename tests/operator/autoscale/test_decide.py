@@ -1,0 +1,250 @@
+"""When engines come and go, and what keeps them: tables and properties of the decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pagefleet_operator.autoscale.decide import ScalingReason, decide
+from pagefleet_operator.autoscale.demand import EnginesSeen
+from pagefleet_operator.autoscale.histogram import Histogram
+from pagefleet_operator.autoscale.policy import ScalingPolicy, Tempo, scaling_policy
+from pagefleet_operator.autoscale.signals import FleetSignals
+from pagefleet_operator.autoscale.state import begin
+from pagefleet_protocol.inference_service import Autoscaling, ScaleToZero, ScalingTarget
+
+from tests.operator.autoscale.scaling_scene import BUSY, QUIET, SILENT, Scene, arriving
+
+
+def test_demand_that_lasts_adds_engines_and_a_moment_of_it_does_not() -> None:
+    scene = Scene(4)
+    for _ in range(20):
+        scene.last(arriving(3.8), 8)
+        scene.decide(arriving(6.5))
+    assert scene.desired == 4
+    assert scene.last(arriving(5.8), 20).desired == 6
+    assert scene.decide(arriving(5.8)).reason in (ScalingReason.STEADY, ScalingReason.COOLING_DOWN)
+
+
+def test_panic_adds_engines_sooner_and_keeps_them() -> None:
+    scene = Scene(2)
+    slow, fast = Scene(2), scene.last(arriving(6), 8)
+    assert (fast.desired, slow.last(arriving(3), 8).desired) == (6, 2)
+    assert scene.state.panicked_at is not None
+    assert scene.last(arriving(1), 120).desired == 6
+
+
+def test_engines_go_step_by_step_after_minutes_without_need() -> None:
+    scene = Scene(8)
+    assert scene.last(arriving(2), 298).desired == 8
+    assert scene.decide(arriving(2)).reason in (ScalingReason.COOLING_DOWN, ScalingReason.LESS_DEMAND)
+    scene.last(arriving(2), 240)
+    assert scene.line == [8, 6, 5, 4, 3]
+    assert scene.last(arriving(2), 600).desired == 3, "the margin is kept"
+
+
+def test_one_moment_of_demand_keeps_engines_for_the_whole_window() -> None:
+    scene = Scene(6)
+    scene.last(arriving(2), 290)
+    scene.decide(arriving(5.5))
+    assert scene.last(arriving(2), 280).desired == 6
+
+
+@pytest.mark.parametrize("missing", [SILENT, FleetSignals(), replace(arriving(1), routers=2)])
+def test_missing_data_holds_the_number_and_what_follows_waits_too(missing: FleetSignals) -> None:
+    scene = Scene(5, idle_after_s=60.0)
+    scene.last(arriving(4.8), 400)
+    held = scene.last(missing, 3600)
+    assert (held.desired, held.reason) == (5, ScalingReason.SIGNALS_MISSING)
+    assert "stays at 5 engines" in held.message
+    assert scene.last(arriving(1), 290).desired == 5, "nothing was seen for an hour"
+    assert scene.last(arriving(1), 60).desired < 5
+
+
+def test_to_zero_only_after_idleness_and_from_zero_with_the_first_request() -> None:
+    scene = Scene(3, idle_after_s=120.0)
+    scene.last(QUIET, 100)
+    scene.decide(replace(QUIET, arrivals=1.0))
+    assert scene.last(QUIET, 118).desired >= 1, "somebody asked meanwhile"
+    gone = scene.last(QUIET, 8)
+    assert (gone.desired, gone.reason) == (0, ScalingReason.IDLE)
+    assert scene.last(QUIET, 600).desired == 0
+    woken = scene.decide(replace(QUIET, arrivals=1.0, held=1.0, queued_tokens=500.0))
+    assert (woken.desired, woken.reason) == (1, ScalingReason.WOKEN_UP)
+    assert "1 requests with 500 tokens" in woken.message
+
+
+def test_many_held_tokens_wake_more_than_one_engine_where_the_rate_is_known() -> None:
+    crowd = replace(QUIET, held=50.0, queued_tokens=60_000.0)
+    known, unknown = Scene(0, idle_after_s=60.0), Scene(0, idle_after_s=60.0)
+    assert known.decide(crowd).desired == 5
+    assert unknown.decide(replace(crowd, prefill_rate=None)).desired == 1
+
+
+@pytest.mark.parametrize(
+    "work",
+    [{"held": 1.0}, {"queued": 1.0}, {"running": 1.0}, {"waiting": 1.0}, {"prefill_tokens": 9.0}, {"arrivals": 1.0}],
+)
+def test_never_to_zero_with_work(work: dict[str, float]) -> None:
+    scene = Scene(2, idle_after_s=10.0)
+    assert scene.last(replace(QUIET, **work), 1200).desired >= 1
+
+
+def test_without_scale_to_zero_the_minimum_stays() -> None:
+    scene = Scene(3, min=2)
+    assert scene.last(QUIET, 3600).desired == 2
+
+
+def test_a_quota_is_a_ceiling_that_is_tried_again_later() -> None:
+    scene = Scene(3)
+    assert scene.last(arriving(6), 20).desired == 6
+    scene.ready_at, scene.refused = scene.ready_at[:3], 3
+    held = scene.decide(arriving(6))
+    assert held.desired == 3
+    scene.refused = 0
+    held = scene.last(arriving(6), 200)
+    assert (held.desired, held.reason) == (3, ScalingReason.AT_QUOTA)
+    assert scene.last(arriving(6), 130).desired == 6
+
+
+def test_demand_above_the_maximum_says_so() -> None:
+    scene = Scene(8)
+    full = scene.last(arriving(12), 30)
+    assert (full.desired, full.reason) == (8, ScalingReason.AT_MAXIMUM)
+
+
+def test_engines_that_warm_up_count() -> None:
+    scene = Scene(2, start_up_s=120.0)
+    waits = replace(arriving(3.5), prefill_tokens=40_000.0)
+    scene.last(waits, 20)
+    first = scene.desired
+    assert scene.last(waits, 60).desired <= first + 1, "what waits is for those that are on their way"
+
+
+def test_missed_targets_add_an_engine_where_rates_were_learned_wrongly() -> None:
+    late = Histogram((2.0, 4.0, float("inf")), (80.0, 100.0, 100.0), 150.0)
+    scene = Scene(3)
+    scene.last(arriving(2.5), 200)
+    found = scene.decide(replace(arriving(2.5), first_token=late))
+    assert (found.desired, found.reason) == (6, ScalingReason.LATE)
+    assert "80% of requests within 2000 ms" in found.message
+    assert scene.last(replace(arriving(2.5), first_token=late), 60).desired == 6, "not again while they start"
+
+
+def test_growth_is_carried_on_as_far_as_an_engine_takes_to_start() -> None:
+    slow, fast = Scene(3, start_up_s=10.0), Scene(3, start_up_s=150.0)
+    for step in range(90):
+        load = arriving(2.0 + step * 0.011)
+        slow.decide(load)
+        fast.decide(load)
+    assert (slow.desired, fast.desired) == (3, 4)
+
+
+def test_noise_makes_no_flapping() -> None:
+    scene = Scene(4)
+    for step in range(3600):
+        scene.decide(arriving(3.5 + 0.6 * ((step * 7919) % 13 / 6 - 1)))
+    assert len(scene.line) <= 3
+
+
+def test_a_restarted_operator_goes_on_with_what_there_is() -> None:
+    scene = Scene(6)
+    scene.last(arriving(5.5), 900)
+    scene.state = begin(scene.desired, scene.now)
+    assert scene.last(arriving(1.0), 290).desired == 6
+
+
+def test_unknown_rates_divide_nothing_and_requests_that_wait_ask() -> None:
+    signals = replace(BUSY, prefill_rate=None, prompt_tokens_per_s=5000.0, waiting=20.0)
+    assert Scene(2).last(signals, 30).desired == 5
+    assert Scene(2).last(replace(signals, waiting=0.0), 30).desired == 2
+
+
+@pytest.mark.parametrize(
+    ("signals", "wanted"),
+    [
+        (replace(BUSY, waiting=30.0), 8),
+        (replace(BUSY, queued=11.0, held=0.0), 3),
+        (replace(BUSY, kv_usage=0.9, engines=4.0), 6),
+        (replace(BUSY, kv_usage=0.2, engines=2.0), 2),
+    ],
+)
+def test_targets_of_queue_and_cache(signals: FleetSignals, wanted: int) -> None:
+    scene = Scene(2, ttft_s=None, queue=4.0, kv_usage=0.6, max=8)
+    assert scene.last(signals, 140).desired == wanted
+
+
+def test_the_specification_becomes_a_policy() -> None:
+    latency = ScalingTarget(ttft_ms=1500, itl_ms=50)
+    found = scaling_policy(Autoscaling(min=2, max=9, target=latency, scale_to_zero=ScaleToZero(after=90)))
+    assert found == ScalingPolicy(min=2, max=9, ttft_s=1.5, itl_s=0.05, idle_after_s=90.0)
+    assert scaling_policy(Autoscaling(max=4)) == ScalingPolicy(max=4, queue=4.0, kv_usage=0.8)
+    by_cache = scaling_policy(Autoscaling(max=4, target=ScalingTarget(kv_usage=0.5)))
+    assert (by_cache.queue, by_cache.kv_usage, by_cache.ttft_s) == (4.0, 0.5, None)
+
+
+number = st.floats(0, 1e4)
+signal = st.builds(
+    FleetSignals,
+    routers=st.integers(0, 3),
+    fresh=st.integers(0, 3),
+    age_s=st.floats(0, 100),
+    arrivals=number,
+    held=number,
+    queued=number,
+    queued_tokens=st.floats(0, 1e6),
+    prefill_tokens=st.floats(0, 1e6),
+    prompt_tokens_per_s=st.none() | st.floats(0, 1e6),
+    generated_per_s=number,
+    tokens_per_prompt=number,
+    engines=st.floats(0, 64),
+    running=number,
+    waiting=number,
+    kv_usage=st.floats(0, 1),
+    prefill_rate=st.none() | st.floats(1e-3, 1e5),
+)
+policies = st.builds(
+    ScalingPolicy,
+    min=st.integers(1, 4),
+    max=st.integers(4, 64),
+    ttft_s=st.none() | st.floats(0.001, 100),
+    itl_s=st.none() | st.floats(0.001, 10),
+    queue=st.none() | st.floats(1, 100),
+    idle_after_s=st.none() | st.floats(10, 100),
+    tempo=st.builds(Tempo, up_window=st.floats(0, 30), down_window=st.floats(0, 60)),
+)
+seen = st.builds(EnginesSeen, ready=st.integers(0, 70), warming=st.integers(0, 70), refused=st.integers(0, 3))
+
+
+@settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(policies, st.integers(0, 64), st.lists(st.tuples(signal, seen, st.floats(0, 200)), max_size=25))
+def test_whatever_happens_the_bounds_hold(
+    policy: ScalingPolicy, engines: int, steps: list[tuple[FleetSignals, EnginesSeen, float]]
+) -> None:
+    state, now = begin(engines, 0.0), 0.0
+    for signals, found, wait in steps:
+        now += wait
+        before = state.desired
+        decision = decide(policy, signals, found, state, now)
+        desired, state = decision.desired, decision.state
+        assert desired == state.desired
+        assert desired <= policy.max
+        quota = found.refused > 0 or state.ceiling is not None
+        assert desired >= policy.min or quota or (desired == 0 and policy.idle_after_s is not None)
+        if not signals.complete:
+            kept = max(policy.min if before or policy.idle_after_s is None else 0, min(policy.max, before))
+            assert desired == kept or (quota and desired >= min(kept, max(1, found.count)))
+        if signals.complete and not signals.idle:
+            assert desired >= 1, "somebody waits"
+        assert decision.message
+        if state.ceiling is not None and desired > before:
+            assert desired <= max(state.ceiling, before)
+
+
+@settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.floats(0, 12), st.floats(0, 12), st.integers(1, 8))
+def test_more_demand_never_wants_fewer(one: float, other: float, engines: int) -> None:
+    low, high = sorted((one, other))
+    assert Scene(engines).last(arriving(low), 700).desired <= Scene(engines).last(arriving(high), 700).desired
