@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from autoscale_fleet import ITL_S, TICK_S, TTFT_S, Fleet
@@ -100,8 +101,8 @@ def simulate(trace: Trace, name: str, seed: int, begin_with: int, scaler: Scaler
 
 def _outcome(trace: Trace, name: str, seed: int, fleet: Fleet, line: list[tuple[float, int]]) -> Outcome:
     turns, flaps = 0, 0
-    steps = [(at, after - before) for (_, before), (at, after) in zip(line, line[1:], strict=False)]
-    for (before_at, before), (at, step) in zip(steps, steps[1:], strict=False):
+    steps = [(at, after - before) for (_, before), (at, after) in pairwise(line)]
+    for (before_at, before), (at, step) in pairwise(steps):
         turns += before * step < 0
         flaps += before * step < 0 and at - before_at < FLAP_S
     seen = fleet.seen
@@ -193,14 +194,13 @@ def main() -> None:
         outcomes = [outcome for case in cases for outcome in case.result()]
     summary = _summary(outcomes)
     print(
-        f"{'policy':20} {'trace':20} {'within':>7} {'worst':>7} {'engines':>8} {'worst':>6} {'turns':>6} {'flaps':>6}"
+        f"{'policy':18} {'trace':18} {'within':>7} {'worst':>7} {'engines':>8} {'worst':>6} {'turns':>6} {'flaps':>6}"
     )
     for policy, by_trace in summary.items():
         for trace, row in by_trace.items():
-            print(
-                f"{policy:20} {trace:20} {row['within_targets']:7.1%} {row['within_targets_worst_seed']:7.1%} "
-                f"{row['mean_engines']:8.2f} {row['mean_engines_worst_seed']:6.2f} {row['turns']:6.1f} {row['flaps']:6.1f}"
-            )
+            within = f"{row['within_targets']:7.1%} {row['within_targets_worst_seed']:7.1%}"
+            paid = f"{row['mean_engines']:8.2f} {row['mean_engines_worst_seed']:6.2f}"
+            print(f"{policy:18} {trace:18} {within} {paid} {row['turns']:6.1f} {row['flaps']:6.1f}")
     if arguments.json:
         rows = [{key: value for key, value in asdict(one).items() if key != "line"} for one in outcomes]
         write_report(arguments.json, "autoscale_sim", {"summary": summary, "runs": json.loads(json.dumps(rows))})

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def _ramp(share: float, draw: random.Random) -> float:
     """A quarter of an hour up, ten minutes at the top, a quarter of an hour down, and low at both ends."""
     low = 0.2
     points = ((0.0, low), (0.08, low), (0.35, 1.0), (0.55, 1.0), (0.8, low), (1.0, low))
-    for (left, before), (right, after) in zip(points, points[1:], strict=False):
+    for (left, before), (right, after) in pairwise(points):
         if share <= right:
             return before + (after - before) * (share - left) / (right - left)
     return low

@@ -37,7 +37,7 @@ def profile() -> InferenceProfile:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_ours_parse_and_are_in_a_file_of_their_name(path: Path) -> None:
     written = yaml.safe_load(path.read_text())
-    if path.name == "inferenceservice.yaml":
+    if path.name in ("inferenceservice.yaml", "external.yaml"):
         assert parse_inference_service(written).name == written["metadata"]["name"]
     elif path.name == "profile.yaml":
         assert parse_inference_profile(written).name == written["metadata"]["name"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -87,7 +88,7 @@ def test_many_held_tokens_wake_more_than_one_engine_where_the_rate_is_known() ->
     "work",
     [{"held": 1.0}, {"queued": 1.0}, {"running": 1.0}, {"waiting": 1.0}, {"prefill_tokens": 9.0}, {"arrivals": 1.0}],
 )
-def test_never_to_zero_with_work(work: dict[str, float]) -> None:
+def test_never_to_zero_with_work(work: dict[str, Any]) -> None:
     scene = Scene(2, idle_after_s=10.0)
     assert scene.last(replace(QUIET, **work), 1200).desired >= 1
 
