@@ -1,5 +1,5 @@
-"""Policies of other routers, written from what they publish; no line of theirs. Where a weight is not published we took
-the one that did best in these traces.
+"""Policies of other routers, written from what they publish; no line of theirs. llm-d's weights
+(prefix 3, queue 2, KV 2, cold 2) are our assumption and were not tuned.
 
 They see the engines' metrics, where they use them, as of the last 50 ms (llm-d's period); counts of running requests
 are the router's own. llm-d: docs of llm-d-router (precise and approximate prefix cache scorers, no-hit-LRU, guides
