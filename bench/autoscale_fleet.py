@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from autoscale_traces import Request
 from pagefleet_operator.autoscale.histogram import Histogram
 from pagefleet_operator.autoscale.router_page import RouterReading
+
+from bench.autoscale_traces import Request
 
 TICK_S = 0.1
 PROMPT_RATE = 16_000.0

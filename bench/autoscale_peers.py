@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from autoscale_fleet import CHUNK, ITL_S, PROMPT_RATE, STEP_S, TTFT_S, Fleet
 from pagefleet_operator.autoscale.histogram import Histogram
 from pagefleet_operator.autoscale.router_page import RouterReading
+
+from bench.autoscale_fleet import CHUNK, ITL_S, PROMPT_RATE, STEP_S, TTFT_S, Fleet
 
 CALIBRATED_RATE = CHUNK / (STEP_S + CHUNK / PROMPT_RATE)
 """Prompt tokens per second of one engine between the steps of few requests."""

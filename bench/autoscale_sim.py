@@ -11,22 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from autoscale_fleet import ITL_S, TICK_S, TTFT_S, Fleet
-from autoscale_peers import PEERS, Peer
-from autoscale_plot import plot
-from autoscale_traces import Trace, traces
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetWindow
 from pagefleet_operator.autoscale.state import begin
-from report import write_report
+
+from bench.autoscale_fleet import ITL_S, TICK_S, TTFT_S, Fleet
+from bench.autoscale_peers import PEERS, Peer
+from bench.autoscale_plot import plot
+from bench.autoscale_traces import Trace, traces
+from bench.report import write_report
 
 START_UP_S = (60.0, 120.0)
 MOST = 8
