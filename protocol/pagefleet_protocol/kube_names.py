@@ -36,8 +36,13 @@ LABEL_REVISION = f"{GROUP}/revision"
 ANNOTATION_APPLIED = f"{GROUP}/applied"
 """On children: hash of the object as the operator last wanted it."""
 
-RESERVED_SUFFIXES = ("-engine", "-router", "-model", "-openai")
+RESERVED_SUFFIXES = ("-engine", "-router", "-model", "-openai", "-fleet")
 """Ends that no InferenceService's name may have: children of another one are called so."""
 
 SERVING_PORT = 8000
 """Where engines and routers listen in pods, and where a download tells its progress."""
+KV_EVENTS_PORT = 8100
+"""Where engines in pods publish KV events; the next one answers for what was missed."""
+
+FLEET_KEY_ENTRY = "key"
+"""Of the Secret that holds a service's fleet key."""

@@ -95,7 +95,7 @@ class StoreCluster:
     def show(self, view: ClusterView) -> None:
         """Tell a view everything, as watches do."""
         for kind in BY_NAME.values():
-            if kind.kind not in KINDS or kind.kind in ("Event", "Lease"):
+            if kind.kind not in KINDS or kind.kind in ("Event", "Lease", "Secret"):  # these are not watched
                 continue
             found = self._matching(kind, "", managed_selector(kind))
             for document in found:

@@ -1,6 +1,6 @@
 {{/*
-What the operator may do where it serves InferenceServices. No wildcard, no secrets, no exec, no escalate, bind or
-impersonate: the Role that it makes for routers grants endpointslices, and nobody can grant what they do not hold.
+What the operator may do where it serves InferenceServices. No wildcard, no exec, no escalate, bind or impersonate. It
+may make Secrets (the fleet key of each service) and can neither read nor change one. As to rights, the Role that it makes for routers grants endpointslices, and nobody can grant what they do not hold.
 */}}
 
 {{- define "pagefleet.rules" -}}
@@ -13,6 +13,9 @@ impersonate: the Role that it makes for routers grants endpointslices, and nobod
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: [create, delete, get, list, patch, watch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [create, delete, get, list, patch, watch]

@@ -35,6 +35,8 @@ INFERENCE_SERVICE = Kind(KIND, PLURAL, VERSION, GROUP)
 INFERENCE_PROFILE = Kind(PROFILE_KIND, PROFILE_PLURAL, VERSION, GROUP, namespaced=False)
 POD = Kind("Pod", "pods", "v1")
 EVENT = Kind("Event", "events", "v1")
+SECRET = Kind("Secret", "secrets", "v1")
+"""Created for the fleet key, never read."""
 LEASE = Kind("Lease", "leases", "v1", "coordination.k8s.io")
 
 CHILDREN = (
@@ -55,7 +57,7 @@ CHILDREN = (
 """In the order in which they are applied: what pods need comes before the pods."""
 
 BY_NAME: Mapping[str, Kind] = {
-    kind.kind: kind for kind in (*CHILDREN, INFERENCE_SERVICE, INFERENCE_PROFILE, POD, EVENT, LEASE)
+    kind.kind: kind for kind in (*CHILDREN, INFERENCE_SERVICE, INFERENCE_PROFILE, POD, EVENT, LEASE, SECRET)
 }
 """Every kind by the name that objects state."""
 

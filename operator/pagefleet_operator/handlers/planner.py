@@ -28,6 +28,10 @@ class Plan(Protocol):
         """What people read."""
 
     @property
+    def needs_fleet_key(self) -> bool:
+        """Whether the Secret with the fleet key may be missing."""
+
+    @property
     def look_again_s(self) -> float | None:
         """When something will be different though nothing happens; none: never."""
 

@@ -17,6 +17,7 @@ from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.errors import Refused
 from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
+from pagefleet_operator.handlers.fleet_keys import make_fleet_key
 from pagefleet_operator.handlers.model_report import to_keep
 from pagefleet_operator.handlers.observer import Observer
 from pagefleet_operator.handlers.planner import Plan, Planner
@@ -90,14 +91,16 @@ class Reconciler:
             # Somebody else's may have the name, and ours may be newer than the watch.
             observed = replace(observed, children={**observed.children, **found})
             plan = tools.planner.plan(service, previous, observed)
+        failures = await make_fleet_key(tools.cluster, service) if plan.needs_fleet_key else ()
         applied = await tools.applier.make_so(key, plan.objects, observed.children, plan.delete)
-        if _is_going(applied.failures):
+        failures += applied.failures
+        if _is_going(failures):
             return GOING_LOOK_S  # the namespace is being deleted, and all of this with it
-        if applied.failures:
-            plan = tools.planner.plan(service, previous, replace(observed, failures=applied.failures))
+        if failures:
+            plan = tools.planner.plan(service, previous, replace(observed, failures=failures))
         await self._tell(key, stored, plan.status)
-        if applied.failures:
-            raise Refused(_sentence(applied.failures), status=applied.failures[0].status)
+        if failures:
+            raise Refused(_sentence(failures), status=failures[0].status)
         return _next_look(plan, applied, observed)
 
     async def _keep_facts(self, key: Key, observed: Observed) -> None:

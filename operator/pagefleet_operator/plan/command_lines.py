@@ -32,10 +32,18 @@ def engine_args(service: InferenceService, resolved: Resolved, location: str) ->
 
 def router_args(service: InferenceService) -> tuple[str, ...]:
     """Return what follows `pagefleet route` and the flag that says where its engines are."""
-    aliases = service.spec.model.aliases
+    aliases, router = service.spec.model.aliases, service.spec.router
+    queue = router.queue
     return (
         *("--model-name", service.model_name),
         *(word for alias in aliases for word in ("--model-alias", alias)),
-        *("--policy", service.spec.router.policy),
+        *("--policy", router.policy),
+        *(("--workers", str(router.workers)) if router.workers > 1 else ()),
+        *(("--session-header", router.session_header.lower()) if router.session_header else ()),
+        *(("--explain",) if router.explain else ()),
+        *(() if router.kv_events else ("--no-kv-events",)),
+        *(("--queue-size", str(queue.max)) if queue.max is not None else ()),
+        *(("--queue-timeout", str(queue.timeout)) if queue.timeout is not None else ()),
+        *("--cold-start-timeout", str(queue.cold_start_timeout)),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
     )

@@ -20,6 +20,7 @@ from pagefleet_operator.plan.gpu_fit import Fit, check_fit
 from pagefleet_operator.plan.kube_status import Situation, refused, service_status
 from pagefleet_operator.plan.model_health import JobSeen, facts_from_pods, model_verdict, see_job
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.objects.fleet_key import needs_fleet_key
 from pagefleet_operator.plan.objects.model_job import model_job, needs_job
 from pagefleet_operator.plan.objects.names_and_labels import names_of
 from pagefleet_operator.plan.objects.pod_policy import check_allowed
@@ -52,6 +53,8 @@ class ServicePlan:
     delete: tuple[ChildKey, ...]
     """Children that are ours and not wanted."""
     status: InferenceServiceStatus
+    needs_fleet_key: bool = False
+    """Whether the Secret with the fleet key may be missing; it comes before all objects."""
     look_again_s: float | None
     """When something will be different though nothing is seen to happen; None: never."""
 
@@ -212,6 +215,7 @@ def _carried_out(
         objects=tuple(one for one in children if key_of(one) not in left),
         delete=(*((again,) if again else ()), *unwanted),
         status=status,
+        needs_fleet_key=needs_fleet_key(service, children, observed),
         look_again_s=_look_again(model, observed.now, settled and not situation.degraded),
     )
 

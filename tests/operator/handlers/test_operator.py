@@ -23,6 +23,7 @@ CHILDREN = {
     ("PodDisruptionBudget", "qwen-router"),
     ("Role", "qwen-router"),
     ("RoleBinding", "qwen-router"),
+    ("Secret", "qwen-fleet"),
     ("Service", "qwen"),
     ("Service", "qwen-engine"),
     ("ServiceAccount", "qwen-engine"),
@@ -49,7 +50,7 @@ def test_five_lines_become_children_and_a_status() -> None:
             await until(lambda: w.condition("Ready"))
             await w.settled()
             assert set(w.children()) == CHILDREN
-            assert len(applied(w)) == len(CHILDREN)  # each once
+            assert len(applied(w)) == len(CHILDREN) - 1  # each once; the Secret is created, and never touched again
             uid = w.get("InferenceService", "qwen")["metadata"]["uid"]
             owners = [child["metadata"]["ownerReferences"] for child in w.children().values()]
             assert all(owner[0]["uid"] == uid and owner[0]["controller"] for owner in owners)
@@ -281,9 +282,9 @@ def test_what_is_applied_is_ours_and_another_managers_fields_stay_theirs() -> No
         async with w.operator():
             w.apply()
             await until(lambda: set(w.children()) == CHILDREN)
-            for child in w.children().values():
+            for (kind, _), child in w.children().items():
                 managers = [(one["manager"], one["operation"]) for one in child["metadata"]["managedFields"]]
-                assert managers == [(FIELD_MANAGER, "Apply")]
+                assert managers == [(FIELD_MANAGER, "Update" if kind == "Secret" else "Apply")]
 
     run(scenario)
 

@@ -68,6 +68,7 @@ class Case:
             children=self.children,
             optional_kinds=self.kinds,
             model_ready=self.model_ready,
+            engines=self.service.spec.replicas,
             engine_allowed=self.engine_allowed,
         )
 

@@ -321,8 +321,10 @@ def test_only_downloads_reach_the_world_and_never_a_clouds_metadata(name: str) -
 
 def test_engines_are_reached_by_their_own_routers_alone_and_downloads_by_the_operator() -> None:
     children = by_key(HF.wanted())
-    (rule,) = children["NetworkPolicy", "qwen-engine"]["spec"]["ingress"]
-    assert rule["from"] == [{"podSelector": {"matchLabels": selector("qwen", "router")}}]
+    http, events = children["NetworkPolicy", "qwen-engine"]["spec"]["ingress"]
+    assert http["from"] == events["from"] == [{"podSelector": {"matchLabels": selector("qwen", "router")}}]
+    assert [one["port"] for one in http["ports"]] == [8000]
+    assert [one["port"] for one in events["ports"]] == [8100, 8101]
     (rule,) = children["NetworkPolicy", "qwen-model"]["spec"]["ingress"]
     (operator,) = rule["from"]
     assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pagefleet"}
@@ -371,7 +373,7 @@ def test_rendering_changes_nothing_it_was_given() -> None:
     case = TABLE["pod-template"]
     service, resolved = case.service, case.resolved
     before = copy.deepcopy(service.spec.pod_template)
-    context = ChildContext(children={}, optional_kinds=frozenset(), model_ready=True)
+    context = ChildContext(children={}, optional_kinds=frozenset(), model_ready=True, engines=1)
     first = wanted_children(service, resolved, case.settings, context)
     first[-1]["spec"]["template"]["spec"]["containers"].clear()
     assert service.spec.pod_template == before

@@ -37,7 +37,7 @@ class ChildContext:
     """Of ServiceMonitor, HTTPRoute and Ingress, those that the cluster knows."""
     model_ready: bool
     """Whether engines would find the model. Until then there are none of this revision, and older ones stay."""
-    engines: int = 1
+    engines: int
     """How many are wanted."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
@@ -60,7 +60,7 @@ def wanted_children(
         engine_service(service),
         *disruption_budgets(service),
         *([model_claim(service, resolved)] if resolved.makes_claim else []),
-        router_deployment(service, settings),
+        router_deployment(service, resolved, settings),
         *_exposure(service, context),
     ]
     engines = _engines(service, resolved, settings, context)

@@ -10,6 +10,7 @@ from pagefleet_protocol.kube_names import SERVING_PORT
 from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.plan.command_lines import engine_args
+from pagefleet_operator.plan.objects.fleet_key import engine_event_args, key_mount, key_volume, shares_kv_events
 from pagefleet_operator.plan.objects.model_files import ModelFiles, keeps_one_node, model_files, same_node
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.patched_template import patched
@@ -78,7 +79,12 @@ def plain_engine_template(service: InferenceService, resolved: Resolved, setting
         service_account=names_of(service).engine,
         containers=(_container(service, resolved, files),),
         init_containers=files.init_containers,
-        volumes=(tmp_volume(_TMP_SIZE), shm, *files.volumes),
+        volumes=(
+            tmp_volume(_TMP_SIZE),
+            shm,
+            *([key_volume(service)] if shares_kv_events(service, resolved) else []),
+            *files.volumes,
+        ),
         more=_placement(service, resolved)
         | {"terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds)},
     )
@@ -92,11 +98,16 @@ def tolerations_of(resolved: Resolved) -> list[Object]:
 
 def _container(service: InferenceService, resolved: Resolved, files: ModelFiles) -> Object:
     args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location))
+    events = shares_kv_events(service, resolved)
+    if events:
+        args += engine_event_args()
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
     start_s = max(_START_S, service.spec.rollout.progress_seconds)
     made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
     made["env"] = _environment(resolved)
     made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
+    if events:
+        made["volumeMounts"].append(key_mount())
     if resources := _resources(resolved):
         made["resources"] = resources
     return made

@@ -53,6 +53,11 @@ class ChildNames:
         """Of the ConfigMap for applications."""
         return f"{self.service}-openai"
 
+    @property
+    def fleet(self) -> str:
+        """Of the Secret with the fleet key."""
+        return f"{self.service}-fleet"
+
     def model_job(self, revision: str) -> str:
         """Of the job; a job cannot be changed, so another revision has another name."""
         return f"{self.model}-{revision[:8]}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import SERVING_PORT
+from pagefleet_protocol.kube_names import KV_EVENTS_PORT, SERVING_PORT
 
+from pagefleet_operator.plan.objects.fleet_key import shares_kv_events
 from pagefleet_operator.plan.objects.names_and_labels import Object, metadata, names_of, selector
 from pagefleet_operator.plan.observed import Component
 from pagefleet_operator.plan.resolved import Resolved
@@ -12,6 +13,7 @@ from pagefleet_operator.plan.settings import ClusterSettings
 
 METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
 """Where clouds hand out the node's own credentials."""
+_EVENT_PORTS = (KV_EVENTS_PORT, KV_EVENTS_PORT + 1)
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 _PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 """On the pods that the Prometheus operator makes."""
@@ -25,21 +27,29 @@ def network_policies(
         return ()
     names = names_of(service)
     engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved))
-    routers = _policy(service, names.router, "router", *_router_rules(service, settings))
+    routers = _policy(service, names.router, "router", *_router_rules(service, resolved, settings))
     job = _policy(service, names.model, "model", *_job_rules(resolved, settings))
     return (engines, routers, job) if with_job else (engines, routers)
 
 
 def _engine_rules(service: InferenceService, resolved: Resolved) -> tuple[list[Object], list[Object]]:
-    sources: list[Object] = [{"podSelector": {"matchLabels": selector(service.name, "router")}}]
+    router: Object = {"podSelector": {"matchLabels": selector(service.name, "router")}}
+    sources: list[Object] = [router]
     if service.spec.monitoring.service_monitor:
         sources.append({"namespaceSelector": {}, "podSelector": {"matchLabels": _PROMETHEUS}})
     downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
-    return [{"from": sources, "ports": _tcp(SERVING_PORT)}], [_names(), *([_everywhere()] if downloads else [])]
+    ingress: list[Object] = [{"from": sources, "ports": _tcp(SERVING_PORT)}]
+    if shares_kv_events(service, resolved):
+        ingress.append({"from": [router], "ports": _tcp(*_EVENT_PORTS)})
+    return ingress, [_names(), *([_everywhere()] if downloads else [])]
 
 
-def _router_rules(service: InferenceService, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
-    engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": _tcp(SERVING_PORT)}
+def _router_rules(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings
+) -> tuple[list[Object], list[Object]]:
+    events = _EVENT_PORTS if shares_kv_events(service, resolved) else ()
+    ports = _tcp(SERVING_PORT, *events)
+    engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": ports}
     # The API server is at an address that no selector matches and nobody here knows.
     api_server = {"ports": _tcp(*settings.api_server_ports)}
     # Clients are pods of any namespace, and proxies outside of all of them: keys are for telling them apart.

@@ -6,6 +6,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import LIVE_PATH, SERVING_PORT
 
 from pagefleet_operator.plan.command_lines import router_args
+from pagefleet_operator.plan.objects.fleet_key import key_args, key_mount, key_volume, shares_kv_events
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.pod import (
     PodParts,
@@ -19,6 +20,7 @@ from pagefleet_operator.plan.objects.pod import (
     spread,
     tmp_volume,
 )
+from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.settings import ClusterSettings
 
 CONTAINER = "router"
@@ -34,7 +36,7 @@ _PROBE = Probe(startup_period_s=1, startup_failures=120, ready_period_s=2, start
 """A router is not ready while no engine is, for as long as a model loads; it has started all the same."""
 
 
-def router_deployment(service: InferenceService, settings: ClusterSettings) -> Object:
+def router_deployment(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
     """Return the Deployment."""
     match = selector(service.name, "router")
     rollout: Object = {
@@ -47,16 +49,22 @@ def router_deployment(service: InferenceService, settings: ClusterSettings) -> O
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata(service, names_of(service).router, "router"),
-        "spec": deployment_spec(_template(service, settings), match, rollout),
+        "spec": deployment_spec(_template(service, resolved, settings), match, rollout),
     }
 
 
-def _template(service: InferenceService, settings: ClusterSettings) -> Object:
+def _template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+    events = shares_kv_events(service, resolved)
     parts = PodParts(
         labels=labels(service.name, "router"),
         service_account=names_of(service).router,
-        containers=(_container(service, settings),),
-        volumes=(tmp_volume(_TMP_SIZE), _token_volume(), *_keys_volumes(service)),
+        containers=(_container(service, settings, events=events),),
+        volumes=(
+            tmp_volume(_TMP_SIZE),
+            _token_volume(),
+            *_keys_volumes(service),
+            *([key_volume(service)] if events else []),
+        ),
         more={
             "topologySpreadConstraints": [spread(selector(service.name, "router"))],
             "terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds),
@@ -65,16 +73,20 @@ def _template(service: InferenceService, settings: ClusterSettings) -> Object:
     return pod_template(parts, settings)
 
 
-def _container(service: InferenceService, settings: ClusterSettings) -> Object:
+def _container(service: InferenceService, settings: ClusterSettings, *, events: bool) -> Object:
     args = ["route", "--kubernetes-service", names_of(service).engine, *router_args(service)]
     args += ["--host", "0.0.0.0", "--port", str(SERVING_PORT)]  # noqa: S104 pods are reached from outside themselves
     auth = service.spec.router.auth
     if auth:
         args += ["--api-key-file", f"{KEYS_PATH}/{auth.secret_ref.key}"]
+    if events:
+        args += key_args()
     made = container(CONTAINER, settings.router_image, args) | serving(_PROBE)
     made["volumeMounts"].append({"name": _TOKEN_VOLUME, "mountPath": _TOKEN_PATH, "readOnly": True})
     if auth:
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": KEYS_PATH, "readOnly": True})
+    if events:
+        made["volumeMounts"].append(key_mount())
     wanted = service.spec.router.resources
     memory = wanted.memory or _DEFAULT_MEMORY
     made["resources"] = {
