@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from pagefleet_operator.local.manifest import Source, parse_manifest
+from pagefleet_operator.local.wanted import check_gpus, ignored_fields, read_wanted
 from pagefleet_operator.plan.gpu_fit import check_fit
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
@@ -123,3 +125,16 @@ def test_pieces_of_yaml_in_readmes_are_fields_of_the_spec(path: Path) -> None:
         written = document(path.parent.name)
         spec = {"model": written["spec"]["model"], **yaml.safe_load(block or cell)}
         assert parse_inference_service({**written, "spec": spec}).name == written["metadata"]["name"]
+
+
+def test_the_example_of_scaling_to_zero_is_for_any_machine() -> None:
+    path = EXAMPLES / "09-scale-to-zero" / "inferenceservice.yaml"
+    (wanted,) = read_wanted(parse_manifest((Source(path, path.read_bytes()),)), {})
+    assert ignored_fields(wanted) == ()
+    assert check_gpus((wanted,), 0) == []
+    spec = wanted.service.spec
+    assert spec.autoscaling is not None
+    assert spec.autoscaling.scale_to_zero is not None
+    shown = (path.parent / "README.md").read_text()
+    assert f"from 3 to 0: nobody asked for {spec.autoscaling.scale_to_zero.after} s" in shown
+    assert f"`router.queue.coldStartTimeout` ({spec.router.queue.cold_start_timeout} s) bounds it" in shown
