@@ -84,5 +84,6 @@ def engine_event_args() -> tuple[str, ...]:
 
 
 def _mounts_key(deployment: Mapping[str, Any]) -> bool:
-    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    pod = deployment.get("spec", {}).get("template", {}).get("spec", {})
+    volumes = pod.get("volumes") or ()
     return any(volume.get("name") == _VOLUME for volume in volumes)
