@@ -149,12 +149,13 @@ def test_a_new_engine_is_trusted_slowly() -> None:
     assert costs[2] == pytest.approx(2 * settled)
 
 
-def test_crowding_takes_the_cache_s_advantage_away() -> None:
-    engines = [engine("a", requests=30), engine("b"), engine("c")]
+@pytest.mark.parametrize("age", [0.0, 3.0, 100.0])
+def test_crowding_takes_the_cache_s_advantage_away_however_new_the_fleet_is(age: float) -> None:
+    engines = [engine(name, requests=30 if name == "a" else 0, usable_since=-age) for name in "abc"]
     bounds = bounds_of(engines, 0.0)
     assert [one.num_requests > bounds.requests for one in engines] == [True, False, False]
     costs = [predicted_seconds(one, 1000, hit, 0.0) for one, hit in zip(engines, (1000, 0, 0), strict=True)]
-    assert costs[0] < costs[1] < costs[0] + crowding_seconds(engines[0], 1000, bounds)
+    assert costs[0] < costs[1] < costs[0] + crowding_seconds(engines[0], 1000, bounds, 0.0)
 
 
 def test_an_engine_with_too_large_a_share_loses_its_advantage() -> None:

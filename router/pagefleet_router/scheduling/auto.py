@@ -104,7 +104,7 @@ class Auto:
             if engine.num_requests > bounds.requests or (
                 engine.tally.recent > bounds.recent and engine.tally.settle(now) > bounds.recent
             ):
-                cost += crowding_seconds(engine, tokens, bounds)
+                cost += crowding_seconds(engine, tokens, bounds, now)
             if own is not None and engine is not own:
                 cost += RECOMPUTE * SESSION_TOKENS / engine.rates.prefill.value
             costs.append(cost)

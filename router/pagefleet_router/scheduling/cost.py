@@ -69,10 +69,13 @@ def predicted_seconds(engine: EngineView, tokens: int, cached: int, now: float) 
     seconds = rates.overhead.value + work / prefill + count / rates.decode.value
     # It waits for KV as far as it needs new KV: what is cached is shared.
     seconds += place_seconds(engine, count) * (tokens - cached + ANSWER_TOKENS) / (tokens + ANSWER_TOKENS)
+    return seconds * slowness(engine, now)
+
+
+def slowness(engine: EngineView, now: float) -> float:
+    """Return how many times slower an engine counts as because it is new; 1 for those that are not."""
     age = now - engine.usable_since
-    if age < SLOW_START_S:
-        seconds *= min(SLOW_START_S / max(age, 1e-3), SLOW_START_MOST)
-    return seconds
+    return 1.0 if age >= SLOW_START_S else min(SLOW_START_S / max(age, 1e-3), SLOW_START_MOST)
 
 
 def place_seconds(engine: EngineView, count: float) -> float:
@@ -93,8 +96,11 @@ def place_seconds(engine: EngineView, count: float) -> float:
     return engine.rates.request_seconds.value / places * (wait + max(count - places, 0.0))
 
 
-def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds) -> float:
-    """Return what is added where an engine is over a bound: all that its cache would save, and a bit per request."""
+def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds, now: float) -> float:
+    """Return what is added where an engine is over a bound: all that its cache would save, and a bit per request.
+
+    It is as dear as the rest while the engine is new: in a fleet that has just started all are.
+    """
     overhead = engine.rates.overhead.value
     excess = max(engine.num_requests - bounds.requests, 0.0)
-    return RECOMPUTE * tokens / engine.rates.prefill.value + overhead * (1.0 + excess)
+    return (RECOMPUTE * tokens / engine.rates.prefill.value + overhead * (1.0 + excess)) * slowness(engine, now)
