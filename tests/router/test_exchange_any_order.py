@@ -1,0 +1,156 @@
+"""Exchanges under any sequence of events: each is answered once, whole or with an error, and everything is given back."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pagefleet_protocol.handoff import StreamState
+from pagefleet_router.errors import Failure, shutting_down
+from pagefleet_router.proxy.upstream import AnswerHead
+
+from tests.fakes.exchange_scene import SSE, Asked, Call, ExchangeScene
+from tests.fakes.noting_engine import DEAD, whole_answer
+
+JSON_HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"2")]
+STOPPING = DEAD.replace(b"engine_dead", b"server_shutting_down")
+DONE = b"data: [DONE]\n\n"
+GARBAGE = b":pf !!!! 5\ndata: x\n\n"
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Clients, engines, connections and time do as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene = ExchangeScene()
+
+    def one_of_calls(self, data: st.DataObject) -> Call:
+        return data.draw(st.sampled_from(self.scene.calls))
+
+    @rule(stream=st.booleans(), resumable=st.booleans(), num_tokens=st.integers(0, 5000))
+    def come(self, stream: bool, resumable: bool, num_tokens: int) -> None:
+        self.scene.come(stream, resumable, num_tokens)
+
+    @precondition(lambda self: self.scene.prompts.reading)
+    @rule(data=st.data())
+    def read_prompt(self, data: st.DataObject) -> None:
+        self.scene.read_prompt(data.draw(st.integers(0, len(self.scene.prompts.reading) - 1)))
+
+    @precondition(lambda self: self.scene.dials)
+    @rule(data=st.data(), result=st.sampled_from([None, None, None, Failure.REFUSED, Failure.UNREACHABLE]))
+    def dial_ends(self, data: st.DataObject, result: Failure | None) -> None:
+        dial = data.draw(st.sampled_from(self.scene.dials))
+        if result is None:
+            self.scene.connect(dial)
+        else:
+            dial.end(result)
+
+    @precondition(lambda self: self.scene.calls)
+    @rule(data=st.data(), num=st.integers(0, 20), end=st.sampled_from(["", "", "whole", "dead", "stopping", "garbage"]))
+    def engine_streams(self, data: st.DataObject, num: int, end: str) -> None:
+        call = self.one_of_calls(data)
+        head = None if call.has_head else SSE
+        body = call.next_events(num)
+        body += {"dead": DEAD, "stopping": STOPPING, "garbage": GARBAGE if call.is_noted else b""}.get(end, b"")
+        complete = end in ("dead", "stopping") or (end == "whole" and not call.given)
+        if head is not None or body or complete:
+            call.answer(head, body, complete)
+
+    @precondition(lambda self: any(not call.has_head for call in self.scene.calls))
+    @rule(
+        data=st.data(),
+        status=st.sampled_from([200, 400, 409, 500, 502, 503]),
+        own=st.sampled_from([(), (), ((b"connection", b"close"),), ((b"x-pagefleet-model", b"other"),)]),
+        at_once=st.booleans(),
+    )
+    def engine_answers(
+        self, data: st.DataObject, status: int, own: tuple[tuple[bytes, bytes], ...], at_once: bool
+    ) -> None:
+        call = data.draw(st.sampled_from([call for call in self.scene.calls if not call.has_head]))
+        call.answer(AnswerHead(status, [*JSON_HEADERS, *own]), b"{}" if at_once else b"", at_once)
+
+    @precondition(lambda self: self.scene.calls)
+    @rule(data=st.data(), failure=st.sampled_from([Failure.RESET, Failure.GARBAGE]))
+    def connection_breaks(self, data: st.DataObject, failure: Failure) -> None:
+        self.one_of_calls(data).lose(failure)
+
+    @precondition(lambda self: any(not one.is_over for one in self.scene.asked))
+    @rule(data=st.data(), what=st.sampled_from(["leaves", "pauses", "resumes", "is cut"]))
+    def client(self, data: st.DataObject, what: str) -> None:
+        asked = data.draw(st.sampled_from([one for one in self.scene.asked if not one.is_over]))
+        if what == "leaves":
+            asked.left = True
+            asked.exchange.client_lost()
+        elif what == "is cut":
+            asked.exchange.cut(shutting_down())
+        else:
+            self.flow(asked, what == "pauses")
+
+    def flow(self, asked: Asked, paused: bool) -> None:
+        if paused:
+            asked.exchange.client_paused()
+        else:
+            asked.exchange.client_resumed()
+
+    @rule(seconds=st.floats(0.0, 40.0))
+    def later(self, seconds: float) -> None:
+        self.scene.later(seconds)
+
+    @rule(data=st.data(), ready=st.booleans())
+    def readiness(self, data: st.DataObject, ready: bool) -> None:
+        self.scene.set_ready(data.draw(st.sampled_from(self.scene.names)), ready)
+
+    @invariant()
+    def everything_is_counted(self) -> None:
+        self.scene.check()
+
+    @invariant()
+    def clients_get_what_fits_together(self) -> None:
+        for asked in self.scene.asked:
+            if asked.client.data:
+                check_answer(asked)
+
+    def teardown(self) -> None:
+        for asked in self.scene.asked:
+            asked.exchange.cut(shutting_down())
+        self.scene.check()
+        assert not self.scene.calls
+        assert not self.scene.dials
+        assert all(one.left or len(one.client.ends) == 1 for one in self.scene.asked)
+        assert not any(one.tally.num_tokens for one in self.scene.table.snapshot.engines)
+
+
+def check_answer(asked: Asked) -> None:
+    """Assert that a stream is the one answer, as far as it goes, then at most one error."""
+    head, _, body = asked.client.data.partition(b"\r\n\r\n")
+    if b"text/event-stream" not in head:
+        return
+    text = unchunked(body) if b"chunked" in head else body
+    events = [one + b"\n\n" for one in text.split(b"\n\n") if one and not one.startswith(b": waiting")]
+    assert not any(event.startswith(b":pf") for event in events), "a note is none of the client's"
+    errors = [event for event in events if b'"error"' in event or event == b"data: {}\n\n"]
+    assert errors in ([], events[-1:]), "an error is the last event"
+    told = events[: len(events) - len(errors)]
+    if told and told[0].startswith(b'data: {"id"'):
+        first = json.loads(told[0][6:])
+        state = StreamState(first["id"].removeprefix("chatcmpl-"), first["created"])
+        assert told == [one.event for one in whole_answer(state)][: len(told)], "not one answer"
+    if asked.client.ends == ["whole"] and not errors:
+        assert told[-1] == DONE or not asked.exchange.delivery.relayed
+
+
+def unchunked(body: bytes) -> bytes:
+    parts = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        parts.append(body[: int(size, 16)])
+        assert body[int(size, 16) : int(size, 16) + 2] == b"\r\n"
+        body = body[int(size, 16) + 2 :]
+    return b"".join(parts)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
