@@ -74,6 +74,8 @@ class RouterMetrics(Collector):
         self.streams_cut = 0
         self.arrivals: Counter[str] = Counter()
         """Requests by model, whatever became of them."""
+        self.prompt_tokens: Counter[str] = Counter()
+        """Uncached ones by model, as predicted when requests were sent."""
         self.first_token: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.token_seconds: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.continued: Counter[str] = Counter()
@@ -122,6 +124,11 @@ class RouterMetrics(Collector):
     def _by_model(self) -> Iterator[Metric]:
         for name, text, counts in (
             (names.ROUTER_ARRIVALS, "Requests, whatever became of them.", self.arrivals),
+            (
+                names.ROUTER_PROMPT_TOKENS,
+                "Prompt tokens sent that engines probably had not cached.",
+                self.prompt_tokens,
+            ),
             (PREFIX + "streams_continued", "Streams that went on at another engine.", self.continued),
         ):
             counter = CounterMetricFamily(name.removesuffix("_total"), text, labels=("model",))

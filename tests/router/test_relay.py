@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.endpoints import Endpoint
 
 from tests.fakes.faulty_engine import (
@@ -358,6 +359,18 @@ def test_what_engines_say_of_their_load_counts(tmp_path: Path) -> None:
             f.engines[0].metrics = "nothing here"
             await asyncio.sleep(0.15)
             assert f.router.table.snapshot.engines[0].num_requests == 5, "the last figures stay"
+
+    uvloop.run(scenario())
+
+
+def test_prompt_tokens_that_nobody_has_are_counted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole(), policy="auto") as f:
+            for expected in (528, 528 + 16):
+                assert (await f.ask(post(chat("x" * 2080)))).status == 200
+                assert f.router.metrics.prompt_tokens == {"m": expected}
+            text = (await f.get("/metrics")).body.decode()
+            assert f'{names.ROUTER_PROMPT_TOKENS}{{model="m"}} 544.0' in text
 
     uvloop.run(scenario())
 

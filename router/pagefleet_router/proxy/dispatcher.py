@@ -63,9 +63,12 @@ class Dispatcher:
         """Note that an engine gets a request."""
         attempt = Attempt(view, choice, self.clock())
         self.policy.sent(view, choice.engine)
-        metrics = self.metrics
-        metrics.prefix_queries += view.num_tokens
-        metrics.prefix_hits += min(choice.cached_tokens, view.num_tokens)
+        metrics, tokens = self.metrics, view.num_tokens
+        hits = min(choice.cached_tokens, tokens)
+        metrics.prefix_queries += tokens
+        metrics.prefix_hits += hits
+        if view.model is not None:
+            metrics.prompt_tokens[view.model] += tokens - hits
         return attempt
 
     def succeeded(self, engine: EngineView) -> None:
