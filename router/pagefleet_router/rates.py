@@ -6,6 +6,7 @@ Logarithms, because rates are positive and wrong by factors; clipped, because a 
 from __future__ import annotations
 
 import math
+from weakref import WeakSet
 
 _START_EVIDENCE = 1.0
 """Samples that the siblings' estimate is worth against an engine's own."""
@@ -21,6 +22,8 @@ _HALF_LIFE_S = 300.0
 _RATE_TOKENS = 512
 """Waits for fewer tokens tell of the overhead, for more of the rate."""
 _MIN_POLL_S = 0.2
+_SAMPLE_GAP_S = 0.01
+"""How long requests take is looked at a hundred times a second: more would say the same."""
 
 
 class Estimate:
@@ -31,19 +34,19 @@ class Estimate:
         prior: what the siblings of this engine showed.
     """
 
-    __slots__ = ("_at", "_evidence", "_log", "_prior", "_value")
+    __slots__ = ("__weakref__", "_at", "_evidence", "_followers", "_log", "_prior", "value")
 
     def __init__(self, start: float, prior: Estimate | None = None) -> None:
-        self._value = start if prior is None else prior.value
+        self.value = start if prior is None else prior.value
+        """The estimate, finite and above zero; without samples of its own, that of the siblings."""
         self._prior = prior
-        self._log = math.log(self._value)
+        self._log = math.log(self.value)
         self._evidence = 0.0
         self._at = 0.0
-
-    @property
-    def value(self) -> float:
-        """The estimate, finite and above zero; without samples of its own, that of the siblings."""
-        return self._value if self._evidence or self._prior is None else self._prior.value
+        self._followers: WeakSet[Estimate] = WeakSet()
+        """Those without samples of their own whose prior this is."""
+        if prior is not None:
+            prior._followers.add(self)
 
     @property
     def is_learned(self) -> bool:
@@ -59,6 +62,8 @@ class Estimate:
             self._prior.observe(sample, now)
         if self._evidence:
             log = self._log + min(max(log - self._log, -_CLIP), _CLIP)
+        elif self._prior is not None:
+            self._prior._followers.discard(self)
         self._decay(now)
         self._log += (log - self._log) / (self._evidence + 1.0)
         limit = _SIBLING_EVIDENCE if self._prior is None else _MOST_EVIDENCE
@@ -81,7 +86,9 @@ class Estimate:
         if self._prior is not None:
             weight = self._evidence + _START_EVIDENCE
             log = (log * self._evidence + math.log(self._prior.value) * _START_EVIDENCE) / weight
-        self._value = math.exp(min(max(log, -20.0), 20.0))
+        self.value = math.exp(min(max(log, -20.0), 20.0))
+        for follower in self._followers:
+            follower.value = self.value
 
 
 class EngineRates:
@@ -91,7 +98,9 @@ class EngineRates:
         siblings: what the engines of its model have in common.
     """
 
-    __slots__ = ("_generated", "_generated_at", "_siblings", "decode", "overhead", "prefill", "request_seconds")
+    __slots__ = (
+        "_finished_at", "_generated", "_generated_at", "_siblings", "decode", "overhead", "prefill", "request_seconds",
+    )  # fmt: skip
 
     def __init__(self, siblings: EngineRates | None = None) -> None:
         self.prefill: Estimate = Estimate(10_000.0, None if siblings is None else siblings.prefill)
@@ -103,6 +112,7 @@ class EngineRates:
         self.request_seconds: Estimate = Estimate(2.0, None if siblings is None else siblings.request_seconds)
         """How long a request takes from its sending to its end."""
         self._siblings = siblings
+        self._finished_at = -math.inf
         self._generated: float | None = None
         self._generated_at = 0.0
 
@@ -131,7 +141,9 @@ class EngineRates:
 
     def finished(self, seconds: float, now: float) -> None:
         """Learn from a request that was answered."""
-        self.request_seconds.observe(seconds, now)
+        if now - self._finished_at >= _SAMPLE_GAP_S:
+            self._finished_at = now
+            self.request_seconds.observe(seconds, now)
 
     def refresh(self, now: float) -> None:
         """Let old evidence fade, and follow the siblings as far as there is none; called every second or so."""

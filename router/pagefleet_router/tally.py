@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _HALF_LIFE_S = 20.0
+_SETTLE_S = 0.1
+"""Weights that are this old are as good as current: they have lost a third of a percent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +48,6 @@ class Tally:
         self.num_tokens += tokens
         self.unpolled += tokens
         self.recent = self.settle(now) + 1.0
-        self.recent_at = now
         if until < math.inf:
             self._timed.append(prefill)
         return prefill
@@ -69,4 +70,7 @@ class Tally:
 
     def settle(self, now: float) -> float:
         """Return `recent` as of `now`: a request's weight halves every 20 s."""
-        return self.recent * math.exp2((self.recent_at - now) / _HALF_LIFE_S)
+        if now - self.recent_at >= _SETTLE_S:
+            self.recent *= math.exp2((self.recent_at - now) / _HALF_LIFE_S)
+            self.recent_at = now
+        return self.recent

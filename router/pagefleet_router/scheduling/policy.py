@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.request_view import RequestView
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """An engine, and how many leading tokens of the prompt it probably has cached."""
 
     engine: EngineView
