@@ -52,11 +52,12 @@ class Auto:
         own = None if request.session is None else home(request.session, engines)
         if len(engines) > LARGE_FLEET:
             engines, cached = shortlist(engines, cached, own, self._rng)
-        costs = self._costs(request, engines, cached, own, now)
+        bounds = bounds_of(engines, now)
+        costs = self._costs(request, engines, cached, own, bounds, now)
         if max(cached) >= COLD_SHARE * request.num_tokens:
             engine = pick_random_lowest(engines, costs, self._rng)
         else:
-            engine = self._pick_cold(engines, costs, now)
+            engine = self._pick_cold(engines, costs, bounds)
         return Choice(engine, cached[engines.index(engine)])
 
     def explain(self, request: RequestView, engines: Sequence[EngineView]) -> tuple[Score, ...]:
@@ -64,8 +65,8 @@ class Auto:
         now = self._clock()
         cached = self._knowledge.cached_tokens(engines, request)
         own = None if request.session is None else home(request.session, engines)
-        costs = self._costs(request, engines, cached, own, now)
         bounds = bounds_of(engines, now)
+        costs = self._costs(request, engines, cached, own, bounds, now)
         return tuple(
             Score(engine.id, cost, hit, engine.tally.queued(now), reason_of(engine, engine is own, bounds, now))
             for engine, cost, hit in zip(engines, costs, cached, strict=True)
@@ -79,31 +80,23 @@ class Auto:
         """Forget the engine's cache."""
         self._knowledge.lost(engine_id)
 
-    def _pick_cold(self, engines: Sequence[EngineView], costs: Sequence[float], now: float) -> EngineView:
+    def _pick_cold(self, engines: Sequence[EngineView], costs: Sequence[float], bounds: Bounds) -> EngineView:
         """Return the engine with the least KV in use and the smallest share of requests, present and recent."""
-        total = sum(one.num_requests + one.tally.settle(now) for one in engines) + 1.0
+        total = bounds.total + 1.0
         slack = (COLD_RATIO - 1.0) * min(costs)
         return pick_lowest_then(
-            engines, costs, lambda one: one.kv_usage + (one.num_requests + one.tally.settle(now)) / total, slack
+            engines, costs, lambda one: one.kv_usage + (one.num_requests + one.tally.recent) / total, slack
         )
 
     def _costs(
-        self,
-        request: RequestView,
-        engines: Sequence[EngineView],
-        cached: Sequence[int],
-        own: EngineView | None,
-        now: float,
-    ) -> list[float]:
+        self, request: RequestView, engines: Sequence[EngineView], cached: Sequence[int], own: EngineView | None,
+        bounds: Bounds, now: float,
+    ) -> list[float]:  # fmt: skip
         tokens = request.num_tokens
-        bounds = bounds_of(engines, now)
         costs = []
         for engine, hit in zip(engines, cached, strict=True):
             cost = predicted_seconds(engine, tokens, hit, now)
-            # What is not decayed is an upper bound of what is.
-            if engine.num_requests > bounds.requests or (
-                engine.tally.recent > bounds.recent and engine.tally.settle(now) > bounds.recent
-            ):
+            if engine.tally.recent > bounds.recent or engine.num_requests > bounds.requests:
                 cost += crowding_seconds(engine, tokens, bounds, now)
             if own is not None and engine is not own:
                 cost += RECOMPUTE * SESSION_TOKENS / engine.rates.prefill.value
@@ -116,7 +109,7 @@ def reason_of(engine: EngineView, is_home: bool, bounds: Bounds, now: float) -> 
     reasons = []
     if engine.num_requests > bounds.requests:
         reasons.append("crowded")
-    elif engine.tally.settle(now) > bounds.recent:
+    elif engine.tally.recent > bounds.recent:
         reasons.append("had more than its share")
     if engine.facts is not None and engine.num_requests >= engine.facts.max_num_seqs:
         reasons.append("full")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pagefleet_router.endpoints import EngineView
 
@@ -34,22 +35,25 @@ SLOW_START_MOST = 10.0
 during 20 s: kernels get compiled, graphs captured, and what is predicted of it is its siblings' speed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True, gc=False):
     """The most that one engine may have beside the others."""
 
     requests: float
     recent: float
+    total: float
+    """Requests that all have and had lately."""
 
 
 def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
-    """Return the bounds among these engines."""
+    """Return the bounds among these engines, whose tallies are settled by it."""
     requests = recent = 0.0
     for engine in engines:
         requests += engine.num_requests
         recent += engine.tally.settle(now)
     num = len(engines)
-    return Bounds(CROWD_RATIO * requests / num + CROWD_SLACK, SHARE_RATIO * recent / num + SHARE_SLACK)
+    return Bounds(
+        CROWD_RATIO * requests / num + CROWD_SLACK, SHARE_RATIO * recent / num + SHARE_SLACK, requests + recent
+    )
 
 
 def predicted_seconds(engine: EngineView, tokens: int, cached: int, now: float) -> float:
@@ -69,7 +73,7 @@ def predicted_seconds(engine: EngineView, tokens: int, cached: int, now: float) 
     seconds = rates.overhead.value + work / prefill + count / rates.decode.value
     # It waits for KV as far as it needs new KV: what is cached is shared.
     seconds += place_seconds(engine, count) * (tokens - cached + ANSWER_TOKENS) / (tokens + ANSWER_TOKENS)
-    return seconds * slowness(engine, now)
+    return seconds if now - engine.usable_since >= SLOW_START_S else seconds * slowness(engine, now)
 
 
 def slowness(engine: EngineView, now: float) -> float:
@@ -85,9 +89,9 @@ def place_seconds(engine: EngineView, count: float) -> float:
     Sakasegawa's approximation (1977): next to nothing at half of the KV, the time of several requests when it is full.
     """
     facts = engine.facts
-    busy = engine.kv_usage if engine.load is not None else 0.0
-    if facts is not None:
-        busy = max(busy, count / facts.max_num_seqs)
+    busy = engine.kv_usage
+    if facts is not None and (share := count / facts.max_num_seqs) > busy:
+        busy = share
     if busy < NEGLIGIBLE:
         return 0.0
     places = max(count, 1.0) / busy
