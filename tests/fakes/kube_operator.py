@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,8 @@ class World:
 
     api: KubeApi
     pods: SilentPods = field(default_factory=SilentPods)
+    clock: Callable[[], float] = time.monotonic
+    """Of the autoscaler."""
 
     @contextlib.asynccontextmanager
     async def operator(
@@ -118,6 +121,7 @@ class World:
             pods=self.pods,
             credentials=lambda: credentials_of(configuration),
             metrics=metrics,
+            clock=self.clock,
         )
         operator, stopping = Operator(settings, outside), asyncio.Event()
         running = Running(operator, metrics, asyncio.create_task(operator.run(stopping, lambda: None)), stopping)

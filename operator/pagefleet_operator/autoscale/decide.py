@@ -148,7 +148,9 @@ def _learned(
     if policy.itl_s is not None and between is not None and engines.ready:
         share = min(1.0, prefill_engines(signals, rate) / engines.ready)
         speed = speed.seen(Sighting(signals.running / engines.ready, share, between), now)
-    idle_since = (now if state.idle_since is None else state.idle_since) if signals.idle else None
+    # As long as the first engines start nobody can be expected to ask.
+    idle = signals.idle and (engines.ready > 0 or not engines.warming)
+    idle_since = (now if state.idle_since is None else state.idle_since) if idle else None
     return replace(state, speed=speed, idle_since=idle_since, prefill_rate=rate)
 
 

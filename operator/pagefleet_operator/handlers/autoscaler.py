@@ -74,12 +74,14 @@ class Autoscaler:
         view: ClusterView,
         count: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        period_s: float = PERIOD_S,
     ) -> None:
         """Start without decisions; `count` is told the reason of each."""
         self._pods = pods
         self._view = view
         self._count = count
         self._clock = clock
+        self._period_s = period_s
         self._followed: dict[Key, _Followed] = {}
 
     def seen(self, key: Key) -> ScalingSeen | None:
@@ -102,7 +104,7 @@ class Autoscaler:
         while True:
             started = self._clock()
             wake(await self.look())
-            await asyncio.sleep(max(0.1, PERIOD_S - (self._clock() - started)))
+            await asyncio.sleep(max(self._period_s / 20, self._period_s - (self._clock() - started)))
 
     async def look(self) -> Sequence[Key]:
         """Ask and decide once for every service; returns those to be reconciled because of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,6 +54,8 @@ class Outside:
     credentials: Callable[[], Credentials]
     """For the watches."""
     metrics: OperatorMetrics
+    clock: Callable[[], float] = time.monotonic
+    """What the autoscaler measures time by."""
 
 
 class Operator:
@@ -66,7 +69,9 @@ class Operator:
         self._metrics = outside.metrics
         self._view = ClusterView()
         self._live = LiveNumbers(outside.pods, self._view, _now)
-        self._autoscaler = Autoscaler(outside.pods, self._view, outside.metrics.scaling_decided)
+        self._autoscaler = Autoscaler(
+            outside.pods, self._view, outside.metrics.scaling_decided, outside.clock, settings.timing.scaling
+        )
         self._reconciler = _reconciler(settings, outside, self._view, (self._live, self._autoscaler))
         self._queue = WorkQueue(
             self._reconciler.reconcile, outside.metrics, settings.timing.resync, settings.timing.pace

@@ -23,6 +23,8 @@ class Timing:
     """Between two audits while a watch is behind."""
     watch_restart: float = 60.0
     """A watch that is behind for so long is started again."""
+    scaling: float = 2.0
+    """Between two decisions how many engines a service has."""
     finish: float = 5.0
     """What reconciles under way get when the operator is stopped."""
     lease: LeaseTimes = field(default_factory=LeaseTimes)

@@ -58,6 +58,8 @@ def _scaled(before: InferenceServiceStatus | None, after: InferenceServiceStatus
     old, new = before.scaling if before else None, after.scaling
     if old is None or new is None or old.mode != new.mode or old.desired == new.desired or new.mode == "External":
         return
+    if new.reason == Reason.AT_QUOTA and new.desired < old.desired:
+        return  # nothing goes: fewer came than were wanted, and ScalingActive tells of the quota
     if new.mode == "Advisory":
         reason = "ScalingAdvised"
     elif new.desired == 0:
@@ -66,7 +68,11 @@ def _scaled(before: InferenceServiceStatus | None, after: InferenceServiceStatus
         reason = "WokenUp"
     else:
         reason = "ScaledUp" if new.desired > old.desired else "ScaledDown"
-    yield Announcement("Normal", reason, f"from {old.desired} to {new.desired} engines ({new.reason}): {new.signal}")
+    yield Announcement(
+        "Normal",
+        reason,
+        f"from {old.desired} to {new.desired} engine{'' if new.desired == 1 else 's'} ({new.reason}): {new.signal}",
+    )
 
 
 def _turned(before: Condition | None, after: Condition) -> bool:

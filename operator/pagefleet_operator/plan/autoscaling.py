@@ -134,7 +134,13 @@ def scaling_verdict(service: InferenceService, seen: ScalingSeen | None, routers
         starting = Verdict(False, Reason.WAITING, "waits for a router; RouterReady says more")
         return Verdict(False, Reason.SIGNALS_MISSING, seen.signal) if routers_ready else starting
     if scaling.mode == "Advisory":
-        return Verdict(True, Reason.ADVISED, f"in mode Internal {seen.desired} engines would be wanted: {seen.signal}")
+        return Verdict(
+            True, Reason.ADVISED, f"in mode Internal {_engines(seen.desired, 'would be')} wanted: {seen.signal}"
+        )
     if seen.reason in (Reason.AT_MAXIMUM, Reason.AT_QUOTA, Reason.IDLE):
-        return Verdict(True, seen.reason, f"{seen.desired} engines are wanted: {seen.signal}")
+        return Verdict(True, seen.reason, f"{_engines(seen.desired)} wanted: {seen.signal}")
     return Verdict(True, Reason.SCALED_BY_DEMAND, "the number of engines follows the demand; status.scaling has it")
+
+
+def _engines(count: int, verb: str = "") -> str:
+    return f"{count} engine{'' if count == 1 else 's'} {verb or ('is' if count == 1 else 'are')}"

@@ -77,6 +77,13 @@ def test_to_zero_only_after_idleness_and_from_zero_with_the_first_request() -> N
     assert "1 requests with 500 tokens" in woken.message
 
 
+def test_the_start_of_the_first_engine_is_no_idleness() -> None:
+    scene = Scene(0, start_up_s=300.0, idle_after_s=60.0)
+    scene.decide(replace(QUIET, arrivals=1.0, held=1.0))
+    assert scene.last(QUIET, 350).desired == 1, "whoever asked has left, and it is ready for less than a minute"
+    assert scene.last(QUIET, 20).desired == 0
+
+
 def test_many_held_tokens_wake_more_than_one_engine_where_the_rate_is_known() -> None:
     crowd = replace(QUIET, held=50.0, queued_tokens=60_000.0)
     known, unknown = Scene(0, idle_after_s=60.0), Scene(0, idle_after_s=60.0)
