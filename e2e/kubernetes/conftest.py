@@ -117,7 +117,7 @@ def fleet(session_fleet: Service) -> Service:
 @pytest.fixture
 def load(cluster: Cluster, images: Images, fleet: Service) -> Iterator[Load]:
     """Requests to `fleet` that never pause."""
-    with Load(cluster, images.operator, fleet.namespace, fleet.name) as running:
+    with Load(cluster, images.operator, fleet) as running:
         yield running
 
 

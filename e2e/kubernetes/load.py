@@ -10,8 +10,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from e2e.kubernetes.cluster import Cluster, restricted_pod, wait_until
+from e2e.kubernetes.service import Service
 
 PROGRAM = Path(__file__).with_name("load_pod.py")
+ASKERS, STREAMERS = 4, 2
+"""Requests at a time, of both kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,14 @@ class Account:
 class Load:
     """Use as a context manager; the load runs inside it."""
 
-    def __init__(self, cluster: Cluster, image: str, namespace: str, service: str) -> None:
+    def __init__(
+        self, cluster: Cluster, image: str, service: Service, askers: int = ASKERS, streamers: int = STREAMERS
+    ) -> None:
         self._cluster = cluster
-        self._namespace = namespace
-        self._pod = f"load-{service}"
-        command = ["python", "-c", PROGRAM.read_text(), f"http://{service}.{namespace}.svc", service]
+        self._namespace = service.namespace
+        self._pod = f"load-{service.name}"
+        url = f"http://{service.name}.{service.namespace}.svc"
+        command = ["python", "-c", PROGRAM.read_text(), url, service.name, str(askers), str(streamers)]
         self._document = restricted_pod(self._pod, {"image": image, "command": command})
 
     def __enter__(self) -> Self:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-ASKERS, STREAMERS = 4, 2
 STREAM_TOKENS = 60
 PAUSE_S = 0.05
 PRINT_S = 0.5
@@ -77,9 +76,9 @@ async def repeat(
             await asyncio.sleep(PAUSE_S)
 
 
-async def main(url: str, model: str) -> None:
+async def main(url: str, model: str, askers: int, streamers: int) -> None:
     account = Account()
-    work = [ask] * ASKERS + [stream] * STREAMERS
+    work = [ask] * askers + [stream] * streamers
     async with asyncio.TaskGroup() as group:
         for number, one in enumerate(work):
             group.create_task(repeat(one, (url, model), number, account))
@@ -89,4 +88,4 @@ async def main(url: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

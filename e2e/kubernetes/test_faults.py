@@ -12,8 +12,7 @@ import pytest
 
 from e2e.kubernetes.cluster import Cluster, Images, wait_until
 from e2e.kubernetes.installation import Installation
-from e2e.kubernetes.load import Account, Load
-from e2e.kubernetes.load_pod import ASKERS, STREAMERS
+from e2e.kubernetes.load import ASKERS, STREAMERS, Account, Load
 from e2e.kubernetes.node import kill_processes
 from e2e.kubernetes.service import Service
 

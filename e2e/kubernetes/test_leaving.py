@@ -26,7 +26,7 @@ def test_services_survive_the_release_and_the_next_one_takes_them_up(
 ) -> None:
     served.wait_for("Ready", "Serving", 180)
     pods = served.pod_names("engine") | served.pod_names("router")
-    with Load(cluster, images.operator, served.namespace, served.name) as load:
+    with Load(cluster, images.operator, served) as load:
         installation.uninstall()
         wait_until(lambda: not of_the_release(cluster, installation), "nothing of the release is left", GONE_WITHIN_S)
         assert all(cluster.get(*DEFINITION, name) for name in DEFINITIONS)

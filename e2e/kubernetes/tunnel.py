@@ -82,25 +82,16 @@ class PortForward:
                 await asyncio.gather(upwards, return_exceptions=True)
 
 
-class ServiceTunnel:
-    """Use as a context manager; `url` is the Service from here, without a path."""
+class PodTunnel:
+    """Use as a context manager; `url` is a port of one pod from here, past every Service."""
 
-    def __init__(self, cluster: Cluster, image: str, namespace: str, host: str, port: int = 80) -> None:
-        """`host` is what an application in `namespace` would say: `qwen`, or `qwen.other.svc`."""
-        self._cluster = cluster
-        self._namespace = namespace
-        self._pod = f"relay-{host.partition('.')[0]}"[:60]
-        command = ["python", "-c", RELAY.read_text(), host, str(port)]
-        probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
-        self._document = restricted_pod(self._pod, {"image": image, "command": command, "readinessProbe": probe})
-        self._forward = PortForward(cluster, namespace, self._pod, PORT)
+    def __init__(self, cluster: Cluster, namespace: str, pod: str, port: int = PORT) -> None:
+        self._forward = PortForward(cluster, namespace, pod, port)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=self._pod)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"tunnel-{pod}")
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._cluster.apply(self._document, self._namespace)
-        wait_until(partial(self._cluster.pod_is_ready, self._pod, self._namespace), f"pod {self._pod} is ready")
         self._thread.start()
         port = asyncio.run_coroutine_threadsafe(self._forward.listen(), self._loop).result(10)
         self.url = f"http://127.0.0.1:{port}"
@@ -113,6 +104,35 @@ class ServiceTunnel:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+
+class ServiceTunnel:
+    """Use as a context manager; `url` is the Service from here, without a path."""
+
+    def __init__(self, cluster: Cluster, image: str, namespace: str, host: str, port: int = 80) -> None:
+        """`host` is what an application in `namespace` would say: `qwen`, or `qwen.other.svc`."""
+        self._cluster = cluster
+        self._namespace = namespace
+        self._pod = f"relay-{host.partition('.')[0]}"[:60]
+        command = ["python", "-c", RELAY.read_text(), host, str(port)]
+        probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
+        self._document = restricted_pod(self._pod, {"image": image, "command": command, "readinessProbe": probe})
+        self._tunnel = PodTunnel(cluster, namespace, self._pod)
+
+    @property
+    def url(self) -> str:
+        return self._tunnel.url
+
+    def __enter__(self) -> Self:
+        self._cluster.apply(self._document, self._namespace)
+        wait_until(partial(self._cluster.pod_is_ready, self._pod, self._namespace), f"pod {self._pod} is ready")
+        self._tunnel.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tunnel.__exit__(kind, error, trace)
         self._cluster.delete("v1", "Pod", self._pod, self._namespace)
 
 
