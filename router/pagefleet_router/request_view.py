@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-ANONYMOUS = "anonymous"
-"""The tenant of requests where no key is asked for."""
+ANONYMOUS = ""
+"""The tenant of requests where no key is asked for. No line of a key file can name it."""
 
 Pieces = tuple[int, ...]
 """A prompt's text as a chain of hashes, see `prefix.pieces`."""

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _HALF_LIFE_S = 20.0
+_MOST_OVER = 64
+"""Of those that are kept, how many may be over although one before them is not."""
 _SETTLE_S = 0.1
 """Weights that are this old are as good as current: they have lost a third of a percent."""
 
@@ -50,7 +52,14 @@ class Tally:
         self.recent = self.settle(now) + 1.0
         if until < math.inf:
             self._timed.append(prefill)
+            if len(self._timed) > 2 * self.num_requests + _MOST_OVER:
+                self._timed = deque(one for one in self._timed if one.tokens)
         return prefill
+
+    @property
+    def num_timed(self) -> int:
+        """How many prefills are kept because nobody may tell of their end."""
+        return len(self._timed)
 
     def prefilled(self, prefill: Prefill) -> None:
         """Count a prompt as computed; once is as good as twice."""

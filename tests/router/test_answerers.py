@@ -132,6 +132,19 @@ def test_headers_of_ours_come_from_no_client_and_trace_context_passes(tmp_path: 
     run(tmp_path, check, whole(), api_key_file=keys)
 
 
+def test_a_tenant_called_anonymous_is_a_tenant(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one tenant=anonymous rpm=1\n")
+    head = "authorization: Bearer one\r\n"
+
+    async def check(f: Fleet) -> None:
+        assert (await f.ask(post(chat(), headers=head))).status == 200
+        assert f.engines[0].seen[0].header(CACHE_SALT) == tenant_salt("anonymous")
+        assert (await f.ask(post(chat(), headers=head))).status == 429, "it has limits like others"
+
+    run(tmp_path, check, whole(), api_key_file=keys)
+
+
 class TwoTokens:
     """A prompt reader that knows every prompt's tokens, at once or a little later."""
 
@@ -227,7 +240,7 @@ def test_who_asks() -> None:
 
 def test_sessions_are_the_same_in_every_router_and_of_one_tenant() -> None:
     one = read_asker(request_with(x_pagefleet_session="chat 1"), SESSION).session
-    assert one == read_asker(request_with(x_pagefleet_session="chat 1"), SESSION).session == 13704171083208938726
+    assert one == read_asker(request_with(x_pagefleet_session="chat 1"), SESSION).session == 6454637466643677976
     others = {
         read_asker(request_with(x_pagefleet_session="chat 2"), SESSION).session,
         read_asker(request_with(Tenant("red"), x_pagefleet_session="chat 1"), SESSION).session,

@@ -1,4 +1,4 @@
-"""Exchanges under any sequence of events: each is answered once, whole or with an error, and everything is given back."""
+"""Exchanges under any sequence of events: each is answered once, whole or with an error, and gives everything back."""
 
 from __future__ import annotations
 

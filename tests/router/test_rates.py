@@ -162,6 +162,18 @@ def test_what_failed_teaches_nothing() -> None:
     assert not one.rates.request_seconds.is_learned
 
 
+def test_a_tally_keeps_no_more_than_what_runs() -> None:
+    tally = Tally()
+    long = tally.begin(10**6, 0.0, 1e9)
+    for second in range(5000):
+        tally.prefilled(tally.begin(10, second, second + 1.0))
+        tally.end()
+    assert tally.num_timed < 200, "however long the first one takes"
+    assert (tally.num_requests, tally.queued(5000.0)) == (1, 10**6)
+    tally.prefilled(long)
+    assert tally.queued(5000.0) == 0
+
+
 def test_a_tally_forgets() -> None:
     tally = Tally()
     tally.begin(5, now=0.0)

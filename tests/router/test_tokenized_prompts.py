@@ -16,7 +16,7 @@ from pagefleet_protocol.engine_facts import TEXT_PATH, TextData, encode_text, te
 from pagefleet_protocol.handoff import tenant_salt, unpack_tokens
 from pagefleet_protocol.kv_events import routing_key
 from pagefleet_router.endpoints import EndpointTable
-from pagefleet_router.request_view import RequestView
+from pagefleet_router.request_view import ANONYMOUS, RequestView
 from pagefleet_router.tokens import tokenized_prompts
 from pagefleet_router.tokens.prompt_work import CHAT, COMPLETIONS
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
@@ -115,7 +115,7 @@ def test_a_conversation_s_tokens_and_blocks() -> None:
 @pytest.mark.parametrize(
     ("tenant", "clients", "salt"),
     [
-        ("anonymous", None, None), ("anonymous", "c", "c"),
+        (ANONYMOUS, None, None), (ANONYMOUS, "c", "c"),
         ("t", None, tenant_salt("t")), ("t", "c", tenant_salt("t") + "/c"),
     ],
 )  # fmt: skip

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pagefleet_protocol.tenants import Tenant
 from pagefleet_router.admission.gate import GateLimits
+from pagefleet_router.request_view import ANONYMOUS
 
 from tests.fakes.gate_scene import GateScene, Request
 
 TENANTS = (Tenant("a", weight=2.0, max_priority=3), Tenant("b", rpm=30), Tenant("c", weight=0.5, tpm=5000))
-NAMES = st.sampled_from(["a", "b", "c", "anonymous"])
+NAMES = st.sampled_from(["a", "b", "c", ANONYMOUS])
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -119,7 +120,7 @@ class Backlog:
 @given(size_a=st.integers(1, 2000), size_b=st.integers(1, 2000), weight=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
 def test_two_backlogged_tenants_share_tokens_by_their_weights(size_a: int, size_b: int, weight: float) -> None:
     scene = GateScene(1, (Tenant("a", weight=weight), Tenant("b")))
-    scene.come("anonymous", 1, 0)
+    scene.come(ANONYMOUS, 1, 0)
     a, b = Backlog(scene, size_a), Backlog(scene, size_b)
     served: Counter[str] = Counter()
     for _ in range(60):
@@ -133,7 +134,7 @@ def test_two_backlogged_tenants_share_tokens_by_their_weights(size_a: int, size_
 
 def test_what_a_request_took_in_the_end_decides_who_is_next() -> None:
     scene = GateScene(1, (Tenant("a"), Tenant("b")))
-    first = scene.come("anonymous", 1, 0)
+    first = scene.come(ANONYMOUS, 1, 0)
     long = [scene.come("a", 100, 0) for _ in range(10)]
     short = [scene.come("b", 100, 0) for _ in range(10)]
     scene.end(first)
@@ -147,7 +148,7 @@ def test_what_a_request_took_in_the_end_decides_who_is_next() -> None:
 
 def test_a_tenant_that_leaves_early_gets_back_what_it_did_not_take() -> None:
     scene = GateScene(1, (Tenant("a"), Tenant("b")))
-    first = scene.come("anonymous", 1, 0)
+    first = scene.come(ANONYMOUS, 1, 0)
     a = [scene.come("a", 1000, 0) for _ in range(3)]
     b = [scene.come("b", 100, 0) for _ in range(3)]
     scene.end(first)
