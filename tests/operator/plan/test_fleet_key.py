@@ -91,11 +91,11 @@ def test_without_events_nobody_mounts_a_key(spec: dict[str, Any]) -> None:
     assert not shares_kv_events(one, resolved(one))
 
 
-def test_the_secret_goes_with_its_service_and_cannot_be_changed() -> None:
+def test_the_secret_goes_with_its_service() -> None:
     secret = fleet_key_secret(service(), b"k" * 64)
     assert secret["metadata"]["name"] == "qwen-fleet"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
-    assert secret["immutable"] is True
+    assert "immutable" not in secret, "nodes would go on with a deleted one"
     assert base64.b64decode(secret["data"]["key"]) == b"k" * 64
 
 

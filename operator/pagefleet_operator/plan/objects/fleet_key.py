@@ -32,13 +32,16 @@ def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
 
 
 def fleet_key_secret(service: InferenceService, key: bytes) -> Object:
-    """Return the Secret with a key. It goes when the service goes, and is never changed."""
+    """Return the Secret with a key. It goes when the service goes, and is never changed by the operator.
+
+    Immutable it is not: a node would give its copy to new pods long after the Secret was deleted, and other nodes a new
+    key.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(service, names_of(service).fleet, "router"),
         "type": "Opaque",
-        "immutable": True,
         "data": {FLEET_KEY_ENTRY: base64.b64encode(key).decode()},
     }
 
