@@ -1,8 +1,8 @@
 """The decision: how many engines from now on, and why. A pure function of what is wanted, seen and remembered.
 
 Up: the greatest demand, once it has lasted; at once in panic. Down: the greatest demand of the last minutes, step by
-step. Never down on missing data, never above a quota, to none only where nobody asks, from none as soon as somebody
-does.
+step. Never down on missing data, never above a quota, to none only where nobody asks, from none as soon as any router
+knows of somebody who does.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def decide(
         now: monotonic seconds.
     """
     state = _ceiling(replace(state, desired=_within(policy, state.desired)), policy, engines, now)
-    if not signals.complete:
+    asked = state.desired == 0 and signals.fresh > 0 and not signals.idle  # a request cannot wait for a silent router
+    if not signals.complete and not asked:
         return _hold(signals, state, now)
     state = _learned(policy, signals, engines, state, now)
     if state.desired == 0:

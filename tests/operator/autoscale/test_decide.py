@@ -77,6 +77,15 @@ def test_to_zero_only_after_idleness_and_from_zero_with_the_first_request() -> N
     assert "1 requests with 500 tokens" in woken.message
 
 
+def test_one_router_that_holds_a_request_wakes_the_service_while_another_is_silent() -> None:
+    scene = Scene(0, idle_after_s=60.0)
+    part = replace(QUIET, routers=2, fresh=1)
+    assert (scene.last(part, 60).desired, scene.decide(part).reason) == (0, ScalingReason.SIGNALS_MISSING)
+    woken = scene.decide(replace(part, held=1.0))
+    assert (woken.desired, woken.reason) == (1, ScalingReason.WOKEN_UP)
+    assert scene.last(part, 600).desired == 1, "never down on missing data"
+
+
 def test_the_start_of_the_first_engine_is_no_idleness() -> None:
     scene = Scene(0, start_up_s=300.0, idle_after_s=60.0)
     scene.decide(replace(QUIET, arrivals=1.0, held=1.0))
