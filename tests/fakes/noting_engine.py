@@ -29,8 +29,9 @@ from tests.fakes.faulty_engine import SSE_HEAD, FaultyEngine, Seen, chunked
 TOKENS = ((11, "Hé"), (12, ""), (13, "llo 🙂"), (14, " :pf x\n"), (15, ""), (16, ""), (17, "wörld"), (18, "!"))
 """Ids and texts; those without text show theirs with the next one."""
 
-End = Literal["reset", "silent", "note", "dead", "half"]
+End = Literal["reset", "silent", "note", "dead", "stopping", "half"]
 DEAD = b'data: {"error":{"message":"gone","type":"x","param":null,"code":"engine_dead"}}\n\n'
+STOPPING = DEAD.replace(b"engine_dead", b"server_shutting_down")
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ class NotingEngine(FaultyEngine):
         end = ends.plan.pop(0) if ends.plan else None
         kept = parts if end is None else parts[: end[0]]
         wire = b"".join(kept)
-        if end is not None and end[1] in ("note", "dead", "half"):
-            wire += {"note": b":pf !!!! 5\n" + parts[-1], "dead": DEAD, "half": parts[-1][:-5]}[end[1]]
+        if end is not None and end[1] not in ("reset", "silent"):
+            last = {"note": b":pf !!!! 5\n" + parts[-1], "dead": DEAD, "stopping": STOPPING, "half": parts[-1][:-5]}
+            wire += last[end[1]]
         writer.write(SSE_HEAD)
         for start in range(0, len(wire), ends.write_size):
             writer.write(chunked(wire[start : start + ends.write_size]))

@@ -12,10 +12,9 @@ from pagefleet_router.errors import Failure, shutting_down
 from pagefleet_router.proxy.upstream import AnswerHead
 
 from tests.fakes.exchange_scene import SSE, Asked, Call, ExchangeScene
-from tests.fakes.noting_engine import DEAD, whole_answer
+from tests.fakes.noting_engine import DEAD, STOPPING, whole_answer
 
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"2")]
-STOPPING = DEAD.replace(b"engine_dead", b"server_shutting_down")
 DONE = b"data: [DONE]\n\n"
 GARBAGE = b":pf !!!! 5\ndata: x\n\n"
 
@@ -33,6 +32,18 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(stream=st.booleans(), resumable=st.booleans(), num_tokens=st.integers(0, 5000))
     def come(self, stream: bool, resumable: bool, num_tokens: int) -> None:
         self.scene.come(stream, resumable, num_tokens)
+
+    @rule(resumable=st.booleans())
+    def stream_begins(self, resumable: bool) -> None:
+        """Come as far as that matters most in one step."""
+        asked = self.scene.come(True, resumable)
+        while self.scene.prompts.reading:
+            self.scene.read_prompt()
+        for dial in self.scene.dials:
+            self.scene.connect(dial)
+        for call in self.scene.calls:
+            if call.listener is asked.exchange and not call.has_head:
+                call.answer(SSE, call.next_events(2), False)
 
     @precondition(lambda self: self.scene.prompts.reading)
     @rule(data=st.data())
@@ -99,7 +110,7 @@ class AnyOrder(RuleBasedStateMachine):
     def later(self, seconds: float) -> None:
         self.scene.later(seconds)
 
-    @rule(data=st.data(), ready=st.booleans())
+    @rule(data=st.data(), ready=st.sampled_from([True, True, False]))
     def readiness(self, data: st.DataObject, ready: bool) -> None:
         self.scene.set_ready(data.draw(st.sampled_from(self.scene.names)), ready)
 

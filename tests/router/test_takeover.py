@@ -74,7 +74,7 @@ def error_code(answer: Answer) -> str:
     return code
 
 
-@pytest.mark.parametrize("how", ["reset", "silent", "note", "dead", "half"])
+@pytest.mark.parametrize("how", ["reset", "silent", "note", "dead", "stopping", "half"])
 def test_killed_at_every_event_nothing_is_lost_or_changed(tmp_path: Path, how: End) -> None:
     async def check(f: Fleet, ends: Ends) -> None:
         # The last event of all may only be lost as a whole: nothing wrong can follow it.

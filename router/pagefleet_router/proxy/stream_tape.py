@@ -18,7 +18,8 @@ MAX_TOKENS = 64 * 1024
 _EVENT_END = b"\n\n"
 _DONE = b"data: [DONE]\n\n"
 _ERROR = b'data: {"error":'
-_ENGINE_DEAD = b'"code":"engine_dead"'
+_ENGINE_GONE = (b'"code":"engine_dead"', b'"code":"server_shutting_down"')
+"""Errors of the engine, not of the request: another one has a good chance."""
 _DATA_LINE = b"\ndata:"
 _NOTE_LINE = b"\n" + NOTE_START
 
@@ -127,7 +128,7 @@ class StreamTape:
 
     def _error(self, event: bytes) -> bytes:
         """Pass on an error, which is the end, unless another engine can do better."""
-        if self.can_go_on and _ENGINE_DEAD in event:
+        if self.can_go_on and any(code in event for code in _ENGINE_GONE):
             self.failure = Failure.ENDING
             return b""
         self.give_up()
