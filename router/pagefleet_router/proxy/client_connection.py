@@ -99,6 +99,8 @@ class ClientConnection(asyncio.Protocol):
         self._fatal: Refusal | None = None
         self._deadline = math.inf
         self._reading = True
+        self._full = False
+        """Whether the client has to read before it is sent more."""
         self._closing = False
         self._last = False
 
@@ -133,10 +135,10 @@ class ClientConnection(asyncio.Protocol):
         self._release(lost=True)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, or keep for later while a request is being answered."""
+        """Parse, or keep for later while a request is being answered, or its answer being read."""
         if self._closing:
             return
-        if self._responder is not None:
+        if self._responder is not None or self._full:
             self._backlog += data
             if len(self._backlog) > _MAX_BACKLOG:
                 self._read(False)
@@ -150,15 +152,19 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client reads too slowly: hold the engine back, for a while."""
+        self._full = True
         self._deadline = self._clock() + self._timing.write
         if self._responder is not None:
             self._responder.client_paused()
 
     def resume_writing(self) -> None:
         """Go on."""
+        self._full = False
         if self._responder is not None:
             self._deadline = math.inf
             self._responder.client_resumed()
+        elif not self._closing:
+            self._expect_next()
 
     def begin(self, responder: Responder) -> None:
         """Note who answers the current request."""
@@ -175,11 +181,10 @@ class ClientConnection(asyncio.Protocol):
         self._release(lost=False)
         if not keep_alive or self._last:
             self._linger()
-            return
-        self._deadline = self._clock() + (self._timing.head if self._parser.in_message else self._timing.idle)
-        if self._backlog or self._parser.ready or self._fatal is not None:
-            # Not from here: a client that pipelines must not grow our stack, nor keep others from their turn.
-            asyncio.get_running_loop().call_soon(self._go_on)
+        elif self._full:  # no engine would be held back for the next answer: it would pile up here
+            self._deadline = self._clock() + self._timing.write
+        else:
+            self._expect_next()
 
     def refuse(self, refusal: Refusal) -> None:
         """Send an error answer, and go on or close."""
@@ -248,8 +253,14 @@ class ClientConnection(asyncio.Protocol):
         elif parser.in_message and not was_in_message:
             self._deadline = self._clock() + self._timing.head
 
+    def _expect_next(self) -> None:
+        self._deadline = self._clock() + (self._timing.head if self._parser.in_message else self._timing.idle)
+        if self._backlog or self._parser.ready or self._fatal is not None:
+            # Not from here: a client that pipelines must not grow our stack, nor keep others from their turn.
+            asyncio.get_running_loop().call_soon(self._go_on)
+
     def _go_on(self) -> None:
-        if self._closing or self._responder is not None:
+        if self._closing or self._responder is not None or self._full:
             return
         if not self._parser.ready and self._backlog:
             data = bytes(self._backlog)
