@@ -13,11 +13,11 @@ class AccessRecord(msgspec.Struct, frozen=True):
     request_id: str
     route: str
     status: int
-    engine: str | None
-    retries: int
-    first_byte_ms: float | None
     total_ms: float
-    bytes_out: int
+    engine: str | None = None
+    retries: int = 0
+    first_byte_ms: float | None = None
+    bytes_out: int = 0
     model: str | None = None
     prompt_tokens: int = 0
     """Counted, or estimated from the prompt's bytes."""
@@ -37,27 +37,31 @@ class AccessLog:
     def __init__(self, out: TextIO) -> None:
         self._out: TextIO | None = out
         self._encoder = msgspec.json.Encoder()
-        self._lines: list[str] = []
-        self._num_bytes = 0
+        self._lines = bytearray()
 
     def write(self, record: AccessRecord) -> None:
         """Write one line."""
         if self._out is None:
             return
-        line = self._encoder.encode(record) + b"\n"
-        if self._num_bytes + len(line) > PIPE_BYTES:
-            self.flush()
-        self._lines.append(line.decode())
-        self._num_bytes += len(line)
+        lines = self._lines
+        start = len(lines)
+        self._encoder.encode_into(record, lines, start)
+        lines += b"\n"
+        if start and len(lines) > PIPE_BYTES:
+            self._write(lines[:start])
+            del lines[:start]
 
     def flush(self) -> None:
         """Push out what is buffered; called once in a while."""
-        text = "".join(self._lines)
-        self._lines.clear()
-        self._num_bytes = 0
-        if self._out is not None and text:
-            try:
-                self._out.write(text)
-                self._out.flush()
-            except OSError:
-                self._out = None
+        if self._lines:
+            self._write(self._lines)
+            self._lines.clear()
+
+    def _write(self, lines: bytearray) -> None:
+        if self._out is None:
+            return
+        try:
+            self._out.write(lines.decode())
+            self._out.flush()
+        except OSError:
+            self._out = None

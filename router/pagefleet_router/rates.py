@@ -23,7 +23,7 @@ _RATE_TOKENS = 512
 """Waits for fewer tokens tell of the overhead, for more of the rate."""
 _MIN_POLL_S = 0.2
 _SAMPLE_GAP_S = 0.01
-"""How long requests take is looked at a hundred times a second: more would say the same."""
+"""Whole answers are looked at a hundred times a second: more would say the same."""
 
 
 class Estimate:
@@ -99,7 +99,8 @@ class EngineRates:
     """
 
     __slots__ = (
-        "_finished_at", "_generated", "_generated_at", "_siblings", "decode", "overhead", "prefill", "request_seconds",
+        "_finished_at", "_generated", "_generated_at", "_siblings", "_whole_at", "decode", "overhead", "prefill",
+        "request_seconds",
     )  # fmt: skip
 
     def __init__(self, siblings: EngineRates | None = None) -> None:
@@ -112,7 +113,7 @@ class EngineRates:
         self.request_seconds: Estimate = Estimate(2.0, None if siblings is None else siblings.request_seconds)
         """How long a request takes from its sending to its end."""
         self._siblings = siblings
-        self._finished_at = -math.inf
+        self._finished_at = self._whole_at = -math.inf
         self._generated: float | None = None
         self._generated_at = 0.0
 
@@ -135,8 +136,11 @@ class EngineRates:
         That is a lower bound and scatters, so that it teaches what the engines have in common: engines must not look
         different for it.
         """
+        if now - self._whole_at < _SAMPLE_GAP_S:
+            return
         common = self._siblings or self
         if seconds < common.overhead.value + num_tokens / common.prefill.value:
+            self._whole_at = now
             common.first_byte(num_tokens, seconds, now)
 
     def finished(self, seconds: float, now: float) -> None:

@@ -207,7 +207,7 @@ def test_the_access_log_writes_whole_lines_in_pieces_that_pipes_keep_together() 
 
     log = AccessLog(Sink())
     for number in range(200):
-        log.write(AccessRecord(f"r{number}", "/v1/models", 200, None, 0, None, 0.1, number))
+        log.write(AccessRecord(f"r{number}", "/v1/models", 200, 0.1, bytes_out=number))
     log.flush()
     log.flush()
     assert all(len(piece.encode()) <= 4096 and piece.endswith("\n") for piece in pieces)
@@ -219,7 +219,7 @@ def test_the_access_log_writes_whole_lines_in_pieces_that_pipes_keep_together() 
 def test_the_access_log_writes_lines_and_survives_its_sink() -> None:
     out = io.StringIO()
     log = AccessLog(out)
-    record = AccessRecord("id\n1", "/x", 200, "e", 0, None, 1.5, 10)
+    record = AccessRecord("id\n1", "/x", 200, 1.5, "e", bytes_out=10)
     log.write(record)
     log.flush()
     assert out.getvalue().count("\n") == 1

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from pagefleet_router.api_keys import Tenant
 from pagefleet_router.errors import Refusal
 from pagefleet_router.proxy.access import Route
 
 
-@dataclass(slots=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, eq=False):
     """Filled by the parser: first the head, then `body`, then it is handed on."""
 
     method: str = ""
     target: bytes = b""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    headers: list[tuple[bytes, bytes]] = []
     """Names in lower case."""
-    fields: dict[bytes, bytes] = field(default_factory=dict)
+    fields: dict[bytes, bytes] = {}
     """The same by name, once the head is complete; of headers that are there twice the last."""
     http_1_0: bool = False
     body: bytes = b""

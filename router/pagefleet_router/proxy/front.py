@@ -173,23 +173,29 @@ class FrontDoor:
         self._metrics.finished(route.name, status, seconds)
         if self._log is None:
             return
-        first = exchange.first_byte_s if exchange else None
-        self._log.write(
-            AccessRecord(
-                request_id=request.request_id.decode(),
-                route=route.name,
-                status=status,
-                engine=exchange.engine.id if exchange and exchange.engine else None,
-                retries=exchange.num_retries if exchange else 0,
-                first_byte_ms=None if first is None else round(first * 1e3, 2),
-                total_ms=round(seconds * 1e3, 2),
-                bytes_out=exchange.delivery.num_bytes if exchange else 0,
-                model=exchange.view.model if exchange else None,
-                prompt_tokens=exchange.view.num_tokens if exchange else 0,
-                cached_tokens=exchange.cached_tokens if exchange else 0,
-                queue_ms=round(exchange.waited_s * 1e3, 2) if exchange else 0.0,
-            )
-        )
+        request_id, total_ms = request.request_id.decode(), round(seconds * 1e3, 2)
+        if exchange is None:
+            self._log.write(AccessRecord(request_id, route.name, status, total_ms))
+        else:
+            self._log.write(_record(request_id, route.name, total_ms, exchange))
+
+
+def _record(request_id: str, route: str, total_ms: float, exchange: Exchange) -> AccessRecord:
+    delivery, view, first_s = exchange.delivery, exchange.view, exchange.first_byte_s
+    return AccessRecord(
+        request_id,
+        route,
+        delivery.status,
+        total_ms,
+        engine=None if exchange.engine is None else exchange.engine.id,
+        retries=exchange.num_retries,
+        first_byte_ms=None if first_s is None else round(first_s * 1e3, 2),
+        bytes_out=delivery.num_bytes,
+        model=view.model,
+        prompt_tokens=view.num_tokens,
+        cached_tokens=exchange.cached_tokens,
+        queue_ms=round(exchange.waited_s * 1e3, 2),
+    )
 
 
 def _model_card(name: str) -> Mapping[str, object]:

@@ -13,6 +13,7 @@ from pagefleet_router.proxy.http_names import HOST, MAX_HEAD_BYTES, MAX_HEADERS
 
 _MAX_PIPELINED = 32
 _UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_LENGTHS = (b"content-length", b"transfer-encoding")
 _CHUNK_OVERHEAD = 8
 """Bytes on the wire per byte of body, at most: one-byte chunks cost six."""
 
@@ -168,20 +169,25 @@ def check_framing(request: ClientRequest) -> int:
     Raises:
         Refusal: two readers of this head could disagree on where the request ends or whom it is for.
     """
-    lengths = request.values(b"content-length")
-    codings = request.values(b"transfer-encoding")
-    hosts = request.values(b"host")
-    if len(lengths) + len(codings) > 1:
+    fields = request.fields
+    length, coding, host = fields.get(b"content-length"), fields.get(b"transfer-encoding"), fields.get(b"host")
+    is_any_twice = len(fields) < len(request.headers)
+    if (length is not None and coding is not None) or (is_any_twice and _is_twice(request, *_LENGTHS)):
         raise Refusal(400, "The request's length is given more than once.", code="invalid_http")
-    if codings and (codings[0].lower() != b"chunked" or request.http_1_0):
+    if coding is not None and (coding.lower() != b"chunked" or request.http_1_0):
         raise Refusal(400, "The only transfer coding is 'chunked', in HTTP/1.1.", code="invalid_http")
-    if len(hosts) > 1 or (not hosts and not request.http_1_0) or (hosts and not HOST.fullmatch(hosts[0])):
+    is_host_good = request.http_1_0 if host is None else HOST.fullmatch(host) is not None
+    if not is_host_good or (is_any_twice and _is_twice(request, b"host")):
         raise Refusal(400, "The request needs one valid Host header.", code="invalid_host")
-    if not lengths:
+    if length is None:
         return 0
-    if not lengths[0].isdigit() or len(lengths[0]) > 18:
+    if not length.isdigit() or len(length) > 18:
         raise Refusal(400, "Content-Length is not a number.", code="invalid_http")
-    return int(lengths[0])
+    return int(length)
+
+
+def _is_twice(request: ClientRequest, *names: bytes) -> bool:
+    return any(len(request.values(name)) > 1 for name in names)
 
 
 def _head_too_large() -> Refusal:
