@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -23,8 +23,10 @@ T = TypeVar("T")
 
 TOPIC = b"pagefleet.kv.1"
 KEY_BYTES = 8
-MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_BATCH_BYTES = 1024 * 1024
 """Of one message on either socket; senders split what is larger."""
+MAX_BATCH_EVENTS = 64
+"""Many small events would take far more memory and time than their bytes."""
 
 
 class KvEventError(ValueError):
@@ -55,7 +57,7 @@ class EventBatch(msgspec.Struct, tag="b", frozen=True, array_like=True, gc=False
 
     incarnation: str
     seq: int
-    events: list[KvEvent]
+    events: Annotated[list[KvEvent], msgspec.Meta(max_length=MAX_BATCH_EVENTS)]
 
 
 class Replay(msgspec.Struct, tag="replay", frozen=True, array_like=True, gc=False):

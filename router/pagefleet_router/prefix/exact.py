@@ -97,9 +97,9 @@ class ExactIndex:
         slot = self._slots.get(engine_id)
         if slot is None:
             return
-        if len(slot.keys) + len(keys) > slot.capacity and len(slot.keys.union(keys)) > slot.capacity:
-            raise TooManyKeys(engine_id)
         masks, own, bit = self._masks, slot.keys, slot.bit
+        if len(own) + len(keys) > slot.capacity and len(own) + len(set(keys) - own) > slot.capacity:
+            raise TooManyKeys(engine_id)
         for key in keys:
             if key not in own:
                 own.add(key)

@@ -35,6 +35,7 @@ class _Peek(msgspec.Struct, gc=False):
     n: Any = None
     best_of: Any = None
     echo: Any = None
+    kv_transfer_params: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Peek)
@@ -50,9 +51,12 @@ def view_request(body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: boo
         with_pieces: whether the policy looks at prompts.
 
     Raises:
-        Refusal: the body is no JSON object (400), or its model is not served (404).
+        Refusal: the body is no JSON object or says where KV is (400), or its model is not served (404).
     """
     peek = _peek(body)
+    if peek.kv_transfer_params is not None:
+        message = "'kv_transfer_params' is not for clients: it is internal to the fleet."
+        raise Refusal(400, message, param="kv_transfer_params", code="unsupported_parameter")
     model = _served_model(peek.model, snapshot)
     text, tools = bytes(peek.messages) or bytes(peek.prompt), bytes(peek.tools)
     pieces: Pieces = ()

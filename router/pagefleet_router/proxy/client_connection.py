@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from pagefleet_protocol import headers
+
 from pagefleet_router.errors import Refusal
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.holding import HoldTiming
@@ -18,6 +20,7 @@ from pagefleet_router.proxy.request_parser import RequestParser
 _MAX_BACKLOG = 64 * 1024
 _WRITE_HIGH, _WRITE_LOW = 64 * 1024, 16 * 1024
 _LINGER_S = 2.0
+_ROLE = (headers.ROLE.encode(), b"router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,19 +193,19 @@ class ClientConnection(asyncio.Protocol):
         """Send an error answer, and go on or close."""
         request = self._request
         keep_alive = request is not None and request.keep_alive and "connection" not in refusal.headers
-        headers = [(b"content-type", b"application/json")]
+        fields = [(b"content-type", b"application/json")]
         if request is not None and request.request_id:
-            headers.append((b"x-request-id", request.request_id))
-        headers += [(name.encode(), value.encode()) for name, value in refusal.headers.items() if name != "connection"]
-        self.write(render_answer(refusal.status, headers, refusal.body(), keep_alive))
+            fields.append((b"x-request-id", request.request_id))
+        fields += [(name.encode(), value.encode()) for name, value in refusal.headers.items() if name != "connection"]
+        self.write(render_answer(refusal.status, fields, refusal.body(), keep_alive))
         self.finish(keep_alive)
 
     def answer(self, status: int, content_type: bytes, body: bytes) -> None:
         """Send a whole answer of our own."""
         request = self._request
         assert request is not None
-        headers = [(b"content-type", content_type), (b"x-request-id", request.request_id)]
-        data = render_answer(status, headers, body, request.keep_alive)
+        fields = [(b"content-type", content_type), (b"x-request-id", request.request_id), _ROLE]
+        data = render_answer(status, fields, body, request.keep_alive)
         self.write(data[: len(data) - len(body)] if request.method == "HEAD" else data)
         self.finish(request.keep_alive)
 

@@ -11,6 +11,13 @@ import httptools
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.http_names import MAX_HEAD_BYTES
 
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+_FIND_LOST_HOSTS = tuple(
+    (getattr(socket, name), value) for name, value in _KEEPALIVE.items() if hasattr(socket, name)
+)
+"""A host that vanished says nothing, and an engine may rightly say nothing for long: the kernels can tell these apart,
+in 25 seconds where the system has these options, and in hours by default."""
+
 
 class AnswerHead:
     """The head of an engine's answer.
@@ -73,6 +80,8 @@ class UpstreamConnection(asyncio.Protocol):
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _FIND_LOST_HOSTS:
+                raw.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, request: bytes, listener: AnswerListener) -> None:
         """Send one request's bytes. The connection must be idle."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pagefleet_protocol import headers
+
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.signals.engine_facts import FactsAsker
 from pagefleet_router.signals.generated_tokens import GeneratedTokens
@@ -104,6 +106,8 @@ class Monitor:
 
     async def _objection(self, engine: EngineView, answer: ProbeAnswer, facts: FactsAsker) -> str | None:
         """Return why the engine is not ready, though it answers; None: it is."""
+        if headers.ROLE in answer.headers:
+            return "a router answers there, and it would get its own requests again"
         if answer.status != 200:
             return f"/readyz answers {answer.status}"
         return await facts.after_probe(engine, answer, self._timing.timeout)
