@@ -109,6 +109,10 @@ class FleetWindow:
         while len(reads) > 2 and at - reads[1].at > LONG_S:
             reads.popleft()
 
+    def heard(self, router: str) -> bool:
+        """Return whether a router has spoken, by name."""
+        return router in self._routers
+
     def signals(self, routers: Collection[str], now: float) -> FleetSignals:
         """Return what the routers say together; what others said is forgotten.
 

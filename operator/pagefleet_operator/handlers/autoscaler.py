@@ -23,7 +23,7 @@ from pagefleet_operator.autoscale.decide import Decision, ScalingReason, decide
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
 from pagefleet_operator.autoscale.router_page import read_router_page
-from pagefleet_operator.autoscale.signals import FleetSignals, FleetWindow
+from pagefleet_operator.autoscale.signals import STALE_S, FleetSignals, FleetWindow
 from pagefleet_operator.autoscale.state import ScalingState, begin
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.pod_http import PodHttp
@@ -63,6 +63,13 @@ class _Followed:
     decision: Decision | None = None
     gauge: ScalingGauge | None = None
     told_at: float = float("-inf")
+    met: dict[str, float] = field(default_factory=dict)
+    """When each router was first seen to run."""
+
+    def speakers(self, running: Sequence[str], now: float) -> list[str]:
+        """Return the routers that should speak: not those that have only begun to run, and have not spoken yet."""
+        self.met = {name: self.met.get(name, now) for name in running}
+        return [name for name in running if self.window.heard(name) or now - self.met[name] >= STALE_S]
 
 
 class Autoscaler:
@@ -144,7 +151,7 @@ class Autoscaler:
             reading = read_router_page(page) if page is not None else None
             if reading is not None:
                 followed.window.add(pod.name, reading, now)
-        signals = followed.window.signals([pod.name for pod in routers], now)
+        signals = followed.window.signals(followed.speakers([pod.name for pod in routers], now), now)
         stored = self._view.service(key)
         if stored is None:
             return False
@@ -210,6 +217,7 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
     same = before is not None and before.uid == stored.uid and before.service.spec.autoscaling is not None
     if before is not None and same and before.service.spec.autoscaling.mode == scaling.mode:  # type: ignore[union-attr]
         followed.window, followed.state, followed.decision = before.window, before.state, before.decision
+        followed.met = before.met
     return followed
 
 

@@ -32,6 +32,9 @@ LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
 LIVE_FORGOTTEN = timedelta(minutes=10)
 """Numbers that no router has renewed for so long say nothing of now, and go."""
 
+ROUTERS_ASKED = timedelta(seconds=10)
+"""Within which the autoscaler has asked a router that became ready."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
@@ -73,7 +76,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         "Degraded": _degraded(now, progress),
     }
     if service.spec.autoscaling is not None:
-        verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, now.routers.ready)
+        verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _routers_to_hear(now))
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
@@ -198,6 +201,13 @@ def _held(now: Situation, url: str) -> Verdict | None:
     fails = any(trouble.reason not in NORMAL for trouble in now.engines.troubles)
     idle = idles(now.service, now.engines.wanted)
     return held_verdict(now.previous, url, "" if fails else now.engines.count, idle)
+
+
+def _routers_to_hear(now: Situation) -> int:
+    """Return how many routers have been ready for long enough to have been asked."""
+    at = _utc(now.observed.now)
+    ready = [pod for pod in now.routers.pods if pod.ready]
+    return sum(pod.turned is None or at - _utc(pod.turned) >= ROUTERS_ASKED for pod in ready)
 
 
 def _progress(now: Situation) -> Verdict:

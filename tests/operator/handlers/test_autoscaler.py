@@ -99,6 +99,15 @@ def test_a_router_that_is_silent_holds_the_number(lab: Lab) -> None:
     assert (gauge.desired, gauge.current, gauge.age_s) == (3, 1, float("inf"))
 
 
+def test_a_router_that_has_only_begun_to_run_is_not_missing_yet(lab: Lab) -> None:
+    lab.look(page(arrivals=1, running=1))
+    lab.pod("r2", "router", "10.0.0.2", ready=False)
+    lab.look(page(arrivals=1, running=1), times=4)
+    assert lab.seen() == (1, "Steady")
+    lab.look(page(arrivals=1, running=1), times=3)
+    assert lab.seen() == (1, "SignalsMissing")
+
+
 def test_an_idle_service_goes_to_zero_and_the_first_request_wakes_it(lab: Lab) -> None:
     lab.look(page(arrivals=5), times=9)
     assert lab.seen() == (0, "Idle")
