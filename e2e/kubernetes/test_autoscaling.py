@@ -136,7 +136,7 @@ def test_the_first_requests_wait_for_an_engine_and_are_answered(
     assert comments >= 1
     print(f"answered {time.monotonic() - began:.1f} s after it was asked, with no engine then")
     (event,) = wait_until(lambda: events(elastic, "WokenUp"), "an event tells of it")
-    assert event.startswith("from 0 to 1 engines (WokenUp): ")
+    assert event.startswith("from 0 to 1 engine (WokenUp): ")
     elastic.wait_for("Ready", "Serving", PATIENCE_S)
 
 
