@@ -25,6 +25,7 @@ from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.proxy.body_memory import BodyMemory
 from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.front import FrontDoor, FrontLimits
@@ -47,6 +48,8 @@ _DRAIN_POLL_S = 0.05
 _SWITCH_S = 0.0005
 """For which a thread that reads a prompt may keep the interpreter from the event loop; a tenth of the default."""
 _FIRST_ENGINE_S = 3.0
+_MAX_BODIES_BYTES = 512 * 2**20
+"""Bodies of all requests, while they are read, wait or are answered; shared out as the next one is."""
 _MAX_WAITING_BYTES = 256 * 2**20
 """Bodies of waiting requests, over all processes; a process may hold one body of the largest size in any case."""
 
@@ -86,7 +89,8 @@ class Router:
             self.metrics.include(self._siblings.collect)
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
         timing = timing or ConnectionTiming()
-        self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, timing)
+        memory = BodyMemory(max(config.max_body_bytes, _MAX_BODIES_BYTES // config.workers))
+        self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, memory, timing)
         self._caches = FleetCaches(config, self.table)
         self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
         self.metrics.include(self._caches.collect)

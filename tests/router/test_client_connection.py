@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 from pagefleet_router.errors import Refusal
+from pagefleet_router.proxy.body_memory import SMALL_BYTES, BodyMemory
 from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, Responder
 from pagefleet_router.proxy.client_request import ClientRequest
 
@@ -38,6 +39,12 @@ class Transport:
 
     def resume_reading(self) -> None:
         self.reading = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.aborted = True
 
     def abort(self) -> None:
         self.aborted = True
@@ -80,10 +87,10 @@ class Nobody:
 class Scene:
     """A connection, what is behind it, and the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: BodyMemory | None = None) -> None:
         self.now = 0.0
         self.front, self.transport = Front(), Transport()
-        rules = ConnectionRules(max_body_bytes=1000, max_connections=10)
+        rules = ConnectionRules(max_body_bytes=100_000, max_connections=10, memory=memory or BodyMemory(100_000))
         self.connection = ClientConnection(self.front, set(), rules, lambda: self.now)
         self.connection.connection_made(cast(asyncio.Transport, self.transport))
 
@@ -125,5 +132,49 @@ def test_a_client_that_never_reads_is_dropped() -> None:
         assert not scene.transport.aborted
         connection.check(61.0)
         assert scene.transport.aborted
+
+    asyncio.run(scenario())
+
+
+def request_of(num_bytes: int) -> bytes:
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % num_bytes + b" " * num_bytes
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_large_bodies_of_all_clients_share_a_bound(whole: bool) -> None:
+    async def scenario() -> None:
+        memory = BodyMemory(100_000)
+        one, two = Scene(memory), Scene(memory)
+        data = request_of(70_000)
+        one.connection.data_received(data if whole else data[:-1])
+        assert memory.num_bytes >= 69_999
+        two.connection.data_received(data)
+        assert two.transport.written.startswith(b"HTTP/1.1 503 ")
+        assert b"server_is_overloaded" in two.transport.written
+        assert two.front.requests == []
+        two.connection.connection_lost(None)
+        small = Scene(memory)
+        small.connection.data_received(request_of(SMALL_BYTES))
+        assert len(small.front.requests) == 1, "small ones are let through"
+        if whole:
+            one.connection.finish(keep_alive=True)
+        else:
+            one.connection.connection_lost(None)
+        assert memory.num_bytes == 0
+        three = Scene(memory)
+        three.connection.data_received(data)
+        assert len(three.front.requests) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_was_pipelined_is_given_back_with_the_connection() -> None:
+    async def scenario() -> None:
+        memory = BodyMemory(100_000)
+        scene = Scene(memory)
+        scene.connection.data_received(request_of(20_000) * 3 + request_of(30_000)[:-5])
+        assert memory.num_bytes == 3 * 20_000 + 29_995
+        scene.connection.connection_lost(None)
+        assert memory.num_bytes == 0
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from pagefleet_protocol import headers
 
 from pagefleet_router.errors import Refusal
+from pagefleet_router.proxy.body_memory import BodyMemory
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.holding import HoldTiming
 from pagefleet_router.proxy.http_names import render_answer
@@ -45,6 +46,7 @@ class ConnectionRules:
 
     max_body_bytes: int
     max_connections: int
+    memory: BodyMemory
     timing: ConnectionTiming = ConnectionTiming()
 
 
@@ -94,7 +96,8 @@ class ClientConnection(asyncio.Protocol):
         self._clock = clock
         self._max_connections = rules.max_connections
         self._timing = rules.timing
-        self._parser = RequestParser(rules.max_body_bytes, self._on_head)
+        self._memory = rules.memory
+        self._parser = RequestParser(rules.max_body_bytes, self._on_head, rules.memory)
         self._transport: asyncio.Transport | None = None
         self._request: ClientRequest | None = None
         self._responder: Responder | None = None
@@ -136,6 +139,7 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         self._deadline = math.inf
         self._release(lost=True)
+        self._parser.give_back()
 
     def data_received(self, data: bytes) -> None:
         """Parse, or keep for later while a request is being answered, or its answer being read."""
@@ -290,6 +294,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _release(self, lost: bool) -> None:
         responder, self._responder = self._responder, None
+        if self._request is not None and self._request.num_counted:
+            self._memory.give_back(self._request)
         if responder is None:
             return
         if lost:

@@ -29,6 +29,8 @@ class ClientRequest(msgspec.Struct, eq=False):
     refusal: Refusal | None = None
     """Set when the head alone decides: the body is read over and not kept."""
     began_at: float = 0.0
+    num_counted: int = 0
+    """Bytes of the body as `BodyMemory` counts them."""
 
     def values(self, name: bytes) -> list[bytes]:
         """Return the values of one header."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import httptools
 
-from pagefleet_router.errors import Refusal
+from pagefleet_router.errors import Refusal, overloaded
+from pagefleet_router.proxy.body_memory import SMALL_BYTES, BodyMemory
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.http_names import HOST, MAX_HEAD_BYTES, MAX_HEADERS
 
@@ -24,14 +25,16 @@ class RequestParser:
     Args:
         max_body_bytes: limit of a body, however it is framed.
         on_head: called when a request's head is complete; may set its `refusal`.
+        memory: of all connections.
     """
 
-    def __init__(self, max_body_bytes: int, on_head: Callable[[ClientRequest], None]) -> None:
+    def __init__(self, max_body_bytes: int, on_head: Callable[[ClientRequest], None], memory: BodyMemory) -> None:
         self.ready: deque[ClientRequest] = deque()
         self.in_message = False
         """Whether a request has begun and is not complete."""
         self._max_body_bytes = max_body_bytes
         self._on_head = on_head
+        self._memory = memory
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: Refusal | None = None
         self._body: bytes | bytearray | None = None
@@ -42,6 +45,11 @@ class RequestParser:
     def in_body(self) -> bool:
         """Whether a request's head is complete and its body is not."""
         return self.in_message and not self._in_head
+
+    def give_back(self) -> None:
+        """Let go of what was read and will not be answered."""
+        for request in (self._request, *self.ready):
+            self._memory.give_back(request)
 
     def feed(self, data: bytes) -> None:
         """Parse what came.
@@ -112,6 +120,8 @@ class RequestParser:
             self._refuse(self._body_too_large())
         if self._request.refusal is not None:
             return
+        if self._num_body_bytes > SMALL_BYTES and not self._memory.take(self._request, self._num_body_bytes):
+            self._refuse(overloaded())
         if self._body is None:
             self._body = data
         elif isinstance(self._body, bytearray):
