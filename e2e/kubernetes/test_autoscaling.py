@@ -149,6 +149,7 @@ def test_adds_engines_up_to_what_a_quota_allows(cluster: Cluster, elastic: Servi
     elastic.edit(autoscaling={**SCALING, "max": 3})
     message = elastic.wait_for("ScalingActive", "AtQuota", PATIENCE_S)
     assert message.startswith("2 engines are wanted: ")
+    assert f"kubectl -n {elastic.namespace} describe quota" in message
     wait_for_engines(elastic, 2)
     assert (scaling(elastic)["desired"], scaling(elastic)["reason"]) == (2, "AtQuota")
     assert events(elastic, "AtQuota")

@@ -96,7 +96,10 @@ class Autoscaler:
         followed = self._followed.get(key)
         if followed is None or followed.decision is None:
             return None
-        return ScalingSeen(followed.decision.desired, str(followed.decision.reason), followed.decision.message)
+        decision, message = followed.decision, followed.decision.message
+        if decision.reason is ScalingReason.AT_QUOTA:
+            message += f"; more pods are refused: kubectl -n {key[0]} describe quota"
+        return ScalingSeen(decision.desired, str(decision.reason), message)
 
     def gauges(self) -> Iterator[ScalingGauge]:
         """Yield what metrics say."""

@@ -146,7 +146,9 @@ def test_stops_at_a_quota_and_says_so() -> None:
         await until(lambda: site.wanted == 2)
         site.carry_out(most=2)
         await until(lambda: site.w.condition("ScalingActive").get("reason") == "AtQuota")
-        assert site.w.condition("ScalingActive")["message"].startswith("2 engines are wanted: ")
+        message = site.w.condition("ScalingActive")["message"]
+        assert message.startswith("2 engines are wanted: 20 requests wait")
+        assert message.endswith("; more pods are refused: kubectl -n apps describe quota")
         await until(lambda: site.scaling.get("desired") == 2)
         assert "ScaledDown" not in site.events(), "nothing went"
 

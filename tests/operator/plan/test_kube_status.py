@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from pagefleet_operator.plan.kube_status import invalid_service_status, live_status, rfc3339
-from pagefleet_operator.plan.observed import LiveSample, Observed
+from pagefleet_operator.plan.observed import LiveSample, Observed, ScalingSeen
 from pagefleet_operator.plan.service_plan import plan_service
 from pagefleet_operator.plan.verdict import Verdict, make_conditions, one_line
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
@@ -131,6 +131,15 @@ def test_a_service_scaled_to_zero_is_settled_though_its_routers_are_not_ready() 
     (router,) = world.pods
     world.pods = [replace(router, containers=(container("router", state="waiting", reason="ErrImagePull"),))]
     assert told(world.plan().status, "Progressing") == ("False", "Waiting")
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(3, "Waiting"), (30, "SignalsMissing")])
+def test_a_router_that_became_ready_a_moment_ago_was_not_asked_yet(seconds: float, reason: str) -> None:
+    world = World(service(autoscaling={"max": 3}))
+    world.settle()
+    world.scaling = ScalingSeen(1, "SignalsMissing", "there is no router to ask: it stays at 1 engine")
+    world.pods = [replace(one, turned=world.now - timedelta(seconds=seconds)) for one in world.pods]
+    assert told(world.plan().status, "ScalingActive") == ("False", reason)
 
 
 def test_transition_times_change_with_the_status_and_not_with_the_words() -> None:
