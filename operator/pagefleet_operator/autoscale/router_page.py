@@ -1,11 +1,11 @@
 """One router's /metrics page, as far as scaling depends on it.
 
-Routers are not trusted: what cannot be read is left out, and every number that remains is finite and not below zero.
+Routers are not trusted: what cannot be read is left out, and every number that remains is such that no sum, product or
+quotient of them is infinite.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,6 +19,10 @@ _SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})?
 _BOUND = re.compile(r'(?:^|,)le="([^"]+)"')
 _PREFIX = "pagefleet_router_"
 _FOREVER = float("inf")
+_MOST = 1e15
+"""No fleet counts so far."""
+_LEAST_RATE = 1e-3
+"""Tokens per second; what is slower was not learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ def _reading(values: Mapping[str, list[float]], bounds: Mapping[str, Mapping[flo
         return sum(values.get(name, ()))
 
     def learned(name: str) -> float | None:
-        known = [value for value in values.get(name, ()) if value > 0]
+        known = [value for value in values.get(name, ()) if value >= _LEAST_RATE]
         return sum(known) / len(known) if known else None
 
     def histogram(name: str) -> Histogram:
@@ -115,7 +119,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= _MOST else None
 
 
 def _bound(text: str) -> float | None:

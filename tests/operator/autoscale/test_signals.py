@@ -5,13 +5,27 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagefleet_operator.autoscale.decide import decide
+from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.histogram import Histogram
+from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.router_page import RouterReading, read_router_page
 from pagefleet_operator.autoscale.signals import LONG_S, SHORT_S, STALE_S, FleetWindow
+from pagefleet_operator.autoscale.state import begin
 from pagefleet_protocol import metric_names as names
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Histogram as Prometheus
 
+_COUNTED = (
+    names.ROUTER_PROMPT_TOKENS,
+    names.ROUTER_FLEET_GENERATED_TOKENS,
+    names.ROUTER_QUEUED_TOKENS,
+    names.ROUTER_PREFILL_TOKENS,
+    names.ROUTER_FLEET_ENGINES,
+    names.ROUTER_FLEET_REQUESTS_RUNNING,
+    names.ROUTER_FLEET_REQUESTS_WAITING,
+    names.ROUTER_FLEET_KV_USAGE_RATIO,
+)
 PAGE = f"""# HELP {names.ROUTER_ARRIVALS} Requests.
 # TYPE {names.ROUTER_ARRIVALS} counter
 {names.ROUTER_ARRIVALS}{{model="a b}}\\""}} 7
@@ -66,6 +80,23 @@ def test_garbage_never_becomes_a_number_that_is_none(noise: bytes, value: str) -
     reading = read_router_page(page)
     assert reading is not None
     assert 0 <= reading.held < float("inf")
+
+
+@pytest.mark.parametrize("rate", ["1e308", "1e15", "1e-300"])
+def test_no_number_of_a_router_is_too_large_to_decide_by(rate: str) -> None:
+    """One router that lies must not end the decisions for all services."""
+    policy = ScalingPolicy(max=8, ttft_s=1.0, itl_s=0.05)
+    seen, state = FleetWindow(), begin(2, 0.0)
+    for turn in range(1, 40):
+        lines = [f"{names.ROUTER_ARRIVALS} {turn}", f"{names.ROUTER_PREFILL_RATE} {rate}"]
+        for name in _COUNTED:
+            lines += [f'{name}{{model="{one}"}} {value}' for one, value in (("a", "1e308"), ("b", f"{turn}e13"))]
+        reading = read_router_page("\n".join(lines).encode())
+        assert reading is not None
+        seen.add("r", reading, 2.0 * turn)
+        decision = decide(policy, seen.signals(["r"], 2.0 * turn), EnginesSeen(ready=2), state, 2.0 * turn)
+        state = decision.state
+        assert 1 <= decision.desired <= 8
 
 
 def window(*readings: tuple[float, RouterReading], router: str = "r") -> FleetWindow:
