@@ -92,7 +92,9 @@ class Reconciler:
             observed = replace(observed, children={**observed.children, **found})
             plan = tools.planner.plan(service, previous, observed)
         failures = await make_fleet_key(tools.cluster, service) if plan.needs_fleet_key else ()
-        applied = await tools.applier.make_so(key, plan.objects, observed.children, plan.delete)
+        # Pods would wait for a key that cannot be made, while those that serve go.
+        objects = [one for one in plan.objects if not failures or one["kind"] != "Deployment"]
+        applied = await tools.applier.make_so(key, objects, observed.children, plan.delete)
         failures += applied.failures
         if _is_going(failures):
             return GOING_LOOK_S  # the namespace is being deleted, and all of this with it

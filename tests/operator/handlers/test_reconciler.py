@@ -312,6 +312,29 @@ def test_a_kind_that_must_not_be_read_is_told(bench: Bench, monkeypatch: pytest.
     assert "roles is forbidden" in bench.condition("Degraded")["message"]
 
 
+def test_without_a_fleet_key_nothing_that_serves_is_replaced(bench: Bench) -> None:
+    """As after an upgrade of the operator without its new right, or with a quota of Secrets used up."""
+
+    def gate(verb: str, kind: str, name: str) -> None:
+        if kind == "Secret":
+            raise Refused("secrets is forbidden", status=403, reason="Forbidden")
+
+    bench.apply(router={"kvEvents": False})
+    bench.look()
+    before = {name: bench.get("Deployment", name)["spec"] for kind, name in bench.objects() if kind == "Deployment"}
+    bench.apply(router={"kvEvents": True})
+    bench.cluster.gate = gate
+    with pytest.raises(Refused, match="secrets is forbidden"):
+        bench.look()
+    assert len(before) == 2
+    assert before == {name: bench.get("Deployment", name)["spec"] for name in before}
+    assert "secrets is forbidden" in bench.condition("Degraded")["message"]
+    bench.cluster.gate = lambda verb, kind, name: None
+    bench.look()
+    assert all(bench.get("Deployment", name)["spec"] != spec for name, spec in before.items())
+    assert ("Secret", "qwen-fleet") in bench.objects()
+
+
 @pytest.mark.parametrize("error", [Throttled("slowly", retry_after_s=3.0), Unavailable("away")])
 def test_an_api_server_in_trouble_ends_the_look_at_once(bench: Bench, error: Exception) -> None:
     def gate(verb: str, kind: str, name: str) -> None:
