@@ -130,6 +130,17 @@ def test_zero_replicas_say_what_to_do(build: Any) -> None:
     assert status.ready == "0/0"
 
 
+def test_a_paused_service_does_not_promise_to_wake(build: Any) -> None:
+    scaling = ScalingSeen(0, "Idle", "nobody asked for 10 s")
+    service = build(autoscaling={"max": 3, "scaleToZero": {"after": 10}})
+    asleep = status_of(service, [], scaling=scaling)
+    paused = service.model_copy(update={"status": asleep, "spec": service.spec.model_copy(update={"paused": True})})
+    status = status_of(paused, [], scaling=scaling)
+    assert facts(status, "Ready")[:2] == facts(status, "EngineReady")[:2] == ("False", "Paused")
+    assert "set it to false" in facts(status, "Ready")[2]
+    assert facts(status, "ScalingActive")[:2] == ("False", "Paused")
+
+
 def test_a_service_that_sleeps_and_wakes_is_ready_all_the_while(build: Any) -> None:
     service = build(autoscaling={"max": 3, "scaleToZero": {"after": 10}})
     asleep = status_of(service, [], scaling=ScalingSeen(0, "Idle", "nobody asked for 10 s"))

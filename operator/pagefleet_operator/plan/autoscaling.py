@@ -13,8 +13,11 @@ from pagefleet_operator.plan.verdict import Verdict, find_condition
 
 STATUS_PERIOD = timedelta(seconds=30)
 """While the decision stays, its numbers are renewed no more often: every change is written to the cluster's store."""
-IDLE = Verdict(True, Reason.IDLE, "no engine runs, as nobody asks: the next request starts one")
+_IDLE = Verdict(True, Reason.IDLE, "no engine runs, as nobody asks: the next request starts one")
 """EngineReady of a service that is scaled to zero."""
+_ASLEEP = Verdict(
+    False, Reason.PAUSED, "no engine runs; spec.paused is true: set it to false to have a request start one"
+)
 OUTSIDE = "ScaledOutside"
 """Reason of status.scaling in mode External."""
 
@@ -60,22 +63,28 @@ def within_bounds(scaling: Autoscaling, engines: int) -> int:
     return max(scaling.min, min(scaling.max or engines, engines))
 
 
-def idles(service: InferenceService, wanted: int) -> bool:
-    """Return whether there are no engines because nobody asks, and the next request brings one."""
+def asleep_verdict(service: InferenceService, wanted: int) -> Verdict | None:
+    """Return EngineReady of a service that has no engines by its autoscaler's decision; None: it is to be told else."""
     scaling = service.spec.autoscaling
-    return wanted == 0 and scaling is not None and scaling.mode == "Internal"
+    if wanted or scaling is None or scaling.mode != "Internal":
+        return None
+    return _ASLEEP if service.spec.paused else _IDLE
 
 
-def held_verdict(previous: InferenceServiceStatus | None, where: str, coming: str, idle: bool) -> Verdict | None:
+def held_verdict(
+    previous: InferenceServiceStatus | None, where: str, coming: str, asleep: Verdict | None
+) -> Verdict | None:
     """Return Ready of a service whose routers hold requests until an engine has started; None: it is to be told else.
 
     Args:
         previous: the last status: only what was idle can be waking.
         where: requests are sent.
         coming: words for the engines on their way; empty: they fail.
-        idle: whether no engine is wanted until somebody asks.
+        asleep: EngineReady where no engine is wanted.
     """
-    if idle:
+    if asleep is not None:
+        if not asleep.holds:
+            return None
         text = f"requests are answered at {where}: the first one waits for an engine to start"
         return Verdict(True, Reason.IDLE, text)
     before = find_condition(previous, "Ready")
@@ -125,6 +134,8 @@ def scaling_verdict(service: InferenceService, seen: ScalingSeen | None, routers
     """Return ScalingActive, for a service with autoscaling."""
     scaling = service.spec.autoscaling
     assert scaling is not None, "asked of services with autoscaling"
+    if service.spec.paused:
+        return Verdict(False, Reason.PAUSED, "spec.paused is true: the number of engines stays as it is")
     if scaling.mode == "External":
         text = f"spec.replicas is {service.spec.replicas}; whoever writes the scale subresource changes it"
         return Verdict(True, Reason.SCALED_OUTSIDE, text)
@@ -133,10 +144,13 @@ def scaling_verdict(service: InferenceService, seen: ScalingSeen | None, routers
     if seen.reason == Reason.SIGNALS_MISSING:
         starting = Verdict(False, Reason.WAITING, "waits for a router; RouterReady says more")
         return Verdict(False, Reason.SIGNALS_MISSING, seen.signal) if routers_ready else starting
-    if scaling.mode == "Advisory":
-        return Verdict(
-            True, Reason.ADVISED, f"in mode Internal {_engines(seen.desired, 'would be')} wanted: {seen.signal}"
-        )
+    return _decided_verdict(seen, advised=scaling.mode == "Advisory")
+
+
+def _decided_verdict(seen: ScalingSeen, *, advised: bool) -> Verdict:
+    if advised:
+        text = f"in mode Internal {_engines(seen.desired, 'would be')} wanted: {seen.signal}"
+        return Verdict(True, Reason.ADVISED, text)
     if seen.reason in (Reason.AT_MAXIMUM, Reason.AT_QUOTA, Reason.IDLE):
         return Verdict(True, seen.reason, f"{_engines(seen.desired)} wanted: {seen.signal}")
     return Verdict(True, Reason.SCALED_BY_DEMAND, "the number of engines follows the demand; status.scaling has it")

@@ -16,7 +16,7 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
-from pagefleet_operator.plan.autoscaling import IDLE, held_verdict, idles, scaling_status, scaling_verdict
+from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status, scaling_verdict
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.observed import LiveSample, Observed
 from pagefleet_operator.plan.reasons import NORMAL, Reason
@@ -61,8 +61,7 @@ class Situation:
 def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
-    idle = idles(service, now.engines.wanted)
-    engine = IDLE if idle else role_verdict(now.engines, now.nothing or now.gate)
+    engine = asleep_verdict(service, now.engines.wanted) or role_verdict(now.engines, now.nothing or now.gate)
     router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
@@ -199,8 +198,8 @@ def _held(now: Situation, url: str) -> Verdict | None:
     if not now.routers.ready or now.degraded:
         return None
     fails = any(trouble.reason not in NORMAL for trouble in now.engines.troubles)
-    idle = idles(now.service, now.engines.wanted)
-    return held_verdict(now.previous, url, "" if fails else now.engines.count, idle)
+    asleep = asleep_verdict(now.service, now.engines.wanted)
+    return held_verdict(now.previous, url, "" if fails else now.engines.count, asleep)
 
 
 def _routers_to_hear(now: Situation) -> int:

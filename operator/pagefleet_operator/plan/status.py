@@ -9,7 +9,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ConditionType, InferenceServiceStatus, RoleStatus
 from pagefleet_protocol.model_facts import Progress
 
-from pagefleet_operator.plan.autoscaling import IDLE, held_verdict, idles, scaling_status, scaling_verdict
+from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status, scaling_verdict
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
@@ -64,11 +64,11 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
     model = _model_verdict(seen.model)
     engine = _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
     router = _workload_verdict(plan.router, seen.routers, _gate(None, paused))
-    idle = idles(service, plan.engine.replicas)
-    engine = IDLE if idle else engine
+    asleep = asleep_verdict(service, plan.engine.replicas)
+    engine = asleep or engine
     progress = _progress(plan, seen, model, paused)
     verdicts: dict[ConditionType, Verdict] = {
-        "Ready": _held(service, seen, idle) or _ready(seen, model, engine, router),
+        "Ready": _held(service, seen, asleep) or _ready(seen, model, engine, router),
         "ModelCached": model,
         "EngineReady": engine,
         "RouterReady": router,
@@ -91,12 +91,12 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
     )
 
 
-def _held(service: InferenceService, seen: Observation, idle: bool) -> Verdict | None:
+def _held(service: InferenceService, seen: Observation, asleep: Verdict | None) -> Verdict | None:
     """Return Ready where routers hold requests until an engine comes, as after a scale to zero; None: they do not."""
     if not _count_ready(seen.routers) or _count_ready(seen.engines):
         return None
     fails = any(one.failing for one in seen.engines)
-    return held_verdict(service.status, seen.url or "the routers", "" if fails else "an engine is starting", idle)
+    return held_verdict(service.status, seen.url or "the routers", "" if fails else "an engine is starting", asleep)
 
 
 def _ready(seen: Observation, model: Verdict, engine: Verdict, router: Verdict) -> Verdict:

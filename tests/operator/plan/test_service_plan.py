@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from pagefleet_operator.plan.kube_status import rfc3339
-from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey
+from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey, ScalingSeen
 from pagefleet_operator.plan.obstacles import apply_refused, key_of
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.service_plan import ANNOTATION_FACTS, ServicePlan, plan_service
@@ -200,6 +200,19 @@ def test_paused_touches_nothing_and_tells_what_is() -> None:
     assert told(plan.status, "Ready") == ("True", "Serving")
     assert "nothing is changed" in condition(plan.status, "Ready").message
     assert told(World(service(paused=True)).plan().status, "Ready") == ("False", "Paused")
+
+
+def test_paused_while_asleep_does_not_promise_to_wake() -> None:
+    autoscaling = {"max": 3, "scaleToZero": {"after": 10}}
+    world = World(service(autoscaling=autoscaling))
+    world.settle()
+    world.scaling = ScalingSeen(0, "Idle", "nobody asked for 10 s")
+    world.settle()
+    assert told(world.plan().status, "Ready") == ("True", "Idle")
+    world.edit(autoscaling=autoscaling, paused=True)
+    status = world.plan().status
+    assert told(status, "Ready") == told(status, "EngineReady") == ("False", "Paused")
+    assert told(status, "ScalingActive") == ("False", "Paused")
 
 
 def test_what_belongs_to_others_is_left_alone_and_the_rest_is_made() -> None:
