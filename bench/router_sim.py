@@ -3,7 +3,7 @@
 No sockets and no GPU: `fleet_sim/engine.py` says what an engine is here, `fleet_sim/peers.py` where the other policies
 come from. A run is a few seconds; the same seed gives the same figures.
 
-    python bench/router_sim.py --json bench/results/router_sim.json --plot docs
+    python bench/router_sim.py --replicas --json bench/results/router_sim.json --plot docs
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bench.fleet_sim.ours import OurRouter
 from bench.fleet_sim.outcome import Outcome, outcome_of
 from bench.fleet_sim.peers import PEERS
 from bench.fleet_sim.plot import plot_rates, plot_traces
+from bench.fleet_sim.replicas import Replicas
 from bench.fleet_sim.run import Fleet, SimRouter, Simulation
 from bench.fleet_sim.traces import TRACES
 from bench.report import write_report
@@ -34,6 +35,8 @@ from bench.report import write_report
 NUM_ENGINES = 8
 WARM_UP = 0.3
 """Share of the time that is not measured."""
+FIRST_SEED = 10
+"""Seeds below it, and 100 and 101, were used to choose constants: what is reported comes from others."""
 OURS: dict[str, tuple[PolicyName, bool]] = {
     "auto, KV events": ("auto", True),
     "auto, approximate": ("auto", False),
@@ -52,6 +55,9 @@ SWEEP = (
     "least-load",
 )
 SWEEP_RATES = (6.0, 8.0, 10.0, 12.0, 13.0, 14.0, 16.0)
+SHARED = "shared prefixes"
+REPLICATED = ("auto, KV events", "auto, approximate", "llm-d precise", "llm-d approximate")
+NUM_REPLICAS = (1, 2, 3)
 
 
 def make_router(name: str, models: Sequence[EngineModel], seed: int) -> SimRouter:
@@ -70,11 +76,15 @@ def fleet_of(trace: str) -> Sequence[EngineModel]:
     return models
 
 
-def play(name: str, trace: str, rate: float, seconds: float, seed: int) -> Outcome:
+def play(name: str, trace: str, rate: float, seconds: float, seed: int, num_replicas: int = 1) -> Outcome:
     """Run one policy on one trace."""
     models = fleet_of(trace)
     make, _ = TRACES[trace]
-    simulation = Simulation(Fleet(models, limit=seconds), make_router(name, models, seed))
+    router = make_router(name, models, seed)
+    if num_replicas > 1:
+        others = [make_router(name, models, 1_000 * number + seed) for number in range(1, num_replicas)]
+        router = Replicas([router, *others], seed)
+    simulation = Simulation(Fleet(models, limit=seconds), router)
     jobs = simulation.run(make(random.Random(seed), rate, seconds))
     return outcome_of(jobs, WARM_UP * seconds, seconds, len(models))
 
@@ -93,32 +103,55 @@ def line_of(name: str, figures: dict[str, float]) -> str:
     )
 
 
+def seeds_of(count: int) -> range:
+    """Return the seeds of a report."""
+    return range(FIRST_SEED, FIRST_SEED + count)
+
+
 def compare(traces: Sequence[str], names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any]:
     """Run every policy on every trace, and print a table for each."""
     results: dict[str, Any] = {}
     for trace in traces:
         rate = TRACES[trace][1]
-        print(f"\n{trace}, {rate:g} conversations/s, {NUM_ENGINES} engines\n")
-        print("| policy | hits, % | TTFT p50, s | p90 | p99 | tokens/s | busiest / mean |")
-        print("|---|---:|---:|---:|---:|---:|---:|")
+        print_head(f"{trace}, {rate:g} conversations/s, {NUM_ENGINES} engines")
         results[trace] = {}
         for name in names:
-            figures = mean_outcome([play(name, trace, rate, seconds, seed) for seed in range(seeds)])
+            figures = mean_outcome([play(name, trace, rate, seconds, seed) for seed in seeds_of(seeds)])
             results[trace][name] = figures
             print(line_of(name, figures), flush=True)
     return results
 
 
+def print_head(title: str) -> None:
+    """Begin a table."""
+    print(f"\n{title}\n")
+    print("| policy | hits, % | TTFT p50, s | p90 | p99 | tokens/s | busiest / mean |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+
+
 def sweep(names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any]:
     """Run the shared prefixes at rising rates."""
-    trace = "shared prefixes"
     return {
         name: {
-            f"{rate:g}": mean_outcome([play(name, trace, rate, seconds, seed) for seed in range(seeds)])
+            f"{rate:g}": mean_outcome([play(name, SHARED, rate, seconds, seed) for seed in seeds_of(seeds)])
             for rate in SWEEP_RATES
         }
         for name in names
     }
+
+
+def replicate(names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any]:
+    """Run the shared prefixes through one and several replicas of the router."""
+    rate = TRACES[SHARED][1]
+    results: dict[str, Any] = {}
+    for count in NUM_REPLICAS:
+        print_head(f"{SHARED}, {rate:g} conversations/s, {count} replicas of the router")
+        results[str(count)] = {}
+        for name in names:
+            figures = mean_outcome([play(name, SHARED, rate, seconds, seed, count) for seed in seeds_of(seeds)])
+            results[str(count)][name] = figures
+            print(line_of(name, figures), flush=True)
+    return results
 
 
 def main() -> None:
@@ -128,12 +161,15 @@ def main() -> None:
     parser.add_argument("--policy", choices=[*OURS, *PEERS], action="append", help="Repeatable; default: all.")
     parser.add_argument("--seconds", type=float, default=200.0, help="Simulated; the first 30 %% are not measured.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--replicas", action="store_true", help="Also with two and three replicas of the router.")
     parser.add_argument("--json", type=Path, help="Write the figures.")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="Draw the traces and a sweep of rates there.")
     args = parser.parse_args()
     results: dict[str, Any] = {
         "traces": compare(args.trace or list(TRACES), args.policy or [*OURS, *PEERS], args.seconds, args.seeds)
     }
+    if args.replicas:
+        results["replicas"] = replicate(REPLICATED, args.seconds, args.seeds)
     if args.plot:
         results["sweep"] = sweep(SWEEP, args.seconds, args.seeds)
         plot_rates(results["sweep"], args.plot / "routing-rates.svg")

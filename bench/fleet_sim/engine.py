@@ -96,12 +96,10 @@ class SimEngine:
     def begin_step(self, now: float) -> float:
         """Plan a step; returns its seconds."""
         model = self.model
-        self._admit(now)
         budget = max(model.max_batched_tokens - len(self._decoding), BLOCK) // BLOCK
         seconds = model.step + model.per_request * len(self._decoding) + model.per_kv_token * self._context_tokens
-        for job in self._prefilling:
-            if budget <= 0:
-                break
+        started = iter(tuple(self._prefilling))
+        while budget > 0 and (job := next(started, None) or self._admit(now)) is not None:
             left = len(job.blocks) + -(-job.num_lost // BLOCK) - job.num_computed
             count = min(left, budget)
             budget -= count
@@ -126,26 +124,28 @@ class SimEngine:
         while self._num_held() > self.model.num_blocks and len(self._decoding) > 1:
             self._preempt(now)
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now: float) -> Job | None:
+        """Let in who waits first, if there is room: what is cached counts as of the step in which it is begun."""
         waiting, model = self._waiting, self.model
-        while waiting and self.num_running < model.max_num_seqs:
-            job = waiting[0]
-            hit = self._match(job)
-            answered = -(-job.num_lost // BLOCK)
-            unused = sum(key in self._unused for key in job.blocks[:hit])
-            wanted = len(job.blocks) - hit + answered
-            if self._num_held() + wanted + unused + 1 > model.num_blocks and self.num_running:
-                return
-            waiting.popleft()
-            for key in job.blocks[:hit]:
-                self._references[key] += 1
-                self._unused.pop(key, None)
-            self._num_reserved += wanted
-            job.num_computed = hit
-            if job.first_token_at is None:
-                job.num_hit = hit * BLOCK
-            self._prefilling.append(job)
-            self._evict(now)
+        if not waiting or self.num_running >= model.max_num_seqs:
+            return None
+        job = waiting[0]
+        hit = self._match(job)
+        wanted = len(job.blocks) - hit + -(-job.num_lost // BLOCK)
+        unused = sum(key in self._unused for key in job.blocks[:hit])
+        if self._num_held() + wanted + unused + 1 > model.num_blocks and self.num_running:
+            return None
+        waiting.popleft()
+        for key in job.blocks[:hit]:
+            self._references[key] += 1
+            self._unused.pop(key, None)
+        self._num_reserved += wanted
+        job.num_computed = hit
+        if job.first_token_at is None:
+            job.num_hit = hit * BLOCK
+        self._prefilling.append(job)
+        self._evict(now)
+        return job
 
     def _match(self, job: Job) -> int:
         """Return how many leading blocks are cached; the last is always computed."""

@@ -31,6 +31,8 @@ class Tally:
     """Uncached prompt tokens that are not known to be computed; see `queued`."""
     recent: float = 0.0
     """Requests ever sent, old ones weighing less (see `settle`)."""
+    stored: float = 0.0
+    """Uncached prompt tokens ever sent, which its cache had to make room for; old ones weigh less, as in `recent`."""
     recent_at: float = 0.0
     unpolled: int = 0
     """Uncached prompt tokens sent since the engine was last asked for its load, which does not show them."""
@@ -50,6 +52,7 @@ class Tally:
         self.num_tokens += tokens
         self.unpolled += tokens
         self.recent = self.settle(now) + 1.0
+        self.stored += tokens
         if until < math.inf:
             self._timed.append(prefill)
             if len(self._timed) > 2 * self.num_requests + _MOST_OVER:
@@ -78,8 +81,10 @@ class Tally:
         return self.num_tokens
 
     def settle(self, now: float) -> float:
-        """Return `recent` as of `now`: a request's weight halves every 20 s."""
+        """Return `recent` as of `now`, as `stored` is then too: a request's weight halves every 20 s."""
         if now - self.recent_at >= _SETTLE_S:
-            self.recent *= math.exp2((self.recent_at - now) / _HALF_LIFE_S)
+            weight = math.exp2((self.recent_at - now) / _HALF_LIFE_S)
+            self.recent *= weight
+            self.stored *= weight
             self.recent_at = now
         return self.recent

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +12,7 @@ from bench.fleet_sim.engine import EngineModel
 from bench.fleet_sim.jobs import BLOCK, Job
 from bench.fleet_sim.outcome import outcome_of
 from bench.fleet_sim.peers import PEERS
+from bench.fleet_sim.replicas import Replicas
 from bench.fleet_sim.run import Fleet, Simulation
 from bench.fleet_sim.traces import TRACES, Trace
 from bench.router_sim import OURS, make_router
@@ -35,6 +38,31 @@ def test_a_case_worked_out_by_hand() -> None:
     assert (first.num_hit, again.num_hit, other.num_hit) == (0, 9 * BLOCK, 0)
     assert again.first_token_at == pytest.approx(2.0 + 0.064), "the last block is computed again"
     assert other.first_token_at == pytest.approx(2.064 + 0.32), "it came when a step had begun"
+
+
+def test_a_prompt_is_matched_in_the_step_that_begins_it() -> None:
+    model = replace(PLAIN, max_num_seqs=8)
+    first, second, third = (Job([*range(10), 100 + number], 1) for number in range(3))
+    play([(0.0, first), (0.1, second), (0.1, third)], model)
+    assert [job.num_hit // BLOCK for job in (first, second, third)] == [0, 10, 10], "the first was computed by then"
+    jobs = [Job([*range(200, 210)], 1) for _ in range(2)]
+    play([(0.0, Job([1], 1)), *((0.01, job) for job in jobs)], model)
+    assert [job.num_hit // BLOCK for job in jobs] == [0, 9], "one fills a step, the other comes into the next"
+
+
+def test_replicas_share_events_and_no_history() -> None:
+    models = [EngineModel()] * 4
+    prompts = [list(range(100 * number, 100 * number + 50)) for number in range(8)]
+    trace = [(2.0 * turn + 0.2 * number, Job(prompts[number], 5)) for turn in range(10) for number in range(8)]
+
+    def hits(name: str) -> float:
+        routers = Replicas([make_router(name, models, seed) for seed in range(3)], 0)
+        jobs = Simulation(Fleet(models, limit=1e6), routers).run(copy.deepcopy(trace))
+        return outcome_of(jobs, 4.0, 20.0, 4).hit_rate
+
+    assert hits("auto, KV events") > 0.95
+    assert hits("llm-d precise") > 0.95
+    assert hits("llm-d approximate") < 0.9
 
 
 def test_no_more_than_the_limit_runs_at_once_and_the_rest_waits() -> None:

@@ -19,6 +19,7 @@ from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.cost import (
     LEAST_FREE,
     SLOW_START_S,
+    STORED_SLACK,
     bounds_of,
     crowding_seconds,
     place_seconds,
@@ -147,6 +148,24 @@ def test_a_new_engine_is_trusted_slowly() -> None:
     assert costs[-1] == settled
     assert costs[0] == pytest.approx(10 * settled)
     assert costs[2] == pytest.approx(2 * settled)
+
+
+def test_new_tokens_go_where_the_cache_turns_over_slowly_and_cached_ones_stay() -> None:
+    engines = [engine("a"), engine("b")]
+    engines[0].tally.stored = 6 * STORED_SLACK
+    known = Known({"a": 5000, "b": 5000})
+    assert auto(known).choose(request(1, tokens=5500), engines).engine.id == "b", "both have as much of it"
+    known.tokens["b"] = 0
+    assert auto(known).choose(request(1, tokens=5500), engines).engine.id == "a", "a copy costs more than it saves"
+    assert bounds_of(engines, 60.0).stored == pytest.approx((6 / 8 / 2 + 1) * STORED_SLACK), "old traffic is forgotten"
+
+
+def test_a_few_prompts_tell_nothing_of_a_cache() -> None:
+    one = engine("a", queued=2000, requests=1)
+    assert one.tally.stored == 2000
+    assert (one.tally.stored + STORED_SLACK) / bounds_of([one, engine("b")], 0.0).stored < 1.1
+    assert predicted_seconds(one, 500, 500, 0.0, 3.0) == predicted_seconds(one, 500, 500, 0.0)
+    assert predicted_seconds(one, 500, 0, 0.0, 3.0) > predicted_seconds(one, 500, 0, 0.0)
 
 
 @pytest.mark.parametrize("age", [0.0, 3.0, 100.0])

@@ -99,10 +99,10 @@ def simulate(
     return Outcome(hits / num_requests, max(counts.values()) / (num_requests / num_engines), counts)
 
 
-@pytest.mark.parametrize(("clients", "hits"), [(4, 0.98), (32, 0.9)], ids=["few", "all at once, cold"])
-def test_twenty_prefixes_stay_where_they_are_cached(clients: int, hits: float) -> None:
+@pytest.mark.parametrize("clients", [4, 32], ids=["few", "all at once, cold"])
+def test_twenty_prefixes_stay_where_they_are_cached(clients: int) -> None:
     outcome = simulate(num_prefixes=20, clients=clients, num_requests=2500)
-    assert outcome.hit_rate >= hits
+    assert outcome.hit_rate >= 0.98
     assert outcome.imbalance <= 1.2
 
 

@@ -12,6 +12,7 @@ from pagefleet_router.scheduling.cost import (
     RECOMPUTE,
     SESSION_TOKENS,
     SLOW_START_S,
+    STORED_SLACK,
     Bounds,
     bounds_of,
     crowding_seconds,
@@ -95,7 +96,8 @@ class Auto:
         tokens = request.num_tokens
         costs = []
         for engine, hit in zip(engines, cached, strict=True):
-            cost = predicted_seconds(engine, tokens, hit, now)
+            share = (engine.tally.stored + STORED_SLACK) / bounds.stored
+            cost = predicted_seconds(engine, tokens, hit, now, share)
             if engine.tally.recent > bounds.recent or engine.num_requests > bounds.requests:
                 cost += crowding_seconds(engine, tokens, bounds, now)
             if own is not None and engine is not own:
