@@ -71,7 +71,7 @@ def test_follows_the_load_to_none_to_three_and_back_without_losing_a_request(
         answers, streamed = answered_at_zero(fleet, first)
         assert answers == [one.answer for one in first]
         assert streamed.whole
-        assert "wait for an engine (WokenUp)" in fleet.output
+        assert "for an engine (WokenUp)" in fleet.output
 
         load = asyncio.run(scenario(fleet))
         assert load.failures == []

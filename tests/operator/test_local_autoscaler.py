@@ -73,14 +73,15 @@ def test_a_decision_is_told_once_with_its_numbers(mode: str, said: str) -> None:
     asyncio.run(Site(page(8)).serve(check))
 
 
-def test_a_held_request_wakes_a_service_without_engines() -> None:
+@pytest.mark.parametrize(("held", "said"), [(1, "1 request waits"), (2, "2 requests wait")], ids=["one", "several"])
+def test_a_held_request_wakes_a_service_without_engines(held: int, said: str) -> None:
     async def check(url: str) -> None:
         told: list[str] = []
         made = scaler(Surroundings(EnginesSeen(), {"r-0": url}), told, 0, scaleToZero={"after": 10})
         await made.step()
-        assert told == ["scaled from 0 to 1: 1 requests wait for an engine (WokenUp)"]
+        assert told == [f"scaled from 0 to 1: {said} for an engine (WokenUp)"]
 
-    asyncio.run(Site(page(1)).serve(check))
+    asyncio.run(Site(page(held)).serve(check))
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 503 X\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\nsome other page"])

@@ -162,10 +162,20 @@ def _at_zero(policy: ScalingPolicy, signals: FleetSignals, state: ScalingState, 
     # Without a learned rate one engine has to show how fast it is.
     wanted = math.ceil(max(asked, default=0.0)) if state.prefill_rate else 1
     desired, _ = _limited(policy, state, max(1, wanted))
-    tokens = f" with {signals.queued_tokens:.0f} tokens" if signals.queued_tokens else ""
-    message = f"{signals.held + signals.queued:.0f} requests{tokens} wait for an engine"
     woken = replace(state, desired=desired, raised_at=now, since=now, history=(Moment(now, None, desired, desired),))
-    return Decision(desired, ScalingReason.WOKEN_UP, message, woken)
+    return Decision(desired, ScalingReason.WOKEN_UP, _who_asked(signals), woken)
+
+
+def _who_asked(signals: FleetSignals) -> str:
+    waiting = round(signals.held + signals.queued)
+    tokens = f" with {signals.queued_tokens:.0f} tokens" if signals.queued_tokens else ""
+    if waiting == 0:
+        return "somebody asked, and waits no more"
+    return (
+        f"{waiting} request{tokens} waits for an engine"
+        if waiting == 1
+        else f"{waiting} requests{tokens} wait for an engine"
+    )
 
 
 def _by_demand(

@@ -74,7 +74,9 @@ def test_to_zero_only_after_idleness_and_from_zero_with_the_first_request() -> N
     assert scene.last(QUIET, 600).desired == 0
     woken = scene.decide(replace(QUIET, arrivals=1.0, held=1.0, queued_tokens=500.0))
     assert (woken.desired, woken.reason) == (1, ScalingReason.WOKEN_UP)
-    assert "1 requests with 500 tokens" in woken.message
+    assert woken.message == "1 request with 500 tokens waits for an engine"
+    impatient = Scene(0, idle_after_s=120.0).decide(replace(QUIET, arrivals=1.0))
+    assert (impatient.desired, impatient.message) == (1, "somebody asked, and waits no more")
 
 
 def test_one_router_that_holds_a_request_wakes_the_service_while_another_is_silent() -> None:
