@@ -47,6 +47,7 @@ def of_router() -> str:
     metrics.failures["refused"] += 1
     metrics.arrivals["m"] += 1
     metrics.continued["m"] += 1
+    metrics.prompt_tokens["m"] += 1
     metrics.first_token["m"].observe(0.1)
     metrics.token_seconds["m"].observe(0.1)
     metrics.include(FleetCaches(RouterConfig(engine=("http://127.0.0.1:1",), model_name="m"), EndpointTable()).collect)

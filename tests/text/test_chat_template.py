@@ -95,6 +95,19 @@ def test_rendering_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         render("x")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_rendering_ends_at_its_deadline_without_a_word_written(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.05)
+    with pytest.raises(PromptRefused, match="too long"):
+        render(source)
+
+
 def test_a_damaged_template_names_its_line() -> None:
     with pytest.raises(TextDamaged, match="line 2"):
         ChatTemplate("ok\n{% if %}", {})

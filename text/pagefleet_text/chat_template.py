@@ -1,7 +1,8 @@
 """Renders a conversation with the model's own chat template, as Hugging Face transformers would.
 
 The template comes with the model, so it is trusted to be sensible but not to be safe: it runs in jinja2's immutable
-sandbox, and its output is capped. A template from a request is never rendered.
+sandbox, its output is capped, and it looks at the clock with every turn of a loop and every call of a macro. A template
+from a request is never rendered.
 Source of the environment: Hugging Face "Chat templates" (trim and lstrip blocks, loop controls, `raise_exception`,
 `strftime_now`, a `tojson` that keeps the text readable, `{% generation %}`).
 """
@@ -9,6 +10,8 @@ Source of the environment: Hugging Face "Chat templates" (trim and lstrip blocks
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -43,7 +46,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         try:
-            self._template = _environment().from_string(source)
+            self._environment = _environment()
+            self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TextDamaged(f"the model's chat template is damaged (line {error.lineno}: {error.message})") from None
         except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
@@ -65,18 +69,18 @@ class ChatTemplate:
             variables: more names for the template, e.g. `tools` or `enable_thinking`.
 
         Raises:
-            PromptRefused: the template refuses these messages, or its output is too long.
+            PromptRefused: the template refuses these messages, or takes too long, or its output is too long.
         """
         names = {"tools": None, "documents": None, **self._special_tokens, **(variables or {})}
         pieces: list[str] = []
-        size, deadline = 0, time.monotonic() + MAX_RENDER_S
+        size = 0
+        self._environment.allow(MAX_RENDER_S)
         try:
             for piece in self._template.generate(names, messages=messages, add_generation_prompt=add_generation_prompt):
                 size += len(piece)
-                if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                    raise PromptRefused(
-                        "The conversation is too long for the chat template.", "messages", "invalid_value"
-                    )
+                if size > MAX_RENDERED_CHARS:
+                    raise _too_long()
+                self._environment.check_time()
                 pieces.append(piece)
         except jinja2.TemplateError as error:
             raise _refusal(str(error.message or "")) from None
@@ -84,6 +88,35 @@ class ChatTemplate:
             # Templates index and concatenate freely: messages of a shape they do not expect end in any of these.
             raise _refusal("they have a shape that it does not expect") from None
         return "".join(pieces)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with a clock that no template can do without: a loop need not write anything to run for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation], autoescape=False
+        )
+        self._thread = threading.local()
+
+    def allow(self, seconds: float) -> None:
+        """Let a rendering that begins in this thread take so long."""
+        self._thread.until = time.monotonic() + seconds
+
+    def check_time(self) -> None:
+        """Raise PromptRefused when the time is over; templates call it."""
+        if time.monotonic() > getattr(self._thread, "until", math.inf):
+            raise _too_long()
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        template = super()._parse(source, name, filename)
+        bodies = [node.body for node in template.find_all(jinja2.nodes.For)]
+        bodies += [node.body for node in template.find_all(jinja2.nodes.Macro)]
+        bodies += [node.body for node in template.find_all(jinja2.nodes.CallBlock)]
+        for body in bodies:
+            clock = jinja2.nodes.EnvironmentAttribute("check_time")  # which no source can spell, nor set
+            body.insert(0, jinja2.nodes.ExprStmt(jinja2.nodes.Call(clock, [], [], None, None), lineno=1))
+        return template
 
 
 class _Generation(jinja2.ext.Extension):
@@ -96,10 +129,8 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation], autoescape=False
-    )
+def _environment() -> _Environment:
+    environment = _Environment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -122,6 +153,10 @@ def _raise_exception(message: object) -> NoReturn:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005 the template wants the local date
+
+
+def _too_long() -> PromptRefused:
+    return PromptRefused("The conversation is too long for the chat template.", "messages", "invalid_value")
 
 
 def _refusal(reason: str) -> PromptRefused:
