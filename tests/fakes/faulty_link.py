@@ -131,7 +131,7 @@ class FaultyLink:
 
     def ended(self, end: _End) -> None:
         """Pass on an end, if the mode lets it."""
-        if end.is_over and self._mode != "hole" and self._mode != "full":
+        if end.is_over and self._mode not in {"hole", "full"}:
             self._ends.discard(end)
             if end.peer is not None and end.peer.transport is not None:
                 end.peer.transport.close()

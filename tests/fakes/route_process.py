@@ -1,4 +1,7 @@
-"""A real `pagefleet-route` process, what tests ask of it from outside, and programmed engines for it. No test in here."""
+"""A real `pagefleet-route` process, what tests ask of it from outside, and programmed engines for it.
+
+No test in here.
+"""
 
 from __future__ import annotations
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagefleet_engine.engine_core.kv_events.history import History
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_events import (
+    MAX_BATCH_EVENTS,
     Cleared,
     Done,
     Dump,
     DumpPart,
     EventBatch,
     KvEvent,
+    KvEventError,
     Replay,
     Stored,
     decode_answer,
     decode_published,
+    encode,
     pack_keys,
     unpack_keys,
 )
@@ -242,3 +246,12 @@ def test_what_waits_is_bounded() -> None:
     for seq in range(1, 20):
         list(feed.published(EventBatch(FIRST, 3 * MAX_WAITING + seq, [large]), 0.0))
     assert feed._num_waiting_bytes <= 16 * 1024 * 1024
+
+
+def test_a_batch_of_very_many_events_is_garbage() -> None:
+    most = EventBatch(FIRST, 1, [Cleared()] * MAX_BATCH_EVENTS)
+    assert decode_published(encode(most)) == most
+    over = encode(EventBatch(FIRST, 1, [Cleared()] * (MAX_BATCH_EVENTS + 1)))
+    for decode in (decode_published, decode_answer):
+        with pytest.raises(KvEventError, match="length"):
+            decode(over)

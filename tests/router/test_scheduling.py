@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -41,8 +42,10 @@ def test_only_usable_engines_of_the_model_are_candidates() -> None:
     assert [one.state for one in snapshot.engines] == ["ready", "unready", "ejected", "draining", "ready", "ready"]
 
 
-def fail(detector: OutlierDetector, times: int, now: float, engines: int = 4, name: str = "a") -> list[bool]:
-    return [detector.failed(name, now, engines) for _ in range(times)]
+def fail(
+    detector: OutlierDetector, times: int, now: float, pool: Sequence[str] = "abcd", name: str = "a"
+) -> list[bool]:
+    return [detector.failed(name, now, pool) for _ in range(times)]
 
 
 def test_five_failures_in_a_row_eject() -> None:
@@ -51,7 +54,7 @@ def test_five_failures_in_a_row_eject() -> None:
     detector.succeeded("a")
     assert fail(detector, 5, 0.0) == [False] * 4 + [True]
     assert fail(detector, 9, 1.0) == [False] * 9, "it is ejected already"
-    assert detector.num_ejected() == 1
+    assert detector.num_ejected("abcd") == 1
 
 
 def test_ejections_double_up_to_a_minute_and_end_by_a_probe() -> None:
@@ -59,7 +62,7 @@ def test_ejections_double_up_to_a_minute_and_end_by_a_probe() -> None:
     now, lengths = 0.0, []
     fail(detector, 4, now)
     for _ in range(6):
-        assert detector.failed("a", now, 4)
+        assert detector.failed("a", now, "abcd")
         started = now
         while not detector.probed("a", now):
             now += 0.5
@@ -72,7 +75,7 @@ def test_a_success_after_an_ejection_wipes_the_slate() -> None:
     detector = OutlierDetector()
     fail(detector, 5, 0.0)
     detector.succeeded("a")  # an answer to an old request
-    assert detector.num_ejected() == 1
+    assert detector.num_ejected("abcd") == 1
     assert detector.probed("a", 5.0)
     detector.succeeded("a")
     assert fail(detector, 5, 6.0) == [False] * 4 + [True]
@@ -83,11 +86,19 @@ def test_a_success_after_an_ejection_wipes_the_slate() -> None:
 @pytest.mark.parametrize(("num_engines", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
 def test_at_most_half_is_ejected(num_engines: int, most: int) -> None:
     detector = OutlierDetector()
-    for number in range(num_engines):
-        fail(detector, 5, 0.0, num_engines, f"e{number}")
-    assert detector.num_ejected() == most
+    pool = [f"e{number}" for number in range(num_engines)]
+    for name in pool:
+        fail(detector, 5, 0.0, pool, name)
+    assert detector.num_ejected(pool) == most
     detector.forget("e0")
-    assert detector.num_ejected() == max(0, most - 1)
+    assert detector.num_ejected(pool) == max(0, most - 1)
+
+
+def test_the_engines_of_one_model_are_a_pool() -> None:
+    detector = OutlierDetector()
+    assert fail(detector, 5, 0.0, ["a", "b"])[-1]
+    assert not fail(detector, 5, 0.0, ["c"], "c")[-1], "the only one stays, however many engines other models have"
+    assert fail(detector, 5, 0.0, ["d", "e"], "d")[-1]
 
 
 @pytest.mark.parametrize(("live", "allowed"), [(1, 3), (15, 3), (20, 4), (50, 10)])

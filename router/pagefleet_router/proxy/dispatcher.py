@@ -81,7 +81,9 @@ class Dispatcher:
         if failure in _NOT_THERE:
             self.policy.lost(engine.id)
             self.on_refused(engine.id)
-        if self.outliers.failed(engine.id, self.clock(), len(self.table.snapshot.engines)):
+        model = engine.endpoint.model
+        pool = [one.id for one in self.table.snapshot.engines if one.endpoint.model == model]
+        if self.outliers.failed(engine.id, self.clock(), pool):
             self.metrics.ejections += 1
             self.table.set_ejected(engine.id, True)
             logger.warning("engine %s is ejected after failures in a row", engine.id)

@@ -12,9 +12,7 @@ from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.http_names import MAX_HEAD_BYTES
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-_FIND_LOST_HOSTS = tuple(
-    (getattr(socket, name), value) for name, value in _KEEPALIVE.items() if hasattr(socket, name)
-)
+_FIND_LOST_HOSTS = tuple((getattr(socket, name), value) for name, value in _KEEPALIVE.items() if hasattr(socket, name))
 """A host that vanished says nothing, and an engine may rightly say nothing for long: the kernels can tell these apart,
 in 25 seconds where the system has these options, and in hours by default."""
 
@@ -132,6 +130,8 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the listener: that was all, if the connection's end was to mark the end; else the answer is lost."""
         self._owner.on_closed(self)
+        self._transport = None
+        del self._parser  # it refers back: a cycle would keep both until the next full collection
         listener = self._listener
         if listener is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -20,7 +21,7 @@ class OutlierRules:
     first_ejection: float = 5.0
     longest_ejection: float = 60.0
     most_ejected: float = 0.5
-    """Share of the engines: a fault that all of them show is not an outlier."""
+    """Share of a model's engines: a fault that all of them show is not an outlier."""
 
 
 class OutlierDetector:
@@ -36,19 +37,19 @@ class OutlierDetector:
         if record is not None and record.ejected_until is None:
             del self._records[engine_id]
 
-    def failed(self, engine_id: str, now: float, num_engines: int) -> bool:
+    def failed(self, engine_id: str, now: float, pool: Collection[str]) -> bool:
         """Note a failure; returns whether the engine is ejected by it.
 
         Args:
             engine_id: who failed.
             now: the time.
-            num_engines: engines in the list, of which only a share may be ejected at once.
+            pool: ids of the engines of its model, of which only a share may be ejected at once.
         """
         record = self._records.setdefault(engine_id, _Record())
         record.num_failures += 1
         if record.ejected_until is not None or record.num_failures < self._rules.failures:
             return False
-        if self.num_ejected() + 1 > int(num_engines * self._rules.most_ejected):
+        if self.num_ejected(pool) + 1 > int(len(pool) * self._rules.most_ejected):
             return False
         length = min(self._rules.first_ejection * 2**record.num_ejections, self._rules.longest_ejection)
         record.ejected_until = now + length
@@ -68,9 +69,10 @@ class OutlierDetector:
         record.num_failures = self._rules.failures - 1
         return True
 
-    def num_ejected(self) -> int:
-        """Return how many engines are ejected now."""
-        return sum(record.ejected_until is not None for record in self._records.values())
+    def num_ejected(self, pool: Collection[str]) -> int:
+        """Return how many engines of a pool are ejected now."""
+        records = (self._records.get(engine_id) for engine_id in pool)
+        return sum(record is not None and record.ejected_until is not None for record in records)
 
     def forget(self, engine_id: str) -> None:
         """Drop an engine that left the list."""

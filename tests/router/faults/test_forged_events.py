@@ -38,7 +38,7 @@ pytestmark = [
 LIAR, OTHER = "a" * 32, "b" * 32
 HONEST_BLOCKS = 300
 MOST_MB = 700
-"""That a router may grow by for an engine that claims to have room for everything: two million blocks are kept of it."""
+"""That a router may grow by for an engine that claims room for everything: two million blocks are kept of it."""
 
 
 def introduce(engine: FaultyEngine, incarnation: str, port: int, num_blocks: int) -> None:
@@ -146,7 +146,9 @@ def no_end(rng: random.Random) -> Iterator[list[bytes]]:
     ]
     while True:
         data = rng.choice(kinds)()
-        yield rng.choice([[TOPIC, data], [TOPIC, data], [TOPIC, data], [TOPIC], [TOPIC, data, data], [TOPIC + b"x", data]])
+        yield rng.choice(
+            [[TOPIC, data], [TOPIC, data], [TOPIC, data], [TOPIC], [TOPIC, data, data], [TOPIC + b"x", data]]
+        )
 
 
 def test_batches_of_every_wrong_kind_are_counted_and_change_nothing_for_others(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.fleet
 OWN_NAMES = ("cache-salt", "prompt-tokens", "stream", "incarnation", "model", "engine", "role", "transfer", "explain")
 
 
-async def ask(router: RouteProcess, key: str, headers: str = "", **fields: object) -> Answer:
-    return await router.ask(post(chat(**fields), headers=f"authorization: Bearer {key}\r\n{headers}"))
+async def ask(router: RouteProcess, key: str, headers: str = "") -> Answer:
+    return await router.ask(post(chat(), headers=f"authorization: Bearer {key}\r\n{headers}"))
 
 
 def test_keys_are_rotated_withdrawn_and_lost_without_a_restart(tmp_path: Path) -> None:
@@ -48,7 +48,11 @@ def test_keys_are_rotated_withdrawn_and_lost_without_a_restart(tmp_path: Path) -
             await becomes([401, 200], "old", "new")
             await becomes([200], "other")
             assert salts() == {tenant_salt("red"), tenant_salt("blue")}, "a new key has its tenant's cache"
-            for damaged in (b"new tenant=red rpm=many\n", b"old\nnew tenant=red \xff\n", b"new tenant=red\nnew tenant=x\n"):
+            for damaged in (
+                b"new tenant=red rpm=many\n",
+                b"old\nnew tenant=red \xff\n",
+                b"new tenant=red\nnew tenant=x\n",
+            ):
                 router.log.clear()
                 replace_file(file, damaged)
 
@@ -79,7 +83,12 @@ def test_what_a_client_claims_of_the_fleet_reaches_no_engine(tmp_path: Path) -> 
     spellings = [
         spelling
         for name in OWN_NAMES
-        for spelling in (f"x-pagefleet-{name}", f"X-PAGEFLEET-{name.upper()}", f"x_pagefleet_{name}", f"x-pagefleet_{name}")
+        for spelling in (
+            f"x-pagefleet-{name}",
+            f"X-PAGEFLEET-{name.upper()}",
+            f"x_pagefleet_{name}",
+            f"x-pagefleet_{name}",
+        )
     ]
     value = tenant_salt("blue")
     forged = "".join(f"{name}: {value}\r\n" for name in (*spellings, *spellings))
@@ -89,7 +98,9 @@ def test_what_a_client_claims_of_the_fleet_reaches_no_engine(tmp_path: Path) -> 
             tmp_path, [whole(), whole()], "--api-key-file", str(keys), "--policy", "round-robin"
         ) as fleet:  # fmt: skip
             for engine in ("e0", "e0", "e0", "e0"):
-                answer = await ask(fleet.router, "one", forged[: len(forged) // 2] + f"x-pagefleet-engine: {engine}\r\n")
+                answer = await ask(
+                    fleet.router, "one", forged[: len(forged) // 2] + f"x-pagefleet-engine: {engine}\r\n"
+                )
                 assert answer.status == 200
                 assert {name for name in answer.headers if "pagefleet" in name} == {"x-pagefleet-engine"}
             assert all(share == 2 for share in fleet.shares), "nobody chooses an engine"

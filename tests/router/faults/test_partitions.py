@@ -1,4 +1,4 @@
-"""A network that fails between router and engine (F13, F14): a router's process with a faulty link before one engine."""
+"""A network that fails between router and engine (F13, F14): a router's process, a faulty link before one engine."""
 
 from __future__ import annotations
 
