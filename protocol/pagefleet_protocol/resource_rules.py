@@ -39,6 +39,9 @@ OWN_FLAGS = {
     "--quantization": "set spec.engine.quantization",
     "--max-model-len": "set spec.engine.maxModelLen",
     "--drain-timeout": "set spec.rollout.drainSeconds",
+    "--kv-events-port": "set spec.router.kvEvents",
+    "--kv-events-host": "the fleet chooses it",
+    "--fleet-key-file": "the fleet makes the key",
 }
 """Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
