@@ -1,6 +1,7 @@
 {{/*
-What the operator may do where it serves InferenceServices. No wildcard, no exec, no escalate, bind or impersonate. It
-may make Secrets (the fleet key of each service) and can neither read nor change one. As to rights, the Role that it makes for routers grants endpointslices, and nobody can grant what they do not hold.
+What the operator may do where it serves InferenceServices. No wildcard, no exec, no escalate, bind or impersonate: the
+Role that it makes for routers grants endpointslices, and nobody can grant what they do not hold. It may make Secrets
+(the fleet key of each service), and can neither read nor change one.
 */}}
 
 {{- define "pagefleet.rules" -}}
