@@ -259,7 +259,8 @@ def _lower(policy: ScalingPolicy, state: ScalingState, asked: _Asked, numbers: s
     if needed >= state.desired or lowest >= state.desired:
         if needed > lowest and lowest < state.desired:
             return Decision(state.desired, ScalingReason.COOLING_DOWN, f"{numbers}; {lowest} would do", state)
-        return Decision(state.desired, limit or ScalingReason.STEADY, numbers, state)
+        reached = limit if lowest <= state.desired else None  # else more are about to be added
+        return Decision(state.desired, reached or ScalingReason.STEADY, numbers, state)
     rests = [state.since + tempo.down_window]
     if state.raised_at is not None:
         rests.append(state.raised_at + tempo.down_window)

@@ -88,6 +88,18 @@ def test_one_router_that_holds_a_request_wakes_the_service_while_another_is_sile
     assert scene.last(part, 600).desired == 1, "never down on missing data"
 
 
+def test_demand_that_lasts_adds_engines_though_a_router_is_silent() -> None:
+    """A router that crashes again and again must not keep the others' requests from getting engines."""
+    scene = Scene(4)
+    scene.last(arriving(3.8), 60)
+    part = replace(arriving(6.5), routers=2)
+    held = scene.decide(part)
+    assert (held.desired, held.reason) == (4, ScalingReason.SIGNALS_MISSING)
+    raised = scene.last(part, 20)
+    assert raised.desired == 7
+    assert scene.last(replace(arriving(1), routers=2), 3600).desired == 7, "never down on missing data"
+
+
 def test_the_start_of_the_first_engine_is_no_idleness() -> None:
     scene = Scene(0, start_up_s=300.0, idle_after_s=60.0)
     scene.decide(replace(QUIET, arrivals=1.0, held=1.0))
@@ -132,6 +144,12 @@ def test_demand_above_the_maximum_says_so() -> None:
     scene = Scene(8)
     full = scene.last(arriving(12), 30)
     assert (full.desired, full.reason) == (8, ScalingReason.AT_MAXIMUM)
+
+
+def test_demand_above_the_maximum_that_has_not_lasted_yet_is_not_at_it() -> None:
+    scene = Scene(2)
+    asked = scene.decide(arriving(12))
+    assert (asked.desired, asked.reason) == (2, ScalingReason.STEADY)
 
 
 def test_engines_that_warm_up_count() -> None:
@@ -254,7 +272,8 @@ def test_whatever_happens_the_bounds_hold(
         assert desired >= policy.min or quota or (desired == 0 and policy.idle_after_s is not None)
         if not signals.complete:
             kept = max(policy.min if before or policy.idle_after_s is None else 0, min(policy.max, before))
-            assert desired == kept or (quota and desired >= min(kept, max(1, found.count)))
+            assert desired >= (min(kept, max(1, found.count)) if quota else kept), "never down"
+            assert desired <= kept or (signals.fresh and not signals.idle), "up only by what somebody saw"
         if signals.complete and not signals.idle:
             assert desired >= 1, "somebody waits"
         assert decision.message
