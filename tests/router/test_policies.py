@@ -129,6 +129,8 @@ def test_kv_costs_nothing_until_it_is_short_and_less_for_what_is_cached() -> Non
     assert cost(0.5) < 0.01
     assert 0.01 < cost(0.8) < cost(0.95)
     assert cost(0.95, cached=4000) < 0.2 * cost(0.95)
+    full = engine("a", requests=20, load=PolledLoad(kv_usage=0.95))
+    assert cost(0.95) > 4 * place_seconds(full, 20.0), "others wait for the KV that this one takes"
 
 
 def test_what_was_sent_since_the_last_poll_counts_as_kv() -> None:

@@ -15,7 +15,7 @@ rest for others. It delays whoever comes next, pushes other prefixes out of a fu
 share the prefix. In `bench/router_sim.py` 1 copies prefixes to more engines than their caches hold; 4 and 9 differ
 little from it. The part for others is multiplied by what the engine's cache took in lately over the mean: there
 what is pushed out is younger. Without that requests that all engines have a part of crowd some caches, and agents lose
-4 % of their hits."""
+4 % of their hits. It holds for new KV as for computation: a copy takes KV away from others where that is short."""
 STORED_SLACK = 20_000.0
 """Tokens, added to what each cache took in: a few prompts tell nothing of how soon others are pushed out."""
 SESSION_TOKENS = 256
@@ -81,11 +81,11 @@ def predicted_seconds(engine: EngineView, tokens: int, cached: int, now: float, 
     tally, rates = engine.tally, engine.rates
     count = engine.num_requests
     prefill = rates.prefill.value
-    work = tally.queued(now) + (1.0 + (RECOMPUTE - 1.0) * share) * (tokens - cached)
+    new = (1.0 + (RECOMPUTE - 1.0) * share) * (tokens - cached)
     # It waits for a step that gives a token to everyone who runs.
-    seconds = rates.overhead.value + work / prefill + count / rates.decode.value
-    # It waits for KV as far as it needs new KV: what is cached is shared.
-    seconds += place_seconds(engine, count) * (tokens - cached + ANSWER_TOKENS) / (tokens + ANSWER_TOKENS)
+    seconds = rates.overhead.value + (tally.queued(now) + new) / prefill + count / rates.decode.value
+    # It waits for KV as far as it needs new KV, and lets others wait for that: what is cached is shared.
+    seconds += place_seconds(engine, count) * (new + ANSWER_TOKENS) / (tokens + ANSWER_TOKENS)
     return seconds if now - engine.usable_since >= SLOW_START_S else seconds * slowness(engine, now)
 
 
