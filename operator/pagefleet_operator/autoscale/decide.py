@@ -96,9 +96,8 @@ def decide(
         now: monotonic seconds.
     """
     state = _ceiling(replace(state, desired=_within(policy, state.desired)), policy, engines, now)
-    asked = state.desired == 0 and signals.fresh > 0 and not signals.idle  # a request cannot wait for a silent router
-    if not signals.complete and not asked:
-        return _hold(signals, state, now)
+    if not signals.complete:
+        return _by_part(policy, signals, engines, state, now)
     state = _learned(policy, signals, engines, state, now)
     if state.desired == 0:
         return _at_zero(policy, signals, state, now)
@@ -108,6 +107,24 @@ def decide(
             rested = replace(state, desired=0, history=(), lowered_at=now)
             return Decision(0, ScalingReason.IDLE, f"nobody asked for {idle_s:.0f} s", rested)
     return _by_demand(policy, signals, engines, state, now)
+
+
+def _by_part(
+    policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, state: ScalingState, now: float
+) -> Decision:
+    """Add what the routers that speak ask for: a silent one's demand would only come on top. Take nothing away."""
+    if signals.fresh == 0 or signals.idle:
+        return _hold(signals, state, now)
+    learned = _learned(policy, signals, engines, state, now)
+    if state.desired == 0:
+        return _at_zero(policy, signals, learned, now)
+    decision = _by_demand(policy, signals, engines, learned, now)
+    if decision.desired > state.desired:
+        return decision
+    held, seen = _hold(signals, state, now), decision.state.history
+    # Else a demand that lasts would never be seen to.
+    moment = replace(held.state.history[-1], up=max(seen[-1].up, state.desired))
+    return replace(held, state=replace(held.state, history=(*seen[:-1], moment)))
 
 
 def _within(policy: ScalingPolicy, engines: int) -> int:
