@@ -89,7 +89,7 @@ async def answers_of(clients: list[Client]) -> list[Answer]:
 def test_the_end_of_a_router_with_streams_queued_and_held_requests(tmp_path: Path) -> None:
     """F28: not ready, nothing new, what runs or waits in line is answered, what still waits then is told, exit 0."""
     gated = Gated()
-    flags = ("--cold-start-timeout", "600", "--drain-timeout", "8")
+    flags = ("--cold-start-timeout", "600", "--drain-timeout", "6")
 
     async def scenario() -> None:
         async with programmed_fleet(tmp_path, [gated], *flags) as fleet:

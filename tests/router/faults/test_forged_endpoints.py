@@ -39,7 +39,7 @@ def test_an_address_that_passed_to_an_engine_of_another_model_gets_nothing(tmp_p
         old = fleet.engines[0]
         await old.kill()
         strange = FaultyEngine(whole(200, b"a secret of theirs", "x-pagefleet-model: other\r\n"))
-        strange.internal[FACTS_PATH] = encode_facts(msgspec.structs.replace(FACTS, model="other"))
+        strange.internal[FACTS_PATH] = encode_facts(msgspec.structs.replace(FACTS, model="other", incarnation="2" * 32))
         strange.incarnation, strange.port = "2" * 32, old.port
         await strange.start()
         try:
