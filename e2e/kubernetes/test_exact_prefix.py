@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -125,16 +126,24 @@ def test_a_lost_key_is_made_again_when_a_pod_needs_it(cluster: Cluster, installa
     lone.wait_until_settled()
     before = key_of(cluster, lone)
     cluster.delete("v1", "Secret", "lone-fleet", lone.namespace)
+    before_pods = lone.pod_names("engine") | lone.pod_names("router")
     for role in ("engine", "router"):
-        for name in lone.pod_names(role):
-            cluster.delete("v1", "Pod", name, lone.namespace)
+        restart(cluster, lone, role)
     wait_until(lambda: key_of(cluster, lone), "the key is made again", MADE_AGAIN_WITHIN_S)
+    wait_until(lambda: not before_pods & (lone.pod_names("engine") | lone.pod_names("router")), "the pods are new")
     lone.wait_until_settled()
     assert key_of(cluster, lone) != before
     (router,) = lone.pod_names("router")
     with PodTunnel(cluster, lone.namespace, router) as tunnel:
         wait_until(lambda: follows(tunnel.url, 1), "the new router hears the new engine")
     lone.delete()
+
+
+def restart(cluster: Cluster, service: Service, role: str) -> None:
+    """What `kubectl rollout restart deployment` does."""
+    metadata = {"annotations": {"kubectl.kubernetes.io/restartedAt": datetime.now(UTC).isoformat()}}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": f"{service.name}-{role}"}}
+    cluster.apply({**deployment, "spec": {"template": {"metadata": metadata}}}, service.namespace)
 
 
 def key_of(cluster: Cluster, service: Service) -> str:
