@@ -106,7 +106,7 @@ class Router:
         self.metrics.include(lambda: collect_admission(self.gate))
         services = Services(
             self._dispatcher, self.pools, self.gate, self._prompts, config.first_byte_timeout, config.gap_timeout,
-            timing.hold, config.explain,
+            timing.hold, bool(config.cold_start_timeout), config.explain,
         )  # fmt: skip
         self.front = FrontDoor(
             self.table,

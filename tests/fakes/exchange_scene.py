@@ -225,7 +225,7 @@ class ExchangeScene:
         self.table.watch(self.gate.engines_changed)
         self.services = Services(
             dispatcher, cast(UpstreamPools, self.pools), self.gate, self.prompts, 60.0, 30.0, HoldTiming(),
-            wall_clock=lambda: 5.0,
+            holds=bool(cold_start), wall_clock=lambda: 5.0,
         )  # fmt: skip
         self.names = [f"e{number}" for number in range(num_engines)]
         self.table.replace([Endpoint(name, f"http://127.0.0.1:{i + 1}", "m") for i, name in enumerate(self.names)])

@@ -163,5 +163,52 @@ def unchunked(body: bytes) -> bytes:
     return b"".join(parts)
 
 
+ENDING = AnswerHead(503, [*JSON_HEADERS, (b"connection", b"close")])
+
+
+def reach(scene: ExchangeScene) -> Call:
+    """Let the next request reach an engine."""
+    scene.read_prompt()
+    for dial in scene.dials:
+        scene.connect(dial)
+    return scene.calls[-1]
+
+
+def test_a_request_that_meets_the_last_engine_s_end_waits_for_the_next_one() -> None:
+    scene = ExchangeScene(num_engines=1)
+    asked = scene.come()
+    reach(scene).answer(ENDING, b"{}", True)
+    scene.check()
+    assert (asked.is_over, scene.gate.num_waiting) == (False, 1)
+    scene.later(5.0)
+    assert asked.client.data.endswith(b": waiting\n\n\r\n")
+    scene.set_ready("e0", True)
+    call = reach(scene)
+    call.answer(SSE, call.next_events(99), True)
+    assert asked.client.ends == ["whole"]
+    assert DONE in asked.client.data
+    check_answer(asked)
+    scene.check()
+
+
+def test_it_waits_once() -> None:
+    scene = ExchangeScene(num_engines=1)
+    asked = scene.come(stream=False)
+    reach(scene).answer(ENDING, b"{}", True)
+    scene.set_ready("e0", True)
+    reach(scene).answer(ENDING, b"{}", True)
+    assert asked.client.ends == ["whole"]
+    assert asked.client.data.startswith(b"HTTP/1.1 503 ")
+    scene.check()
+
+
+def test_where_nobody_holds_requests_the_engine_s_answer_is_passed_on() -> None:
+    scene = ExchangeScene(num_engines=1, cold_start=0.0)
+    asked = scene.come()
+    reach(scene).answer(ENDING, b"{}", True)
+    assert asked.client.data.startswith(b"HTTP/1.1 503 ")
+    scene.check()
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -92,8 +92,11 @@ def test_a_refused_connection_is_tried_elsewhere_and_marks_the_engine(tmp_path: 
 
 
 def test_an_engine_killed_under_load_loses_no_request(tmp_path: Path) -> None:
+    killed: list[bool] = []
+
     async def slow(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.2)
+        while not killed:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         await whole()(seen, writer)
 
     async def check(f: Fleet) -> None:
@@ -101,6 +104,7 @@ def test_an_engine_killed_under_load_loses_no_request(tmp_path: Path) -> None:
         asked = [asyncio.ensure_future(f.ask(post(chat()))) for _ in range(40)]
         await f.until(lambda: sum(engine.num_open for engine in f.engines) == 40)
         await f.engines[0].kill()
+        killed.append(True)
         assert [(await one).status for one in asked] == [200] * 40
         await f.engines[0].start()
         await f.until(lambda: f.num_usable() == 2)

@@ -35,7 +35,7 @@ class Dispatcher:
     metrics: RouterMetrics
     clock: Callable[[], float]
     on_refused: Callable[[str], None]
-    """Called with the id of an engine that is not at its address."""
+    """Called with the id of an engine that ends, or is not at its address."""
 
     def choose(self, view: RequestView, tried: Collection[str]) -> Choice | None:
         """Return an engine that was not tried yet; None when there is none."""
@@ -87,6 +87,11 @@ class Dispatcher:
             self.metrics.ejections += 1
             self.table.set_ejected(engine.id, True)
             logger.warning("engine %s is ejected after failures in a row", engine.id)
+
+    def ending(self, engine: EngineView) -> None:
+        """Note that an engine takes no more requests. Of one that is not ours the same may mean that it is busy."""
+        if engine.facts is not None:
+            self.on_refused(engine.id)
 
     def restarted(self, engine: EngineView) -> None:
         """Note that an engine answered as another incarnation than its facts are of: they and its cache are gone."""

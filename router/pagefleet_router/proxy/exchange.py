@@ -32,9 +32,9 @@ class Exchange:
     """Relays one request. Ends with one call of the client's `finish`, `refuse` or `abort`, unless the client left."""
 
     __slots__ = (
-        "_answering", "_attempted", "_call", "_clock", "_dispatcher", "_ended", "_is_admitted", "_keeps_request",
-        "_last_read_at", "_paused", "_retries", "_services", "_tape", "cached_tokens", "delivery", "engine",
-        "first_byte_s", "request", "view", "waited_s",
+        "_answering", "_attempted", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back", "_is_admitted",
+        "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape", "cached_tokens", "delivery",
+        "engine", "first_byte_s", "request", "view", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
@@ -55,7 +55,7 @@ class Exchange:
         self._tape: StreamTape | None = None
         self._attempted: Attempt | None = None
         self._last_read_at = 0.0
-        self._is_admitted = self._paused = self._ended = False
+        self._is_admitted = self._paused = self._ended = self._has_come_back = False
         self._answering = False
         """Whether the current engine has begun to answer."""
         self._keeps_request = True
@@ -176,10 +176,10 @@ class Exchange:
         if self._services.explain and wants_explanation(self.request):
             self.delivery.explanation = explanation(self._dispatcher.explain(view, ()))
         choice = self._dispatcher.choose(view, ())
-        if choice is None:
-            self.cut(no_engine())
-        else:
+        if choice is not None:
             self._attempt(choice)
+        elif not self._waits_again():
+            self.cut(no_engine())
 
     def _attempt(self, choice: Choice) -> None:
         engine = self.engine = choice.engine
@@ -229,6 +229,8 @@ class Exchange:
         failed = self._call
         failure = Failure.ENDING if head.status == 503 and head.closes else Failure.STATUS
         self._dispatcher.failed(self.engine, failure)
+        if failure is Failure.ENDING:
+            self._dispatcher.ending(self.engine)
         if head.status not in _TRY_ELSEWHERE or not self._elsewhere(failure, was_sent=True):
             return False
         failed.abandon()
@@ -261,8 +263,35 @@ class Exchange:
         else:
             choice = retries.again(self._dispatcher, self.view, failure, was_sent)
         if choice is None:
-            return False
+            return not self.delivery.relayed and self._waits_again()
         self._attempt(choice)
+        return True
+
+    def _waits_again(self) -> bool:
+        """Go back to the gate where the model's last engine has just gone, as to zero; returns whether it does.
+
+        Once: what no engine bears must not go round for ever.
+        """
+        usable = self._dispatcher.table.snapshot.usable
+        if not self._services.holds or self._has_come_back or self.view.model is None or usable.get(self.view.model):
+            return False
+        self._has_come_back = True
+        if self._attempted is not None:
+            self._attempted.over(self._clock())
+            self._attempted = None
+        self._call = None
+        self.delivery.next_engine(self._tape)
+        self._services.admission.ended(self, self.view.num_tokens)
+        self._is_admitted = False
+        try:
+            is_in = self._services.admission.enter(self)
+        except Refusal as refusal:
+            self.cut(refusal)
+            return True
+        if is_in:
+            self.admitted()
+        elif self.view.stream:
+            self.delivery.wait(self._clock())
         return True
 
     def _relayed_first(self, now: float) -> None:

@@ -24,6 +24,8 @@ class Services:
     first_byte_timeout: float
     gap_timeout: float
     hold: HoldTiming
+    holds: bool = False
+    """Whether requests may wait for a model's first engine."""
     explain: bool = False
     """Whether clients may ask how engines were chosen."""
     wall_clock: Callable[[], float] = time.time

@@ -54,9 +54,9 @@ class Monitor:
         table.subscribe(self._follow)
 
     def mark_refused(self, engine_id: str) -> None:
-        """Take an engine that is not at its address out of traffic now; its probes bring it back."""
+        """Take an engine that ends, or is not at its address, out of traffic now; its probes bring it back."""
         if self._table.set_ready(engine_id, False):
-            logger.warning("engine %s is not ready: nobody is at its address, or another engine", engine_id)
+            logger.warning("engine %s is not ready: it ends, or is not at its address", engine_id)
         if engine_id in self._hurry:
             self._hurry[engine_id].set()
 
