@@ -174,7 +174,7 @@ def _learned(
 
 def _at_zero(policy: ScalingPolicy, signals: FleetSignals, state: ScalingState, now: float) -> Decision:
     if signals.idle:
-        return Decision(0, ScalingReason.IDLE, "no engine runs, and nobody asks", state)
+        return Decision(0, ScalingReason.IDLE, "nobody asks", state)
     asked = [demand.engines for demand in pressure_demands(policy, signals, EnginesSeen(), Learned(state.prefill_rate))]
     # Without a learned rate one engine has to show how fast it is.
     wanted = math.ceil(max(asked, default=0.0)) if state.prefill_rate else 1
