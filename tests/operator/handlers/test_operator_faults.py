@@ -63,7 +63,7 @@ def test_an_api_server_that_fails_for_a_while_ends_nothing() -> None:
             await made(w)
             w.api.faults.answer(500, method="GET|PATCH", path="namespaces/apps/.*/more", times=8)
             w.apply("more")
-            await until(lambda: len(w.children()) == 26)
+            await until(lambda: len(w.children()) == 28)
             assert running.value("reconcile_errors_total", error="Unavailable") >= 1
 
     run(scenario)
