@@ -191,6 +191,24 @@ def test_a_request_that_meets_the_last_engine_s_end_waits_for_the_next_one() -> 
     scene.check()
 
 
+def test_a_stream_whose_prompt_takes_long_is_kept_alive() -> None:
+    scene = ExchangeScene()
+    asked, other = scene.come(), scene.come(stream=False)
+    call = reach(scene)
+    while call.listener is not asked.exchange:
+        call = reach(scene)
+    scene.later(14.0)
+    assert not asked.client.data
+    scene.later(1.0)
+    scene.later(10.0)
+    assert asked.client.data.count(b": waiting\n\n") == 2
+    assert not other.client.data
+    call.answer(SSE, call.next_events(99), True)
+    assert asked.client.ends == ["whole"]
+    check_answer(asked)
+    assert asked.client.data.count(b"HTTP/1.1") == 1
+
+
 def test_it_waits_once() -> None:
     scene = ExchangeScene(num_engines=1)
     asked = scene.come(stream=False)

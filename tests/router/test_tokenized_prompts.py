@@ -222,6 +222,14 @@ def test_text_that_is_not_what_the_facts_say_is_not_used(
     uvloop.run(scenario())
 
 
+def test_whoever_comes_after_the_end_goes_on_alone() -> None:
+    async def check(reader: Reader) -> None:
+        await reader.prompts.stop()
+        assert await reader.read(chat()) == (RequestView("m"), False)
+
+    run(check)
+
+
 def test_a_prompt_that_takes_too_long_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenized_prompts, "LIMIT_S", 0.01)
     monkeypatch.setattr(tokenized_prompts, "MAX_WAITING", 2)

@@ -46,7 +46,7 @@ class Delivery:
 
     __slots__ = (
         "_client", "_comment_at", "_error", "_first_read_at", "_last", "_last_read_at", "_num_reads", "_request",
-        "_timing", "_writer", "explanation", "relayed", "status",
+        "_tape", "_timing", "_writer", "explanation", "relayed", "status",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, client: ClientSide, timing: HoldTiming) -> None:
@@ -63,6 +63,8 @@ class Delivery:
         """What there is of an engine's error answer that has to become an event."""
         self._last = b""
         """What ends the answer."""
+        self._tape: StreamTape | None = None
+        """Of the engine that is asked, for an answer that begins before it has said anything."""
         self._comment_at = math.inf
         self._num_reads = 0
         self._first_read_at = self._last_read_at = 0.0
@@ -93,10 +95,10 @@ class Delivery:
         """Note that the client of a stream waits from now on."""
         self._comment_at = now + self._timing.first
 
-    def stop_waiting(self) -> None:
-        """Note that an engine is being asked; a stream that has begun still gets comments until it answers."""
+    def ask(self, now: float) -> None:
+        """Note that an engine is being asked for a stream, which may take long to compute the prompt."""
         if not self.begun:
-            self._comment_at = math.inf
+            self._comment_at = now + self._timing.at_engine
 
     def check(self, now: float) -> None:
         """Write to a client that waits; the first time with the head of its answer."""
@@ -104,12 +106,13 @@ class Delivery:
             return
         if self._writer is None:
             self.status = 200
-            self._writer = AnswerWriter(self._request, held_head(), self._own_headers(b""))
+            self._writer = AnswerWriter(self._request, held_head(), self._own_headers(b""), self._tape)
         self._client.write(self._writer.comment(COMMENT))
         self._comment_at = now + self._timing.period
 
     def next_engine(self, tape: StreamTape | None) -> None:
         """Expect another engine's answer; forget what the last one only began to say."""
+        self._tape = tape
         if self._writer is not None and self._writer.begun:
             self._writer.next_engine(tape)
         else:

@@ -86,8 +86,10 @@ class Exchange:
     def admitted(self) -> None:
         """Have the prompt read."""
         self._is_admitted = True
-        self.waited_s = self._clock() - self.request.began_at
-        self.delivery.stop_waiting()
+        now = self._clock()
+        self.waited_s = now - self.request.began_at
+        if self.view.stream:
+            self.delivery.ask(now)
         assert self.request.route is not None
         view = self._services.prompts.read(self.request.route.name, self.request.body, self.view, self._send_to_engine)
         if view is not None:

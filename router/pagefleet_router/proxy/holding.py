@@ -16,6 +16,8 @@ class HoldTiming:
 
     first: float = 5.0
     """Waiting that begins the answer; from then on errors are events."""
+    at_engine: float = 15.0
+    """The same while an engine is being asked: what it refuses it refuses sooner, and then with a true status."""
     period: float = 10.0
     """Between two comments."""
 

@@ -48,6 +48,7 @@ class TokenizedPrompts:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokens")
         self._library = TextLibrary(table, self._pool)
         self._num_waiting = 0
+        self._stopped = False
         self._planned_for: tuple[Snapshot, int] | None = None
         self._plans: dict[str, _Plan | None] = {}
 
@@ -58,14 +59,15 @@ class TokenizedPrompts:
         plan = self._plan(view.model)
         if plan is None:
             return view
-        if self._num_waiting >= MAX_WAITING:
+        if self._stopped or self._num_waiting >= MAX_WAITING:
             self.num_late += 1
             return view
         _Reading(self, PromptWork(route, body, view, *plan), then).start(self._pool)
         return None
 
     async def stop(self) -> None:
-        """See PromptReader."""
+        """See PromptReader. Whoever still comes, as those who waited when others are cut, goes on without tokens."""
+        self._stopped = True
         await self._library.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
