@@ -192,7 +192,8 @@ def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any]) -> Engi
         pods: of one service.
         deployment: of its engines, as the API server has it; empty where there is none.
     """
-    engines = [pod for pod in pods if pod.component == "engine" and not pod.deleting and pod.phase not in _ENDED]
+    exist = [pod for pod in pods if pod.component == "engine" and pod.phase not in _ENDED]
+    engines = [pod for pod in exist if not pod.deleting]
     ready = [pod for pod in engines if pod.ready]
     conditions = (deployment.get("status") or {}).get("conditions") or ()
     refused = any(one.get("type") == "ReplicaFailure" and one.get("status") == "True" for one in conditions)
@@ -201,7 +202,8 @@ def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any]) -> Engi
     return EnginesSeen(
         ready=len(ready),
         warming=len(engines) - len(ready),
-        refused=max(0, wanted - len(engines)) if refused else 0,
+        # Those that leave hold their part of a quota until they are gone; then others come in their place.
+        refused=max(0, wanted - len(exist)) if refused else 0,
         # One that was ready, failed and came back seems to have taken longer.
         start_up_s=max(0.0, min(starts)) if starts else None,
     )

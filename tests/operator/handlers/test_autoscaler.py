@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pagefleet_operator.apply.kinds import BY_NAME, INFERENCE_SERVICE, POD
 from pagefleet_operator.handlers.autoscaler import Autoscaler, engines_seen
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key
+from pagefleet_operator.plan.observed import PodSeen
 from pagefleet_protocol import metric_names as names
 
 from tests.fakes.kube_operator import SilentPods
@@ -146,3 +148,7 @@ def test_pods_that_may_not_be_created_are_counted() -> None:
     body = {"spec": {"replicas": 3}, "status": {"conditions": [{"type": "ReplicaFailure", "status": "True"}]}}
     assert engines_seen((), body).refused == 3
     assert engines_seen((), {"spec": {"replicas": 3}}).refused == 0
+    engine = PodSeen("qwen-engine-1", "engine", "", phase="Running", ready=True)
+    leaving = [replace(engine, deleting=True)] * 2
+    assert engines_seen([engine, *leaving], body).refused == 0, "two come when two have left"
+    assert engines_seen([engine, leaving[0]], body).refused == 1
