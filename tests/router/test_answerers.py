@@ -209,7 +209,10 @@ def test_an_explanation_is_bounded_and_one_line_of_ascii() -> None:
     assert line.isascii()
     assert line.count(b"\r\n") == 1
     rows = json.loads(line.split(b": ", 1)[1])
-    assert [row["cached_tokens"] for row in rows] == list(range(1, MAX_ENGINES + 1))
+    assert [row["cached_tokens"] for row in rows] == list(range(1, len(rows) + 1))
+    assert 30 < len(rows) <= MAX_ENGINES
+    assert len(line) < 8000, "of a header that common clients and proxies accept"
+    assert json.loads(explanation([]).split(b": ", 1)[1]) == []
     assert rows[0]["engine"] == "e\r\nx: é🙂1"
 
 

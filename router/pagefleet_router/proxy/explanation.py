@@ -11,6 +11,8 @@ from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.scheduling.policy import Score
 
 MAX_ENGINES = 64
+MAX_BYTES = 6000
+"""Widely used clients and proxies refuse an answer with a longer line of a header (8 kB)."""
 _EXPLAIN = headers.EXPLAIN.encode()
 
 
@@ -20,7 +22,7 @@ def wants_explanation(request: ClientRequest) -> bool:
 
 
 def explanation(scores: Sequence[Score]) -> bytes:
-    """Return the header's line: JSON in ASCII, of the best MAX_ENGINES engines at most."""
+    """Return the header's line: JSON in ASCII, of the best engines, as many as a header can hold."""
     best = sorted(scores, key=lambda score: score.seconds)[:MAX_ENGINES]
     rows = [
         {
@@ -32,10 +34,15 @@ def explanation(scores: Sequence[Score]) -> bytes:
         }
         for score in best
     ]
-    text = msgspec.json.encode(rows).decode()
-    # Outside strings JSON is ASCII, so that what is not can be escaped wherever it stands.
-    ascii_text = "".join(char if char < "\x7f" else "".join(_escaped(char)) for char in text)
-    return f"{headers.EXPLAIN}: {ascii_text}\r\n".encode()
+    texts, size = [], 0
+    for row in rows:
+        # Outside strings JSON is ASCII, so that what is not can be escaped wherever it stands.
+        text = "".join(one if one < "\x7f" else "".join(_escaped(one)) for one in msgspec.json.encode(row).decode())
+        size += len(text) + 1
+        if size > MAX_BYTES:
+            break
+        texts.append(text)
+    return f"{headers.EXPLAIN}: [{','.join(texts)}]\r\n".encode()
 
 
 def _escaped(char: str) -> list[str]:
