@@ -92,7 +92,7 @@ def test_engines_that_fail_are_ejected_up_to_half_and_come_back_by_their_probes(
 
 def test_a_fleet_that_refuses_everything_is_not_asked_more_often(tmp_path: Path) -> None:
     """F17: retries add at most a fifth (and the reserve of a quiet time), and all is well as soon as engines are."""
-    num_offered = 600
+    num_offered = 400
 
     async def check(fleet: ProgrammedFleet) -> None:
         for _ in range(num_offered // 50):
