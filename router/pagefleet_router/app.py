@@ -17,6 +17,7 @@ from pagefleet_router.admission.admission_metrics import collect_admission
 from pagefleet_router.admission.gate import Gate, GateLimits
 from pagefleet_router.admission.room import FleetRooms
 from pagefleet_router.api_keys import ApiKeys
+from pagefleet_router.background import tell_of_a_crash
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.discovery.file import FileSource
 from pagefleet_router.discovery.source import EndpointSource
@@ -129,7 +130,7 @@ class Router:
             await self._siblings.start()
         tasks = [loop.create_task(self._source.run(self.table)), loop.create_task(self._tick())]
         for task in tasks:
-            task.add_done_callback(_tell_of_a_crash)
+            tell_of_a_crash(task, "a task of the router ended")
         server: asyncio.Server | None = None
         try:
             server = await self._listen(loop)
@@ -250,11 +251,6 @@ def make_gate(config: RouterConfig, table: EndpointTable, keys: ApiKeys | None) 
     tenant_named = (lambda name: None) if keys is None else keys.named
     rng = random.Random()  # noqa: S311 - spreads answers, guards nothing
     return Gate(FleetRooms(lambda: table.snapshot), limits, tenant_named, time.monotonic, rng.random)
-
-
-def _tell_of_a_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("a task of the router ended", exc_info=error)
 
 
 def _follow_parent(loop: asyncio.AbstractEventLoop, lifeline: int, signals: asyncio.Queue[int]) -> None:

@@ -15,6 +15,7 @@ import zmq
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.fleet_key import FleetKey
 
+from pagefleet_router.background import tell_of_a_crash
 from pagefleet_router.config import check_engine_url
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.events.sockets import EventSockets
@@ -76,7 +77,8 @@ class EventSubscriptions:
         task = asyncio.get_running_loop().create_task(subscriber.run(connect))
         self._tasks[engine.id] = task
         self._ending.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._ending.discard)
+        tell_of_a_crash(task, "the KV events of an engine are not followed any more")
 
     def _end(self, engine_id: str) -> None:
         task = self._tasks.pop(engine_id, None)
@@ -84,11 +86,6 @@ class EventSubscriptions:
             task.cancel()
             self._on_live(engine_id, False)
             self._index.leave(engine_id)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("the KV events of an engine are not followed any more", exc_info=error)
 
 
 def _is_loopback(host: str) -> bool:

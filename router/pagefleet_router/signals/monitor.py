@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol import headers
 
+from pagefleet_router.background import tell_of_a_crash
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.signals.engine_facts import FactsAsker
 from pagefleet_router.signals.generated_tokens import GeneratedTokens
@@ -75,7 +76,8 @@ class Monitor:
             del self._hurry[engine_id]
         for engine_id in came:
             self._hurry[engine_id] = asyncio.Event()
-            self._tasks[engine_id] = asyncio.get_running_loop().create_task(self._watch(engine_id))
+            task = self._tasks[engine_id] = asyncio.get_running_loop().create_task(self._watch(engine_id))
+            tell_of_a_crash(task, "an engine is not watched any more")
 
     async def _watch(self, engine_id: str) -> None:
         failures, said = 0, ""

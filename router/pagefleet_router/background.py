@@ -1,0 +1,18 @@
+"""Tasks that nobody waits for, and whose crash is a bug of ours: it must not go unheard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+logger = logging.getLogger(__name__)
+
+
+def tell_of_a_crash(task: asyncio.Task[None], what: str) -> None:
+    """Log with `what` it means that a task failed, when it does; a cancelled one has not."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("%s", what, exc_info=error)
+
+    task.add_done_callback(ended)
