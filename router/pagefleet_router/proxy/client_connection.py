@@ -139,7 +139,8 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         self._deadline = math.inf
         self._release(lost=True)
-        self._parser.give_back()
+        self._transport = None
+        self._parser.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse, or keep for later while a request is being answered, or its answer being read."""
@@ -179,8 +180,7 @@ class ClientConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes of an answer."""
-        assert self._transport is not None
-        if not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def finish(self, keep_alive: bool) -> None:

@@ -46,10 +46,12 @@ class RequestParser:
         """Whether a request's head is complete and its body is not."""
         return self.in_message and not self._in_head
 
-    def give_back(self) -> None:
-        """Let go of what was read and will not be answered."""
+    def close(self) -> None:
+        """Let go of what was read and will not be answered. Nothing may be fed any more."""
         for request in (self._request, *self.ready):
             self._memory.give_back(request)
+        # Both refer back: such a cycle would keep the connection until the next full collection.
+        del self._parser, self._on_head
 
     def feed(self, data: bytes) -> None:
         """Parse what came.
