@@ -36,6 +36,7 @@ from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
+from pagefleet_router.spare_memory import SpareMemory
 from pagefleet_router.tokens.prompt_reader import PlainPrompts, PromptReader
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.listeners import BACKLOG
@@ -79,6 +80,7 @@ class Router:
         self._source = source or make_source(config)
         self.table = make_table(config)
         self.connections: set[ClientConnection] = set()
+        self._spare_memory = SpareMemory()
         self.budget = RetryBudget()
         self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
         self.metrics = RouterMetrics(
@@ -203,6 +205,7 @@ class Router:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
             self.metrics.num_connections = len(self.connections)
+            self._spare_memory.check(len(self.connections))
             for connection in list(self.connections):
                 connection.check(now)
             self.gate.check(now)

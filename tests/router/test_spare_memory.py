@@ -1,0 +1,30 @@
+"""When memory is handed back, and when not."""
+
+from __future__ import annotations
+
+import pytest
+from pagefleet_router.spare_memory import SpareMemory, trim
+
+
+@pytest.mark.parametrize(
+    ("counts", "times"),
+    [
+        ([0, 10, 900, 0, 0], 0),
+        ([0, 5000, 4000, 4000, 3000, 3000], 0),
+        ([0, 5000, 3000, 1000, 0], 0),
+        ([0, 5000, 3000, 1000, 0, 0, 0], 1),
+        ([0, 2000, 900, 950, 2000, 100, 100], 2),
+    ],
+)
+def test_it_is_handed_back_when_most_of_many_have_gone(counts: list[int], times: int) -> None:
+    calls: list[int] = []
+    spare = SpareMemory(lambda: calls.append(1))
+    for count in counts:
+        spare.check(count)
+    assert len(calls) == times
+
+
+def test_handing_back_leaves_what_is_in_use() -> None:
+    kept = [bytes([number]) * 4096 for number in range(64)]
+    trim()
+    assert all(data == bytes([number]) * 4096 for number, data in enumerate(kept))
