@@ -37,7 +37,7 @@ class Estimate:
     __slots__ = ("__weakref__", "_at", "_evidence", "_followers", "_log", "_prior", "value")
 
     def __init__(self, start: float, prior: Estimate | None = None) -> None:
-        self.value = start if prior is None else prior.value
+        self.value: float = start if prior is None else prior.value
         """The estimate, finite and above zero; without samples of its own, that of the siblings."""
         self._prior = prior
         self._log = math.log(self.value)
