@@ -172,10 +172,11 @@ def main() -> None:
         results["replicas"] = replicate(REPLICATED, args.seconds, args.seeds)
     if args.plot:
         results["sweep"] = sweep(SWEEP, args.seconds, args.seeds)
+    if args.json:  # before the plots, which would make the commit that it names one with changes
+        write_report(args.json, "router_sim", results)
+    if args.plot:
         plot_rates(results["sweep"], args.plot / "routing-rates.svg")
         plot_traces(results["traces"], args.plot / "routing-traces.svg")
-    if args.json:
-        write_report(args.json, "router_sim", results)
 
 
 if __name__ == "__main__":

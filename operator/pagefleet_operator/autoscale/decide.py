@@ -1,8 +1,8 @@
 """The decision: how many engines from now on, and why. A pure function of what is wanted, seen and remembered.
 
-Up: the greatest demand, once it has lasted; at once in panic. Down: the greatest demand of the last minutes, step by
-step. Never down on missing data, never above a quota, to none only where nobody asks, from none as soon as any router
-knows of somebody who does.
+Up: the greatest demand, once it has lasted; at once in panic. Down: the greatest demand of the last minutes, of fewer
+where it fell all the time, step by step. Never down on missing data, never above a quota, to none only where nobody
+asks, from none as soon as any router knows of somebody who does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pagefleet_operator.autoscale.demand import (
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import Moment, ScalingState
-from pagefleet_operator.autoscale.trend import projected
+from pagefleet_operator.autoscale.trend import falls, projected
 
 MARGIN_UP = 0.05
 """Of an engine: demand above a whole number by no more asks for no further one."""
@@ -271,7 +271,10 @@ def _raise(policy: ScalingPolicy, state: ScalingState, step: _Step, numbers: str
 
 def _lower(policy: ScalingPolicy, state: ScalingState, asked: _Asked, numbers: str, now: float) -> Decision:
     tempo = policy.tempo
-    needed, _ = _limited(policy, state, max(one.down for one in state.history if one.at >= now - tempo.down_window))
+    window_s = tempo.down_window
+    if falls(state.history, asked.load, now, window_s):
+        window_s = min(window_s, tempo.falling_window)
+    needed, _ = _limited(policy, state, max(one.down for one in state.history if one.at >= now - window_s))
     lowest, limit = _limited(policy, state, asked.down)
     if needed >= state.desired or lowest >= state.desired:
         if needed > lowest and lowest < state.desired:

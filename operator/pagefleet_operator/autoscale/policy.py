@@ -18,6 +18,9 @@ class Tempo:
     """Demand has to last so long before engines are added, unless there is panic."""
     down_window: float = 300.0
     """Engines go once none of the demands of so long a time asked for them, nor engines were added within it."""
+    falling_window: float = 90.0
+    """Instead of down_window, where the load fell in a straight line all through that: what was before says nothing of
+    what comes. As long as an engine takes to start, should it be wanted again."""
     down_pause: float = 30.0
     """Between two steps down."""
     panic_window: float = 6.0

@@ -179,6 +179,22 @@ def test_growth_is_carried_on_as_far_as_an_engine_takes_to_start() -> None:
     assert (slow.desired, fast.desired) == (3, 4)
 
 
+def seconds_until_fewer(scene: Scene, demands: list[float]) -> int:
+    for number, demand in enumerate(demands):
+        if scene.decide(arriving(demand)).reason is ScalingReason.LESS_DEMAND:
+            return 2 * number
+    raise AssertionError("none went")
+
+
+def test_a_load_that_falls_all_the_time_lets_engines_go_sooner_than_one_that_fell_at_once() -> None:
+    """From 8 to 4 within 1,200 s: eight are needed down to 6.65, and what was before the last 90 s counts no more."""
+    steady, falling, fallen = [7.9] * 200, [8.0 - 4.0 * number / 600 for number in range(600)], [6.0] * 600
+    slowly = seconds_until_fewer(Scene(8), [*steady, *falling, *fallen]) - 400
+    assert 400 < slowly < 520
+    at_once = seconds_until_fewer(Scene(8), [*steady, *fallen]) - 400
+    assert 290 < at_once < 310
+
+
 def test_noise_makes_no_flapping() -> None:
     scene = Scene(4)
     for step in range(3600):
