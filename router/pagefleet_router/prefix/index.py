@@ -53,8 +53,10 @@ class PrefixIndex:
             for other in self._engines.values():
                 self._trim(other)
         for piece in reversed(pieces):
-            known[piece] = None
-            known.move_to_end(piece)
+            if piece in known:
+                known.move_to_end(piece)
+            else:
+                known[piece] = None
         self._trim(known)
 
     def keep_only(self, engine_ids: Iterable[str]) -> None:
