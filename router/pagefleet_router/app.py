@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _DRAIN_POLL_S = 0.05
+_LAST_ANSWERS_S = 1.0
+"""For clients that send one request after the other: each answer tells them to connect anew."""
 _SWITCH_S = 0.0005
 """For which a thread that reads a prompt may keep the interpreter from the event loop; a tenth of the default."""
 _FIRST_ENGINE_S = 3.0
@@ -155,11 +157,20 @@ class Router:
                 self._log.flush()
 
     async def drain(self) -> None:
-        """Take nothing new, wait for what runs up to `drain_timeout`, then end what is left with an error."""
+        """Answer what comes for a moment more, then take nothing new and wait for what runs, up to `drain_timeout`.
+
+        A client that has just sent its next request would find its connection closed, and could not know whether to
+        send it again. What is left in the end is ended with an error.
+        """
+        started = time.monotonic()
+        deadline = started + self.config.drain_timeout
+        self.front.leaving = True
+        while self.connections and time.monotonic() < min(deadline, started + _LAST_ANSWERS_S):  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
         self.front.draining = True
+        logger.info("taking nothing new")
         for connection in list(self.connections):
             connection.close_when_idle()
-        deadline = time.monotonic() + self.config.drain_timeout
         while self.budget.live_requests and time.monotonic() < deadline:  # noqa: ASYNC110 - no event per request
             await asyncio.sleep(_DRAIN_POLL_S)
         left = [connection.responder for connection in self.connections if connection.responder is not None]

@@ -51,7 +51,10 @@ class FrontDoor:
         self, table: EndpointTable, services: Services, metrics: RouterMetrics, limits: FrontLimits,
         keys: ApiKeys | None, log: AccessLog | None,
     ) -> None:  # fmt: skip
+        self.leaving = False
+        """Each answer is the last one on its connection."""
         self.draining = False
+        """Nothing new is taken."""
         self._table = table
         self._services = services
         self._metrics = metrics
@@ -123,8 +126,9 @@ class FrontDoor:
         if request.method not in route.methods:
             allow = {"allow": ", ".join(route.methods)}
             raise Refusal(405, "This route does not take this method.", code="method_not_allowed", headers=allow)
-        if self.draining and not route.public:
+        if self.leaving:
             request.keep_alive = False
+        if self.draining and not route.public:
             raise shutting_down()
 
     def _proxy(self, request: ClientRequest, client: ClientConnection) -> None:
@@ -160,7 +164,7 @@ class FrontDoor:
         return _JSON, b'{"status":"alive"}'
 
     def _readiness(self) -> bytes:
-        if self.draining:
+        if self.leaving:
             raise shutting_down()
         num_ready = sum(map(len, self._table.snapshot.usable.values()))
         if not num_ready and (self._table.unlisted is not None or not self._limits.holds):

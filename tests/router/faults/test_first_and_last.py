@@ -111,6 +111,7 @@ def test_the_end_of_a_router_with_streams_queued_and_held_requests(tmp_path: Pat
             router.process.send_signal(signal.SIGTERM)
             await until(lambda: any("draining 15 requests" in line for line in router.log))
             assert (await router.get("/readyz")).status == 503
+            await until(lambda: any("taking nothing new" in line for line in router.log))
             refused = await router.ask()
             assert (refused.status, refused.error["code"]) == (503, "server_shutting_down")
             assert refused.headers["connection"] == "close"
