@@ -16,6 +16,7 @@ from pagefleet_router.prefix.knowledge import ApproximatePrefixes
 from pagefleet_router.rates import EngineRates
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
+from pagefleet_router.scheduling.auto import Auto
 from pagefleet_router.scheduling.cost import (
     LEAST_FREE,
     SLOW_START_S,
@@ -389,3 +390,19 @@ def test_the_second_criterion_decides_within_the_slack() -> None:
     order = {"a": 3.0, "b": 2.0, "c": 1.0}
     assert pick_lowest_then(engines, [0, 1, 5], lambda one: order[one.id], 2.0).id == "b"
     assert pick_lowest_then(engines, [0, 3, 5], lambda one: order[one.id], 2.0).id == "a"
+
+
+def test_cold_whole_answers_leave_an_engine_that_works_off_less() -> None:
+    """Nobody streams, so that no engine's speed is learned: what is still there has to tell, whatever was sent before."""
+    slow, *quick = engines = [engine("slow"), engine("b"), engine("c")]
+    for one in engines:
+        one.tally.recent = 300.0
+    policy = Auto(ApproximatePrefixes(PrefixIndex(1000)), random.Random(0), lambda: 0.0)
+    sent = Counter[str]()
+    for number in range(120):
+        chosen = policy.choose(RequestView("m", (number,), num_tokens=20), engines).engine
+        sent[chosen.id] += 1
+        chosen.tally.begin(20, 0.0, until=0.0)
+        if chosen is not slow or slow.tally.num_requests > 8:
+            chosen.tally.end()
+    assert 2 * sent["slow"] < min(sent[one.id] for one in quick), sent

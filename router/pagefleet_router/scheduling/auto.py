@@ -9,6 +9,7 @@ from pagefleet_router.endpoints import EngineView
 from pagefleet_router.prefix.knowledge import PrefixKnowledge
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.cost import (
+    PRESENT_SLACK,
     RECOMPUTE,
     SESSION_TOKENS,
     SLOW_START_S,
@@ -82,11 +83,18 @@ class Auto:
         self._knowledge.lost(engine_id)
 
     def _pick_cold(self, engines: Sequence[EngineView], costs: Sequence[float], bounds: Bounds) -> EngineView:
-        """Return the engine with the least KV in use and the smallest share of requests, present and recent."""
-        total = bounds.total + 1.0
+        """Return the engine with the least KV in use and the smallest shares of requests, present and recent.
+
+        The two shares are added, not the requests: what was sent lately is many times what is there, and would hide that
+        an engine works off what it has more slowly than the others.
+        """
+        present, sent = bounds.all_requests, bounds.all_recent + 1.0
         slack = (COLD_RATIO - 1.0) * min(costs)
         return pick_lowest_then(
-            engines, costs, lambda one: one.kv_usage + (one.num_requests + one.tally.recent) / total, slack
+            engines,
+            costs,
+            lambda one: one.kv_usage + (one.num_requests + PRESENT_SLACK) / present + one.tally.recent / sent,
+            slack,
         )
 
     def _costs(

@@ -18,6 +18,8 @@ what is pushed out is younger. Without that requests that all engines have a par
 4 % of their hits. It holds for new KV as for computation: a copy takes KV away from others where that is short."""
 STORED_SLACK = 20_000.0
 """Tokens, added to what each cache took in: a few prompts tell nothing of how soon others are pushed out."""
+PRESENT_SLACK = 4.0
+"""Requests, added to what each engine has: one more or less of a few says nothing of how fast an engine is."""
 SESSION_TOKENS = 256
 """Tokens of a session that its engine has and no index knows: the last answer, pictures."""
 CROWD_RATIO = 1.5
@@ -45,8 +47,10 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
 
     requests: float
     recent: float
-    total: float
-    """Requests that all have and had lately."""
+    all_requests: float
+    """No bound but the sum of all, PRESENT_SLACK of each included."""
+    all_recent: float
+    """The sum of all."""
     stored: float
     """No bound but the mean: tokens that caches took in lately, STORED_SLACK included."""
 
@@ -63,7 +67,8 @@ def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
     return Bounds(
         CROWD_RATIO * requests / num + CROWD_SLACK,
         SHARE_RATIO * recent / num + SHARE_SLACK,
-        requests + recent,
+        requests + num * PRESENT_SLACK,
+        recent,
         stored / num + STORED_SLACK,
     )
 
