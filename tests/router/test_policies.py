@@ -393,7 +393,7 @@ def test_the_second_criterion_decides_within_the_slack() -> None:
 
 
 def test_cold_whole_answers_leave_an_engine_that_works_off_less() -> None:
-    """Nobody streams, so that no engine's speed is learned: what is still there has to tell, whatever was sent before."""
+    """Nobody streams, so that no engine's speed is learned: what is still there has to tell."""
     slow, *quick = engines = [engine("slow"), engine("b"), engine("c")]
     for one in engines:
         one.tally.recent = 300.0

@@ -85,8 +85,8 @@ class Auto:
     def _pick_cold(self, engines: Sequence[EngineView], costs: Sequence[float], bounds: Bounds) -> EngineView:
         """Return the engine with the least KV in use and the smallest shares of requests, present and recent.
 
-        The two shares are added, not the requests: what was sent lately is many times what is there, and would hide that
-        an engine works off what it has more slowly than the others.
+        The two shares are added, not the requests: what was sent lately is many times what is there, and would hide
+        that an engine works off what it has more slowly than the others.
         """
         present, sent = bounds.all_requests, bounds.all_recent + 1.0
         slack = (COLD_RATIO - 1.0) * min(costs)
