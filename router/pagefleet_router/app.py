@@ -10,7 +10,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from pagefleet_router.access_log import AccessLog
 from pagefleet_router.admission.admission_metrics import collect_admission
@@ -82,6 +83,8 @@ class Router:
         self._source = source or make_source(config)
         self.table = make_table(config)
         self.connections: set[ClientConnection] = set()
+        self.broken = asyncio.Event()
+        """Set when what no router can do without has crashed: the look at deadlines, or at the list of engines."""
         self._spare_memory = SpareMemory()
         self.budget = RetryBudget()
         self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
@@ -134,7 +137,7 @@ class Router:
             await self._siblings.start()
         tasks = [loop.create_task(self._source.run(self.table)), loop.create_task(self._tick())]
         for task in tasks:
-            tell_of_a_crash(task, "a task of the router ended")
+            tell_of_a_crash(task, "a task of the router ended: it drains and ends too", self.broken.set)
         server: asyncio.Server | None = None
         try:
             server = await self._listen(loop)
@@ -285,10 +288,17 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> int:
         loop.add_reader(seat.lifeline, _follow_parent, loop, seat.lifeline, signals)
     async with router.running() as port:
         logger.info("listening on http://%s:%d, policy %s", config.host, port, config.policy)
-        await signals.get()
+        await _first_of(signals.get(), router.broken.wait())
         drain, again = loop.create_task(router.drain()), loop.create_task(signals.get())
         logger.info("draining %d requests", router.budget.live_requests)
         done, pending = await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
-        return 0 if drain in done else 1
+        return 0 if drain in done and not router.broken.is_set() else 1
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()

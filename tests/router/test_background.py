@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_router import app
+from pagefleet_router.config import RouterConfig
 from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.signals.monitor import Monitor
 
@@ -33,3 +36,20 @@ def test_a_watch_that_crashes_is_told_of(caplog: pytest.LogCaptureFixture) -> No
     asyncio.run(scenario())
     assert "an engine is not watched any more" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+
+
+class BrokenSource:
+    """A source with a bug."""
+
+    async def run(self, table: EndpointTable) -> None:
+        raise RuntimeError("a bug")
+
+
+def test_a_router_that_cannot_follow_its_engines_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "make_source", lambda config: BrokenSource())
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+    config = RouterConfig(engine=("http://127.0.0.1:9",), model_name="m", port=0, drain_timeout=0.0)
+    assert asyncio.run(app.serve(config)) == 1
+    assert "it drains and ends too" in caplog.text

@@ -40,7 +40,8 @@ def wanted_engines(
         return within_bounds(scaling, seen.desired)
     before = previous.scaling if previous else None
     if before is not None and before.mode == "Internal":
-        return within_bounds(scaling, before.desired)
+        # What a leader applied and did not live to tell counts before what it told.
+        return within_bounds(scaling, before.desired if deployed is None else deployed)
     return within_bounds(scaling, deployed or scaling.min)
 
 
