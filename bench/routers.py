@@ -150,8 +150,13 @@ def raise_open_files() -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on now, nor on the next one: some routers tell their metrics there."""
+    while True:
+        with socket.socket() as probe, socket.socket() as beside:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            try:
+                beside.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
