@@ -177,7 +177,7 @@ def test_crowding_takes_the_cache_s_advantage_away_however_new_the_fleet_is(age:
     bounds = bounds_of(engines, 0.0)
     assert [one.num_requests > bounds.requests for one in engines] == [True, False, False]
     costs = [predicted_seconds(one, 1000, hit, 0.0) for one, hit in zip(engines, (1000, 0, 0), strict=True)]
-    assert costs[0] < costs[1] < costs[0] + crowding_seconds(engines[0], 1000, bounds, 0.0)
+    assert costs[0] < costs[1] < costs[0] + crowding_seconds(engines[0], 1000, bounds)
 
 
 def test_an_engine_with_too_large_a_share_loses_its_advantage() -> None:
@@ -390,6 +390,26 @@ def test_the_second_criterion_decides_within_the_slack() -> None:
     order = {"a": 3.0, "b": 2.0, "c": 1.0}
     assert pick_lowest_then(engines, [0, 1, 5], lambda one: order[one.id], 2.0).id == "b"
     assert pick_lowest_then(engines, [0, 3, 5], lambda one: order[one.id], 2.0).id == "a"
+
+
+@pytest.mark.parametrize(("age", "rate"), [(3.0, 4_000.0), (1.0, 4_000.0), (0.5, 20_000.0)])
+def test_an_engine_that_came_first_or_counts_as_fast_does_not_keep_everything(age: float, rate: float) -> None:
+    now = 4.0
+    first, second = engines = [engine("first", usable_since=now - age - 1.0), engine("second", usable_since=now - age)]
+    for _ in range(50):
+        first.rates.prefill.observe(rate, now)
+    index = PrefixIndex(1000)
+    policy = Auto(ApproximatePrefixes(index), random.Random(0), lambda: now)
+    shared = tuple(range(8))
+    index.record(first.id, shared)
+    sent = Counter[str]()
+    for number in range(96):
+        chosen = policy.choose(RequestView("m", (*shared, 100 + number), num_tokens=1100), engines).engine
+        sent[chosen.id] += 1
+        chosen.tally.begin(0, now, until=now)
+        policy.sent(RequestView("m", (*shared, 100 + number), num_tokens=1100), chosen)
+        chosen.tally.end()
+    assert sent[second.id] > 96 / 8, sent
 
 
 def test_cold_whole_answers_leave_an_engine_that_works_off_less() -> None:

@@ -107,7 +107,7 @@ class Auto:
             share = (engine.tally.stored + STORED_SLACK) / bounds.stored
             cost = predicted_seconds(engine, tokens, hit, now, share)
             if engine.tally.recent > bounds.recent or engine.num_requests > bounds.requests:
-                cost += crowding_seconds(engine, tokens, bounds, now)
+                cost += crowding_seconds(engine, tokens, bounds)
             if own is not None and engine is not own:
                 cost += RECOMPUTE * SESSION_TOKENS / engine.rates.prefill.value
             costs.append(cost)

@@ -53,13 +53,20 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
     """The sum of all."""
     stored: float
     """No bound but the mean: tokens that caches took in lately, STORED_SLACK included."""
+    prefill: float
+    """The lowest rate of any."""
+    slowness: float
+    """The highest of any."""
 
 
 def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
     """Return the bounds among these engines, whose tallies are settled by it."""
     requests = recent = stored = 0.0
+    prefill, youngest = math.inf, math.inf
     for engine in engines:
         requests += engine.num_requests
+        prefill = min(prefill, engine.rates.prefill.value)
+        youngest = min(youngest, now - engine.usable_since)
         tally = engine.tally
         recent += tally.settle(now)
         stored += tally.stored
@@ -70,6 +77,8 @@ def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
         requests + num * PRESENT_SLACK,
         recent,
         stored / num + STORED_SLACK,
+        prefill,
+        slowness_at(youngest),
     )
 
 
@@ -96,7 +105,11 @@ def predicted_seconds(engine: EngineView, tokens: int, cached: int, now: float, 
 
 def slowness(engine: EngineView, now: float) -> float:
     """Return how many times slower an engine counts as because it is new; 1 for those that are not."""
-    age = now - engine.usable_since
+    return slowness_at(now - engine.usable_since)
+
+
+def slowness_at(age: float) -> float:
+    """Return the slowness of an engine of this age, in seconds."""
     return 1.0 if age >= SLOW_START_S else min(SLOW_START_S / max(age, 1e-3), SLOW_START_MOST)
 
 
@@ -118,11 +131,12 @@ def place_seconds(engine: EngineView, count: float) -> float:
     return engine.rates.request_seconds.value / places * (wait + max(count - places, 0.0))
 
 
-def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds, now: float) -> float:
+def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds) -> float:
     """Return what is added where an engine is over a bound: all that its cache would save, and a bit per request.
 
-    It is as dear as the rest while the engine is new: in a fleet that has just started all are.
+    At the slowest engine it would save the most: with the engine's own rate, one that counts as faster than the others,
+    or came before them in a fleet that has just started, would keep everything.
     """
     overhead = engine.rates.overhead.value
     excess = max(engine.num_requests - bounds.requests, 0.0)
-    return (RECOMPUTE * tokens / engine.rates.prefill.value + overhead * (1.0 + excess)) * slowness(engine, now)
+    return (RECOMPUTE * tokens / bounds.prefill + overhead * (1.0 + excess)) * bounds.slowness
