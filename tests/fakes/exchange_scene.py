@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -215,8 +216,10 @@ class ExchangeScene:
         self.budget = RetryBudget()
         metrics = RouterMetrics(lambda: self.table.snapshot, lambda: self.budget.live_requests, lambda: 0.0)
         knowledge = PrefixBook(ApproximatePrefixes(PrefixIndex(1000)), ExactIndex())
+        # The same ties in every run: a test that is run again has to see the same.
+        policy = make_policy("auto", knowledge, clock, random.Random(0))
         dispatcher = Dispatcher(
-            self.table, make_policy("auto", knowledge, clock), self.budget, OutlierDetector(), metrics, clock,
+            self.table, policy, self.budget, OutlierDetector(), metrics, clock,
             lambda engine_id: self.set_ready(engine_id, False),
         )  # fmt: skip
         limits = GateLimits(4, 20.0, cold_start, 10**6)
