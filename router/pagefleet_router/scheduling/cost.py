@@ -53,8 +53,6 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
     """The sum of all."""
     stored: float
     """No bound but the mean: tokens that caches took in lately, STORED_SLACK included."""
-    prefill: float
-    """The lowest rate of any."""
     slowness: float
     """The highest of any."""
 
@@ -62,10 +60,9 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
 def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
     """Return the bounds among these engines, whose tallies are settled by it."""
     requests = recent = stored = 0.0
-    prefill, youngest = math.inf, math.inf
+    youngest = math.inf
     for engine in engines:
         requests += engine.num_requests
-        prefill = min(prefill, engine.rates.prefill.value)
         youngest = min(youngest, now - engine.usable_since)
         tally = engine.tally
         recent += tally.settle(now)
@@ -77,7 +74,6 @@ def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
         requests + num * PRESENT_SLACK,
         recent,
         stored / num + STORED_SLACK,
-        prefill,
         slowness_at(youngest),
     )
 
@@ -134,9 +130,9 @@ def place_seconds(engine: EngineView, count: float) -> float:
 def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds) -> float:
     """Return what is added where an engine is over a bound: all that its cache would save, and a bit per request.
 
-    At the slowest engine it would save the most: with the engine's own rate, one that counts as faster than the others,
-    or came before them in a fleet that has just started, would keep everything.
+    It is as dear as the newest engine counts as slow: else the one that came first would keep everything in a fleet
+    that has just started. The rate is the engine's own: what is slow must not get more because others are crowded.
     """
     overhead = engine.rates.overhead.value
     excess = max(engine.num_requests - bounds.requests, 0.0)
-    return (RECOMPUTE * tokens / bounds.prefill + overhead * (1.0 + excess)) * bounds.slowness
+    return (RECOMPUTE * tokens / engine.rates.prefill.value + overhead * (1.0 + excess)) * bounds.slowness
