@@ -36,6 +36,14 @@ def test_shared_system_prompt_is_cached_on_both_engines(fleet: FleetProcess, exc
         async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as http:
             return Counter(await asyncio.gather(*(one(exchange) for exchange in exchanges[:NUM_REQUESTS])))
 
+    # What an engine was sent in the minute before, by other tests, keeps the prefix away from it for a while.
+    have_it: set[str] = set()
+
+    def both_have_it() -> bool:
+        have_it.update(asyncio.run(scenario()))
+        return len(have_it) == 2
+
+    fleet.until(both_have_it)
     before = fleet.engine_metrics()
     served = asyncio.run(scenario())
     after = fleet.engine_metrics()
