@@ -49,8 +49,6 @@ class RouterReading:
     """Mean share of the engines' KV cache in use, 0 to 1."""
     prefill_rate: float | None = None
     """Uncached prompt tokens per second and engine; None: not learned yet."""
-    decode_rate: float | None = None
-    """Generated tokens per second and engine under load; None: not learned yet."""
     first_token: Histogram = field(default_factory=Histogram)
     between_tokens: Histogram = field(default_factory=Histogram)
 
@@ -108,7 +106,6 @@ def _reading(values: Mapping[str, list[float]], bounds: Mapping[str, Mapping[flo
         waiting=total(names.ROUTER_FLEET_REQUESTS_WAITING),
         kv_usage=min(1.0, total(names.ROUTER_FLEET_KV_USAGE_RATIO)),
         prefill_rate=learned(names.ROUTER_PREFILL_RATE),
-        decode_rate=learned(names.ROUTER_DECODE_RATE),
         first_token=histogram(names.ROUTER_FIRST_TOKEN_SECONDS),
         between_tokens=histogram(names.ROUTER_TOKEN_SECONDS),
     )

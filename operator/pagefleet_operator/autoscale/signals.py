@@ -56,7 +56,6 @@ class FleetSignals:
     waiting: float = 0.0
     kv_usage: float = 0.0
     prefill_rate: float | None = None
-    decode_rate: float | None = None
     first_token: Histogram = field(default_factory=Histogram)
     """Over LONG_S."""
     between_tokens: Histogram = field(default_factory=Histogram)
@@ -154,7 +153,6 @@ def _together(fresh: Collection[deque[_Read]], routers: int, age_s: float) -> Fl
         waiting=fleet[-1].reading.waiting,
         kv_usage=fleet[-1].reading.kv_usage,
         prefill_rate=_mean(one.prefill_rate for one in newest),
-        decode_rate=_mean(one.decode_rate for one in newest),
         first_token=_observed(fresh, lambda one: one.first_token),
         between_tokens=_observed(fresh, lambda one: one.between_tokens),
     )

@@ -219,8 +219,8 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
     if scaling is None or scaling.mode == "External":
         return None
     followed = _Followed(stored.document, stored.uid, service, scaling_policy(scaling))
-    same = before is not None and before.uid == stored.uid and before.service.spec.autoscaling is not None
-    if before is not None and same and before.service.spec.autoscaling.mode == scaling.mode:  # type: ignore[union-attr]
+    was = before.service.spec.autoscaling if before is not None and before.uid == stored.uid else None
+    if before is not None and was is not None and was.mode == scaling.mode:
         followed.window, followed.state, followed.decision = before.window, before.state, before.decision
         followed.met = before.met
     return followed

@@ -49,7 +49,7 @@ def test_a_page_is_summed_over_models_and_rates_are_averaged() -> None:
     reading = read_router_page(PAGE.encode())
     assert reading is not None
     assert (reading.arrivals, reading.held, reading.queued, reading.queued_tokens) == (10, 2, 0, 900)
-    assert (reading.prefill_rate, reading.decode_rate) == (200, None)
+    assert reading.prefill_rate == 200
     assert reading.prompt_tokens is None
     assert (reading.engines, reading.kv_usage) == (3, 0.5)
     assert reading.first_token == Histogram((0.5, float("inf")), (6, 10), 12.5)
