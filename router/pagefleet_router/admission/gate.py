@@ -88,8 +88,7 @@ class Gate:
         if gate is None:
             gate = self._new_gate(view.model)
         if view.tenant == ANONYMOUS and gate.num_free > 0 and not gate.line.num_waiting:
-            gate.num_in += 1
-            gate.num_free -= 1
+            gate.take()
             return True
         return self._enter_with_care(waiter, view, gate)
 
@@ -107,8 +106,7 @@ class Gate:
         if view.model is None:
             return
         gate, now = self._gates[view.model], self._clock()
-        gate.num_in -= 1
-        gate.num_free += 1
+        gate.give_back()
         gate.learn(view.num_tokens, num_tokens, now)
         if self._unsettled:
             ticket = self._unsettled.pop(waiter, None)
