@@ -21,16 +21,26 @@ from pagefleet_engine.config import (
     CacheConfig,
     EngineConfig,
     ExecutionConfig,
+    KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
 )
 from pagefleet_engine.errors import ConfigError
 
-ENGINE_GROUPS = (ModelConfig, CacheConfig, SchedulerConfig, ExecutionConfig)
+ENGINE_GROUPS = (ModelConfig, CacheConfig, SchedulerConfig, ExecutionConfig, KVTransferConfig)
 ALL_GROUPS = (*ENGINE_GROUPS, ServerConfig)
 
-_SIZED = frozenset({"kv_cache_memory", "max_body_bytes"})
+_SIZED = frozenset(
+    {
+        "kv_cache_memory",
+        "max_body_bytes",
+        "kv_buffer_size",
+        "kv_overflow_size",
+        "kv_offload_memory",
+        "kv_offload_disk",
+    }
+)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SPELLINGS = {
@@ -131,6 +141,7 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
         cache=CacheConfig(**parts[CacheConfig]),
         scheduler=SchedulerConfig(**parts[SchedulerConfig]),
         execution=ExecutionConfig(**parts[ExecutionConfig]),
+        kv_transfer=KVTransferConfig(**parts[KVTransferConfig]),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from pagefleet_protocol.kv_handoff import KvRole
+
 FACTS_PATH = "/internal/v1/facts"
 TEXT_PATH = "/internal/v1/text"
 MAX_TEXT_BYTES = 64 * 1024 * 1024
@@ -17,6 +19,18 @@ MAX_TEXT_BYTES = 64 * 1024 * 1024
 
 class EngineFactsError(ValueError):
     """Bytes that are no facts or no text."""
+
+
+class KvTransferFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine passes K/V to others of its fleet."""
+
+    role: KvRole
+    port: int
+    """Of its control socket, on the host of its HTTP address."""
+    compatibility: str
+    """`KvShape.compatibility`, hexadecimal: only equal ones can pair."""
+    bytes_per_token: int
+    """Of K/V, over all layers."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +56,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Where events are published, the next port answering for what was missed; None: nowhere."""
     text_digest: str | None = None
     """SHA-256 of what TEXT_PATH answers, hexadecimal; None: it has none."""
+    kv_transfer: KvTransferFacts | None = None
+    """None: it passes no K/V."""
 
 
 class TextData(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +90,9 @@ def decode_facts(data: bytes) -> EngineFacts:
     counts = (facts.block_size, facts.num_blocks, facts.max_model_len, facts.max_num_seqs, facts.vocab_size)
     if min(counts) < 1 or facts.max_num_batched_tokens < 1 or (port is not None and not 1 <= port <= 65534):
         raise EngineFactsError("a number is out of its range")
+    kv = facts.kv_transfer
+    if kv is not None and not (1 <= kv.port <= 65534 and kv.bytes_per_token > 0 and len(kv.compatibility) == 64):
+        raise EngineFactsError("a fact of its K/V transfer is out of its range")
     return facts
 
 

@@ -14,14 +14,19 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope, root_hash
+from pagefleet_protocol.kv_handoff import KvTransfer
 
 from pagefleet_engine.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.Enum):
-    """WAITING -> RUNNING -> FINISHED, with RUNNING -> PREEMPTED -> RUNNING as often as memory demands."""
+    """WAITING -> RUNNING -> FINISHED, with RUNNING -> PREEMPTED -> RUNNING as often as memory demands.
+
+    From WAITING or PREEMPTED it may go by LOADING, for K/V that comes from elsewhere, and back.
+    """
 
     WAITING = enum.auto()
+    LOADING = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     FINISHED = enum.auto()
@@ -49,6 +54,8 @@ class Request:
     priority: int = 0
     resumed_token_ids: InitVar[Sequence[int]] = ()
     """Output that it comes with: another engine has told it already, and this one goes on from there."""
+    transfer: KvTransfer | None = None
+    """The leg of a P/D transfer that this request is, if any."""
 
     token_ids: list[int] = field(init=False)
     """Prompt, then output."""

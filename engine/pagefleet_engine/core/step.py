@@ -84,6 +84,8 @@ class FailureKind(enum.Enum):
     """The device had no room for the step."""
     STEP_FAILED = enum.auto()
     """The step raised something else, or gave no token where one was due."""
+    KV_LOAD_FAILED = enum.auto()
+    """The K/V of its prompt did not come, and it must not be computed here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ def to_request(message: AddRequest, limits: ModelLimits, model: str) -> Request:
         scope,
         message.priority,
         message.resumed_token_ids,
+        message.transfer,
     )
 
 

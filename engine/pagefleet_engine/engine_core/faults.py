@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pagefleet_engine.core.step import FailureKind
 
 INVALID, QUEUE_FULL, FAILED, OUT_OF_MEMORY = "invalid", "queue_full", "failed", "out_of_memory"
+KV_LOAD_FAILED = "kv_load_failed"
 """Kinds of error on the wire; see `RequestOutput.error_kind`."""
 
 
@@ -33,4 +34,7 @@ FAILURE_ANSWERS: Mapping[FailureKind, Answer] = {
         "--max-num-seqs for smaller steps, or --gpu-memory-utilization to leave more room beside the KV cache.",
     ),
     FailureKind.STEP_FAILED: Answer(FAILED, "The engine could not compute this step."),
+    FailureKind.KV_LOAD_FAILED: Answer(
+        KV_LOAD_FAILED, "The prompt's K/V did not come from the prefill engine: try again.", KV_LOAD_FAILED
+    ),
 }

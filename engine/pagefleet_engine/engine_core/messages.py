@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from pagefleet_protocol.kv_handoff import KvTransfer
 
 from pagefleet_engine.sampling_params import SamplingParams
 
@@ -22,6 +23,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     adapter: str | None = None
     resumed_token_ids: list[int] = []
     """Output that counts as the request's own already; only what comes after it is told."""
+    transfer: KvTransfer | None = None
+    """The leg of a P/D transfer that this request is; the API process has checked where it comes from."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True, array_like=True):
@@ -57,7 +60,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
     """With finish_reason `error`: what to tell the client."""
     error_kind: str | None = None
-    """`invalid` (400), `queue_full` (429), `out_of_memory` or `failed` (500)."""
+    """`invalid` (400), `queue_full` (429), `kv_load_failed` (503), `out_of_memory` or `failed` (500)."""
     logprobs: list[WireLogprobs] | None = None
     prompt_logprobs: list[WireLogprobs] | None = None
     num_cached_tokens: int | None = None

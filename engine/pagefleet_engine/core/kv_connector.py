@@ -1,0 +1,180 @@
+"""How K/V comes from elsewhere and goes there: the two sides of a connector, and the pages it moves.
+
+The scheduler's side (`KVConnector`) decides in requests, blocks and hashes; it lives in the thread that schedules and
+never waits. The worker's side (`KVMover`) sits beside the pages of one worker and moves bytes in threads of its own.
+
+A load becomes a prefix hit: its blocks are held for it, filled, and published only once all of them are known to be
+right; then the request is queued and finds them like any other cached prefix. What did not come is computed. So
+`schedule` knows nothing of transfers, no token is ever computed over K/V that was not committed, and a request that
+waits for K/V takes neither a seat nor a token of any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from pagefleet_protocol.block_hash import BlockHash
+
+from pagefleet_engine.core.request import Request
+
+Job_contra = TypeVar("Job_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Full blocks of one request that follow each other, in one KV group."""
+
+    first: int
+    """Index, in the request, of the first of them."""
+    blocks: Sequence[int]
+    """Their numbers in the pool."""
+    hashes: Sequence[BlockHash]
+    """What they hold."""
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """A load that ended. Nothing writes to its blocks any more, however it ended."""
+
+    request_id: str
+    num_blocks: int
+    """Leading blocks of what was to be loaded that are right, to be used."""
+    failure: str | None = None
+    """Why the request must not go on; None: it does, and computes what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransfersDone:
+    """What ended since the last time."""
+
+    loads: Sequence[LoadDone] = ()
+    saves: Sequence[int] = ()
+    """Numbers that `KVConnector.save` gave: their blocks need not be kept any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVTransferStats:
+    """Totals since the start, and gauges, of all that a connector does. Names as they stand in docs/metrics.md."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+class KVConnector(Protocol):
+    """The scheduler's side. Called by the thread that schedules; no call waits for anything."""
+
+    @property
+    def bell(self) -> int | None:
+        """A file descriptor that is readable while `finished` has something to tell; None: there never is."""
+        ...
+
+    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+        """Return how many leading tokens, in whole blocks, it could bring the K/V of.
+
+        Asked for a request that is queued and has `num_cached_tokens` here; an answer no larger means that there is
+        nothing to wait for. None: not known yet, ask again. Asking changes nothing.
+        """
+        ...
+
+    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+        """Begin to fill blocks, which are kept for it until `finished` tells that the load has ended."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """The request needs its load no more; the load still ends, soon, in `finished`."""
+        ...
+
+    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+        """Take note of blocks that are computed, or were found in the cache at admission; told again after preemption.
+
+        Returns a number under which the blocks are kept as they are until `finished` names it; None: no need.
+        """
+        ...
+
+    def ended(self, request: Request, completed: bool) -> None:
+        """The request is over; `completed`: all of its prompt was computed and none of it is in doubt."""
+        ...
+
+    def finished(self) -> TransfersDone:
+        """Return what has ended since the last call."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all stored K/V that no request waits for."""
+        ...
+
+    def stats(self) -> KVTransferStats:
+        """Return totals and gauges of now."""
+        ...
+
+    def close(self) -> None:
+        """End all transfers and threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDone:
+    """A job that ended; nothing of it touches the pages any more."""
+
+    job_id: int
+    num_blocks: int
+    """Leading blocks that were moved and checked."""
+    error: str | None = None
+
+
+class KVMover(Protocol[Job_contra]):
+    """The worker's side: one beside each worker's pages. What a job is, is between the two sides of one connector."""
+
+    @property
+    def bell(self) -> int:
+        """A file descriptor that is readable while `finished` has something to tell."""
+        ...
+
+    def start(self, job: Job_contra) -> None:
+        """Begin; returns at once."""
+        ...
+
+    def finished(self) -> Sequence[MoveDone]:
+        """Return the jobs that ended since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End all jobs and threads."""
+        ...
+
+
+class PagesCopy(Protocol):
+    """A copy between pages and host memory that may still run."""
+
+    def done(self) -> bool:
+        """True once it has ended."""
+        ...
+
+    def wait(self) -> None:
+        """Return once it has ended."""
+        ...
+
+
+class KVPages(Protocol):
+    """One worker's pages as bytes. Safe to use from any thread; steps run meanwhile, on other blocks."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        """A block over all layers of its group."""
+        ...
+
+    @property
+    def host(self) -> memoryview | None:
+        """The whole pool as writable bytes, block after block, where the device is the host; else None."""
+        ...
+
+    def read(self, blocks: Sequence[int], into: memoryview) -> PagesCopy:
+        """Copy whole blocks, in this order, to host memory."""
+        ...
+
+    def write(self, source: memoryview, blocks: Sequence[int]) -> PagesCopy:
+        """Fill whole blocks, in this order, from host memory."""
+        ...

@@ -1,0 +1,1 @@
+"""K/V that comes from elsewhere and goes there: the connectors, and what they share."""
