@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from pagefleet_protocol.engine_facts import KvTransferFacts
 from pagefleet_protocol.kv_handoff import KvTransfer
 
 from pagefleet_engine.sampling_params import SamplingParams
@@ -117,6 +118,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     """Phase of the start -> seconds it took."""
     scope: str = ""
     """`PrefixScope.model` of its cached blocks."""
+    kv_transfer: KvTransferFacts | None = None
+    """How it passes K/V to other engines; None: not at all."""
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=True):
