@@ -1,1 +1,6 @@
-"""K/V passed from the engine that computed a prompt to the engine that goes on from it."""
+"""K/V from one engine to another: a protocol without I/O, the sockets under it, and the connector over it.
+
+`source` and `target` are the two ends as state machines: messages, frames, time and jobs go in, actions come out. They
+know no socket, no thread and no clock; whoever drives them calls from one thread (or under one lock) and carries out
+the actions in order.
+"""

@@ -1,0 +1,243 @@
+"""The target's end of a tcp data connection: payloads are received straight into the blocks reserved for them.
+
+Where a payload goes is decided when its header is whole, and again for the rest of it once its transfer was given up:
+that rest is read into memory that nobody uses. So no byte reaches a block that was let go.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from selectors import EVENT_READ, EVENT_WRITE
+
+from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, decode_header
+
+from pagefleet_engine.kv_transfer.checksum import crc32
+from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameRefused, LinkUp, PlaneEvent
+from pagefleet_engine.kv_transfer.p2p.landing import MAX_FRAME_BYTES, FrameName, Landings
+from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
+from pagefleet_engine.kv_transfer.p2p.tcp_hello import WELCOME_BYTES, BadHello, Invitation
+from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError
+
+_SCRATCH_BYTES = 256 * 1024
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A frame whose header is whole."""
+
+    header: BlobHeader
+    blocks: Sequence[int]
+    views: deque[memoryview]
+    staging: memoryview | None
+    checksum: int = 0
+    refusal: str | None = None
+    """Why its payload goes nowhere."""
+
+
+class TargetLink:
+    """Connects to one source and receives its frames.
+
+    Args:
+        connecting: a socket whose non-blocking `connect` was begun.
+        peer: the source's incarnation.
+        invitation: the source's.
+        pages: where blocks are.
+        compatibility: of the pages' K/V.
+        landings: where frames may go; changed by the same thread only.
+        timeouts_s: for the source's welcome, and for more bytes of a frame that has begun.
+        tell: is told what happens.
+
+    Attributes:
+        num_bytes_received: of payloads that were used.
+        num_refused: frames.
+    """
+
+    def __init__(
+        self,
+        connecting: socket.socket,
+        peer: str,
+        invitation: Invitation,
+        pages: PageViews,
+        compatibility: bytes,
+        landings: Landings,
+        timeouts_s: tuple[float, float],
+        tell: Callable[[PlaneEvent], None],
+        now: float,
+    ) -> None:
+        self.num_bytes_received = 0
+        self.num_refused = 0
+        self.peer = peer
+        self._socket = connecting
+        self._invitation = invitation
+        self._pages = pages
+        self._compatibility = compatibility
+        self._landings = landings
+        self._stall_s = timeouts_s[1]
+        self._tell = tell
+        self._deadline = now + timeouts_s[0]
+        self._hello = memoryview(invitation.hello(compatibility))
+        self._welcome: bytes | None = b""
+        """What of it has come; None once it was checked."""
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._header_filled = 0
+        self._incoming: _Incoming | None = None
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    @property
+    def socket(self) -> socket.socket:
+        """Non-blocking."""
+        return self._socket
+
+    @property
+    def interest(self) -> int:
+        """Written until the hello is, then read."""
+        return EVENT_WRITE if self._hello else EVENT_READ
+
+    @property
+    def deadline(self) -> float:
+        """Of the welcome, then of more bytes within a frame."""
+        return self._deadline
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Write no more of the frame that is arriving, if it is of this transfer."""
+        incoming = self._incoming
+        if incoming is not None and FrameName.decode(incoming.header.name).transfer_id == transfer_id:
+            incoming.refusal = "its transfer was given up"
+            incoming.views = self._nowhere(sum(map(len, incoming.views)))
+
+    def ready(self, now: float) -> None:
+        """Read what has come, up to a quantum.
+
+        Raises:
+            LinkError: the source left, or what it sends cannot be understood.
+        """
+        if self._hello:
+            self._greet()
+            return
+        if self._welcome is not None:
+            self._read_welcome()
+            return
+        received = 0
+        while received < QUANTUM_BYTES:
+            try:
+                count = self._receive()
+            except BlockingIOError:
+                break
+            if count == 0:
+                raise LinkError("the source left")
+            received += count
+            self._account(count)
+        if received:
+            in_frame = self._incoming is not None or self._header_filled
+            self._deadline = now + self._stall_s if in_frame else float("inf")
+
+    def _greet(self) -> None:
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, "connect")
+        self._hello = self._hello[self._socket.send(self._hello) :]
+
+    def _read_welcome(self) -> None:
+        assert self._welcome is not None
+        try:
+            data = self._socket.recv(WELCOME_BYTES - len(self._welcome))
+        except BlockingIOError:
+            return
+        if not data:
+            raise LinkError("the source did not let it in")
+        self._welcome += data
+        if len(self._welcome) < WELCOME_BYTES:
+            return
+        try:
+            self._invitation.check_welcome(self._welcome, self._compatibility)
+        except BadHello as error:
+            raise LinkError(str(error)) from None
+        self._welcome = None
+        self._deadline = float("inf")
+        self._tell(LinkUp(self.peer))
+
+    def _receive(self) -> int:
+        """Read into the rest of the payload and the header after it, in one call."""
+        views: list[memoryview] = []
+        if self._incoming is not None:
+            for view in self._incoming.views:
+                if len(views) == MAX_VIEWS:
+                    break
+                views.append(view)
+        if self._incoming is None or len(views) == len(self._incoming.views):
+            views.append(self._header[self._header_filled :])
+        return self._socket.recvmsg_into(views)[0]
+
+    def _account(self, count: int) -> None:
+        incoming = self._incoming
+        if incoming is not None:
+            count = self._advance(incoming, count)
+            if incoming.views:
+                return
+            self._incoming = None
+            self._end(incoming)
+        self._header_filled += count
+        if self._header_filled == HEADER_BYTES:
+            self._header_filled = 0
+            self._incoming = self._begin(bytes(self._header))
+
+    @staticmethod
+    def _advance(incoming: _Incoming, count: int) -> int:
+        """Go on by `count` bytes; return those beyond the frame."""
+        views = incoming.views
+        while count and views:
+            view = views[0]
+            taken = min(count, len(view))
+            if incoming.refusal is None:
+                incoming.checksum = crc32(view[:taken], incoming.checksum)
+            count -= taken
+            if taken == len(view):
+                views.popleft()
+            else:
+                views[0] = view[taken:]
+        return count
+
+    def _begin(self, data: bytes) -> _Incoming:
+        try:
+            header = decode_header(data, self._compatibility, self._pages.block_bytes)
+        except BlobError as error:
+            raise LinkError(f"a frame cannot be read: {error}") from None
+        if header.num_bytes > MAX_FRAME_BYTES:
+            raise LinkError(f"a frame says that it has {header.num_bytes} bytes")
+        placed = self._landings.place(self.peer, header)
+        if isinstance(placed, str):
+            return _Incoming(header, (), self._nowhere(header.num_bytes), None, refusal=placed)
+        views = self._pages.to_fill(placed)
+        return _Incoming(header, placed, deque(views), views[0])
+
+    def _end(self, incoming: _Incoming) -> None:
+        header = incoming.header
+        name = FrameName.decode(header.name)
+        if incoming.refusal is None and incoming.checksum != header.checksum:
+            incoming.refusal = "its checksum is wrong"
+        if incoming.refusal is not None:
+            self.num_refused += 1
+            self._tell(FrameRefused(self.peer, name.transfer_id, name.epoch, name.seq, incoming.refusal))
+            return
+        self._pages.fill(incoming.staging, incoming.blocks)
+        self._landings.landed(header)
+        self.num_bytes_received += header.num_bytes
+        self._tell(
+            FrameArrived(
+                self.peer,
+                name.transfer_id,
+                name.epoch,
+                name.seq,
+                header.first_block,
+                header.num_blocks,
+                header.num_bytes,
+                header.checksum,
+            )
+        )
+
+    def _nowhere(self, num_bytes: int) -> deque[memoryview]:
+        whole, rest = divmod(num_bytes, len(self._scratch))
+        return deque([self._scratch] * whole + [self._scratch[:rest]] * bool(rest))
