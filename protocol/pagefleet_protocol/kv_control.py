@@ -1,6 +1,6 @@
 """What a decode engine and a prefill engine say to each other about transfers of K/V: a struct header, then msgpack.
 
-The decode engine dials and speaks first; blocks themselves travel apart (`kv_blob` frames, named by `frame_name`).
+The decode engine dials and speaks first; blocks themselves travel apart (frames with the header of `kv_blob`).
 Version and compatibility stand in the header and are compared before a byte of the body is decoded; only `Nack` may be
 read from an engine of another shape, as it says why. Whether a message is authentic is the socket's business (CURVE);
 the check sum finds damage. Every message may come twice, late or never: each is idempotent, and credit is a total.
@@ -21,13 +21,13 @@ MAGIC = b"PFKC"
 VERSION = 1
 TRANSFER_BYTES = 16
 MAX_MESSAGE_BYTES = 64 * 1024
-TOKEN_BYTES = 32
+MAX_INVITATION_BYTES = 4096
+MAX_PLANE_BYTES = 32 * 1024
 NO_TRANSFER = bytes(TRANSFER_BYTES)
 """In messages that are about an engine, not a transfer."""
 
 _FRONT = struct.Struct("<4sHH")  # the same in every version
 _HEADER = struct.Struct("<4sHH32s16sQQII")
-_FRAME_NAME = struct.Struct("<16sQQ")
 HEADER_BYTES = _HEADER.size
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
@@ -65,11 +65,10 @@ class Welcome(_Body):
     """P's answer; `seq` is that of the Hello."""
 
     incarnation: Incarnation
-    planes: Annotated[tuple[PlaneName, ...], msgspec.Meta(max_length=8)]
-    """Those of D's that P has too, in D's order."""
-    data_port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
-    token: Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
-    """Opens one data connection."""
+    plane: PlaneName
+    """The first of D's that P has too."""
+    invitation: Annotated[bytes, msgspec.Meta(max_length=MAX_INVITATION_BYTES)]
+    """Opens one data connection; what it says is between the two ends of the plane."""
     lease_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
     """How long P keeps blocks for who does not renew."""
 
@@ -174,7 +173,7 @@ class Plane(_Body):
     """Either way: what a data plane has to tell its other end, such as a communicator's id. Opaque here."""
 
     name: PlaneName
-    payload: Annotated[bytes, msgspec.Meta(max_length=48 * 1024)]
+    payload: Annotated[bytes, msgspec.Meta(max_length=MAX_PLANE_BYTES)]
 
 
 Body = (
@@ -248,22 +247,3 @@ def decode(data: bytes | memoryview, compatibility: bytes) -> ControlMessage:
         return ControlMessage(decoder.decode(body), transfer_id, epoch, seq)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise KvControlError(str(error)[:200]) from None
-
-
-@dataclass(frozen=True, slots=True)
-class FrameName:
-    """Which frame of which reservation some blocks are: the name in their `BlobHeader`."""
-
-    transfer_id: bytes
-    epoch: int
-    seq: int
-    """From 0, without a gap."""
-
-    def encode(self) -> bytes:
-        """Return `kv_blob.NAME_BYTES` bytes."""
-        return _FRAME_NAME.pack(self.transfer_id, self.epoch, self.seq)
-
-
-def decode_frame_name(name: bytes) -> FrameName:
-    """Parse the 32 bytes of a header's name; any are a name."""
-    return FrameName(*_FRAME_NAME.unpack(name))

@@ -4,9 +4,11 @@ within: what it learns, it tells the machine in a later call."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagefleet_protocol.kv_control import ControlMessage, PlaneName
+
+from pagefleet_engine.kv_transfer.p2p.data_plane import Landing
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,23 +16,41 @@ class Send:
     """Send a control message. It may be lost; whoever needs an answer sends it again."""
 
     peer: str
-    """At P, the key of a session, as given to `Source.message`; at D, the address of a link."""
+    """At P, the key of a socket's other end, as given to `Source.message`; at D, the address of a link."""
     message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Give bytes to `DataPlane.hear`. `peer`: an incarnation."""
+
+    plane: PlaneName
+    peer: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """`DataPlane.disconnect`: all frames to or from this incarnation end at once, without an event."""
+
+    plane: PlaneName
+    peer: str
 
 
 # P, the prefill side
 
 
 @dataclass(frozen=True, slots=True)
-class OutgoingFrame:
-    """Blocks to send as one frame, from the pool or from spilled memory."""
+class SendFrame:
+    """`DataPlane.send`: blocks from the pool or from spilled memory, which nobody changes until the frame has ended:
+    by `FrameSent`, `Withdrawn` or `LinkDown`, told to `Source.plane_event`."""
 
-    number: int
-    """Of this frame at this engine; never used again."""
+    plane: PlaneName
     peer: str
-    """Session whose data connection takes it."""
-    name: bytes
-    """For the `BlobHeader`."""
+    """Incarnation of D."""
+    transfer_id: bytes
+    epoch: int
+    seq: int
     first_block: int
     num_blocks: int
     blocks: Sequence[int] = ()
@@ -38,25 +58,15 @@ class OutgoingFrame:
     spill: int = 0
     """Number of the `Spill` that holds them."""
     spill_offset: int = 0
-    """In it, in blocks."""
+    """Where in it they begin, in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class SendFrame:
-    """Read the blocks, send header and bytes, then call `Source.frame_sent` with their CRC-32, or `frame_failed`.
+class Withdraw:
+    """`DataPlane.withdraw`."""
 
-    One of the two always comes; the blocks are not touched by anybody else until then.
-    """
-
-    frame: OutgoingFrame
-
-
-@dataclass(frozen=True, slots=True)
-class StopFrame:
-    """The frame is of no use any more: end it within a second (close the connection if nothing else helps), then call
-    `frame_sent` or `frame_failed` as for any other."""
-
-    number: int
+    plane: PlaneName
+    transfer_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +92,6 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectData:
-    """Take one data connection that opens with this token for the session; earlier tokens of it are void."""
-
-    peer: str
-    token: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSession:
-    """The session is over: close its data connection and forget its tokens. Its frames end as any others."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
 class LegSettled:
     """The transfer of a prefill leg is over at P; comes exactly once for each `Source.begin`."""
 
@@ -118,45 +113,37 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenData:
-    """Open the data connection and, when P has confirmed it, call `Target.data_open`; if it breaks or never comes,
-    `data_lost`. An older connection to the same peer is closed first, without telling."""
-
-    peer: str
-    port: int
-    token: bytes
-    planes: Sequence[PlaneName]
-
-
-@dataclass(frozen=True, slots=True)
 class HangUp:
-    """Close both connections. Frames of it that are being written end as any others (`frame_ended`)."""
+    """Close the control connection."""
 
     peer: str
-
-
-@dataclass(slots=True, eq=False)
-class FrameTicket:
-    """Leave to write one frame into blocks. Whoever writes looks at `live` before every piece, and stops when it is
-    False; the rest goes to scratch memory. `Target.frame_ended` is called once for each ticket, when nothing writes."""
-
-    number: int
-    peer: str
-    transfer_id: bytes
-    seq: int
-    first_block: int
-    blocks: Sequence[int]
-    """In the pool, in the order of the payload."""
-    checksum: int
-    """CRC-32 that the payload must have."""
-    live: bool = field(default=True)
 
 
 @dataclass(frozen=True, slots=True)
-class StopWriting:
-    """The ticket is not live any more: for data planes that are not polling it. `frame_ended` within a second."""
+class Connect:
+    """`DataPlane.connect`: to the incarnation `peer`, on the host of the address `at`."""
 
-    ticket: FrameTicket
+    plane: PlaneName
+    peer: str
+    at: str
+    invitation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Land:
+    """`DataPlane.land`."""
+
+    plane: PlaneName
+    peer: str
+    landing: Landing
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """`DataPlane.forget`."""
+
+    plane: PlaneName
+    transfer_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,5 +159,5 @@ class LoadEnded:
     """Why nothing came, also where the request goes on: for logs."""
 
 
-SourceAction = Send | SendFrame | StopFrame | Spill | DropSpill | Unpin | ExpectData | CloseSession | LegSettled
-TargetAction = Send | Dial | OpenData | HangUp | StopWriting | LoadEnded
+SourceAction = Send | Hear | Disconnect | SendFrame | Withdraw | Spill | DropSpill | Unpin | LegSettled
+TargetAction = Send | Hear | Disconnect | Dial | HangUp | Connect | Land | Forget | LoadEnded

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import KvShape
 from pagefleet_protocol.kv_control import ControlMessage, KvControlError, PlaneName
 
 from pagefleet_engine.kv_transfer.p2p.actions import SourceAction
+from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent
 from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
 
 
@@ -20,11 +21,9 @@ class Source:
         settings: P2PSettings,
         shape: KvShape,
         incarnation: str,
-        planes: Sequence[PlaneName],
-        data_port: int,
-        new_token: Callable[[], bytes],
+        invite: Mapping[PlaneName, Callable[[str], bytes]],
     ) -> None:
-        """`data_port`: where D connects for frames. `new_token`: 32 unguessable bytes (`secrets.token_bytes`)."""
+        """`invite`: of each data plane there is, its `DataPlane.invite`."""
 
     def begin(self, transfer_id: bytes, peer_incarnation: str, now: float) -> list[SourceAction]:
         """A prefill leg was admitted, for the decode engine of that incarnation. Its lease starts."""
@@ -51,12 +50,8 @@ class Source:
         """What a peer sent could not be decoded: it is told if it is of another version or shape, else only counted."""
         raise NotImplementedError
 
-    def frame_sent(self, number: int, checksum: int, now: float) -> list[SourceAction]:
-        """The plane has read a frame's blocks and taken all its bytes. `checksum`: CRC-32 of the payload."""
-        raise NotImplementedError
-
-    def frame_failed(self, number: int, reason: str, now: float) -> list[SourceAction]:
-        """The plane gave a frame up and reads its blocks no more; the transfer is aborted."""
+    def plane_event(self, event: PlaneEvent, now: float) -> list[SourceAction]:
+        """A data plane told something; what is not for this side (LinkUp, FrameArrived ...) changes nothing here."""
         raise NotImplementedError
 
     def spilled(self, number: int, now: float) -> list[SourceAction]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import BlockHash
-from pagefleet_protocol.kv_blob import BlobHeader, KvShape
+from pagefleet_protocol.kv_blob import KvShape
 from pagefleet_protocol.kv_control import ControlMessage, KvControlError, PlaneName
 from pagefleet_protocol.kv_handoff import OnFailure
 
-from pagefleet_engine.kv_transfer.p2p.actions import FrameTicket, TargetAction
+from pagefleet_engine.kv_transfer.p2p.actions import TargetAction
+from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent
 from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
 
 
@@ -60,23 +61,8 @@ class Target:
         """What a peer sent could not be decoded: one of another version or shape is given up, the rest counted."""
         raise NotImplementedError
 
-    def data_open(self, peer: str, now: float) -> list[TargetAction]:
-        """P has confirmed the data connection."""
-        raise NotImplementedError
-
-    def data_lost(self, peer: str, reason: str, now: float) -> list[TargetAction]:
-        """The data connection broke or did not come about: loads from this peer fail, and it is greeted anew."""
-        raise NotImplementedError
-
-    def frame_begun(self, peer: str, header: BlobHeader, now: float) -> tuple[FrameTicket | None, list[TargetAction]]:
-        """A frame's header, already checked by `decode_header`, came on the peer's data connection.
-
-        Returns leave to write its payload into blocks, or None: read it into scratch memory and forget it.
-        """
-        raise NotImplementedError
-
-    def frame_ended(self, ticket: FrameTicket, checksum: int | None, now: float) -> list[TargetAction]:
-        """Nothing writes under this ticket any more. `checksum`: CRC-32 of what was written; None: not all was."""
+    def plane_event(self, event: PlaneEvent, now: float) -> list[TargetAction]:
+        """A data plane told something; what is not for this side (FrameSent, Withdrawn) changes nothing here."""
         raise NotImplementedError
 
     def peers(self) -> Mapping[str, int]:
