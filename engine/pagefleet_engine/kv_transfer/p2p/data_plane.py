@@ -1,9 +1,12 @@
 """What carries frames of K/V between two engines: one interface for sockets, NCCL, CUDA IPC and memory.
 
-A plane moves whole blocks and finds the check sum of what it moved; it knows nothing of leases, credit or policy. No
-call waits: what happened is told by `events`, and the bell rings for it. A plane's threads are its own; its methods
-are called by one thread, the agent's. The engine that has K/V (the source) expects connections, the engine that wants
-it (the target) connects. Peers are named as in `actions`: a session at the source, an address at the target.
+A plane moves whole blocks and checks what it moved; it knows nothing of leases, credit or policy. No call waits: what
+happened is told by `events`, and the bell rings for it. A plane's threads are its own; its methods are called by one
+thread, the agent's. Engines are named by their incarnation, so a restarted peer is another peer.
+
+The engine that has K/V (the source) invites, the engine that wants it (the target) connects, and both may be either
+for different peers at once. Frames of a transfer arrive in order or not at all: a plane writes a frame only where the
+landing's next block is, so a late, doubled or strayed frame touches nothing.
 """
 
 from __future__ import annotations
@@ -12,24 +15,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagefleet_protocol.kv_blob import BlobHeader
-from pagefleet_protocol.kv_control import PlaneName
-
-from pagefleet_engine.kv_transfer.p2p.actions import FrameTicket, OutgoingFrame
-
-MAX_TELL_BYTES = 48 * 1024
+MAX_INVITATION_BYTES = 4096
+MAX_TELL_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class DataOpen:
-    """Frames can go between this engine and the peer; both ends tell it."""
+class Frame:
+    """Blocks of one transfer that follow each other, to be sent.
+
+    Attributes:
+        transfer_id: 16 bytes.
+        epoch: of the transfer's lease, as the target's landing has it.
+        seq: number of the frame in its transfer, from 0.
+        first_block: index, in the request, of the first block.
+        blocks: their numbers in the pool; empty where `held` has them.
+        held: the payload in host memory, block after block, where it left the pool; None: it is in the pool.
+    """
+
+    transfer_id: bytes
+    epoch: int
+    seq: int
+    first_block: int
+    blocks: Sequence[int]
+    held: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a transfer's frames may be written: nowhere else, in order, and only with this epoch.
+
+    Attributes:
+        transfer_id: 16 bytes.
+        epoch: of the transfer's lease.
+        first_block: index, in the request, of `blocks[0]`, with which the first frame must begin.
+        blocks: reserved blocks in the pool, in the request's order.
+    """
+
+    transfer_id: bytes
+    epoch: int
+    first_block: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Frames can go between this engine and the peer."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
-class DataLost:
-    """None can any more, or none ever could. What was under way has ended, and was told before."""
+class LinkDown:
+    """No frame goes to or comes from the peer any more, and none of its frames touches the pages: connect again."""
 
     peer: str
     reason: str
@@ -37,19 +74,55 @@ class DataLost:
 
 @dataclass(frozen=True, slots=True)
 class FrameSent:
-    """Source: the plane needs the frame's blocks no more; it may not have arrived yet."""
+    """The plane needs the frame's blocks no more. It may not have arrived yet."""
 
-    number: int
+    peer: str
+    transfer_id: bytes
+    epoch: int
+    seq: int
+    num_bytes: int
     checksum: int
     """CRC-32 of the payload."""
 
 
 @dataclass(frozen=True, slots=True)
-class FrameFailed:
-    """Source: the frame was given up, and the plane reads its blocks no more."""
+class FrameArrived:
+    """A frame is whole and right, in the blocks of its landing."""
 
-    number: int
+    peer: str
+    transfer_id: bytes
+    epoch: int
+    seq: int
+    first_block: int
+    num_blocks: int
+    num_bytes: int
+    checksum: int
+    """CRC-32 of the payload, as it was announced and found."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRefused:
+    """A frame was not used: damaged, out of order, out of its place, or for no landing. None of it counts."""
+
+    peer: str
+    transfer_id: bytes
+    epoch: int
+    seq: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A landing was removed by `forget`: the plane writes to its blocks no more."""
+
+    transfer_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A transfer's frames were removed by `withdraw`: the plane reads its blocks no more."""
+
+    transfer_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,84 +133,66 @@ class Tell:
     data: bytes
 
 
-PlaneEvent = DataOpen | DataLost | FrameSent | FrameFailed | Tell
-
-
-class FrameSink(Protocol):
-    """Who decides where frames land, at the target. Any thread of a plane may call it; it answers at once."""
-
-    def frame_begun(self, peer: str, header: BlobHeader) -> FrameTicket | None:
-        """Return leave to write the frame whose header has come; None: its payload must reach no block.
-
-        The header has passed `decode_header`. A plane looks at `FrameTicket.live` before each piece that it writes.
-        """
-        ...
-
-    def frame_ended(self, ticket: FrameTicket, checksum: int | None) -> None:
-        """The plane writes no more under this ticket. Called exactly once for each.
-
-        `checksum`: CRC-32 of what is in the blocks now; None: not all of the frame is.
-        """
-        ...
+PlaneEvent = LinkUp | LinkDown | FrameSent | FrameArrived | FrameRefused | Landed | Withdrawn | Tell
 
 
 class DataPlane(Protocol):
-    """One way to carry frames. Its pages, the compatibility of their K/V and its `FrameSink` come to its constructor."""
+    """One way to carry frames. Its pages, their `KvShape` and its limits are given to its constructor.
 
-    @property
-    def name(self) -> PlaneName:
-        """In control messages and metrics."""
-        ...
+    Attributes:
+        name: in control messages and metrics: `tcp`, `nccl`, `cuda_ipc`, `memory`.
+    """
+
+    name: str
 
     @property
     def bell(self) -> int:
         """A file descriptor that is readable while `events` has something to tell."""
         ...
 
-    def expect(self, peer: str, token: bytes) -> None:
-        """Source: take one connection that proves to know this token; earlier tokens of the peer are void."""
+    def invite(self, peer: str) -> bytes:
+        """Source: return what the peer needs to connect, once; at most MAX_INVITATION_BYTES, secret, short-lived."""
         ...
 
-    def connect(self, peer: str, host: str, port: int, token: bytes) -> None:
-        """Target: connect to the source, in place of an older connection; `DataOpen` or `DataLost` follows."""
+    def connect(self, peer: str, host: str, invitation: bytes) -> None:
+        """Target: begin to connect to the source at `host`; `LinkUp` or `LinkDown` follows."""
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Either: close the connection and forget its tokens, without `DataLost`; its frames end as any others."""
+        """Either: close the link or take the invitation back, without an event; all of its frames end at once."""
         ...
 
-    def send(self, frame: OutgoingFrame, held: memoryview | None) -> None:
-        """Source: queue a frame; `FrameSent` or `FrameFailed` follows, always one of them.
+    def send(self, peer: str, frame: Frame) -> None:
+        """Source: queue a frame; `FrameSent` follows, or `Withdrawn` or `LinkDown` ends it.
 
-        `held`: the payload in host memory, block after block, where it has left the pool; None: it is in the pool.
-        The caller bounds what is queued.
+        The caller bounds what is queued, by the credit that the target gave.
         """
         ...
 
-    def stop_frame(self, number: int) -> None:
-        """Source: end a frame within a second, whoever is slow."""
+    def withdraw(self, transfer_id: bytes) -> None:
+        """Source: send none of the transfer's frames any more; `Withdrawn` always follows, soon, whoever is slow."""
         ...
 
-    def stop_writing(self, ticket: FrameTicket) -> None:
-        """Target: the ticket is not live any more; `frame_ended` within a second, whoever is slow."""
+    def land(self, peer: str, landing: Landing) -> None:
+        """Target: accept this transfer's frames, from this peer. One landing per transfer."""
+        ...
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Target: accept no frame of the transfer any more; `Landed` always follows, soon, whoever is slow."""
         ...
 
     def hear(self, peer: str, data: bytes) -> None:
-        """Either: take what the peer's plane said by `Tell`. It came from outside: check it."""
+        """Either: take what the peer's plane said by `Tell`."""
         ...
 
     def events(self) -> Sequence[PlaneEvent]:
-        """Return what happened since the last call, in order.
-
-        Raises:
-            EngineDead: a thread of the plane has ended by a mistake of ours.
-        """
+        """Return what happened since the last call, in order."""
         ...
 
     def counters(self) -> dict[str, float]:
-        """Return totals and gauges that are the plane's alone."""
+        """Return totals and gauges for the metrics: those of the plane alone."""
         ...
 
     def close(self) -> None:
-        """End all connections and threads; nothing touches the pages afterwards."""
+        """End all links and threads; nothing touches the pages afterwards."""
         ...
