@@ -36,6 +36,11 @@ _HEADER_NAME = r"^[A-Za-z0-9-]{1,128}$"
 _REVISION = r"^[^\x00-\x20]{1,128}$"
 _ARGUMENT = r"^[^\x00]*$"
 
+Arguments = Annotated[
+    tuple[Annotated[str, *matching(_ARGUMENT, "must be at most 1024 characters, none of them NUL", 1024)], ...],
+    Field(strict=False, max_length=64, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+]
+PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 ServedName = Annotated[
     str,
     *matching(_SERVED_NAME, "must be at most 128 letters, digits and . _ / : -, starting with a letter or digit", 128),
@@ -120,10 +125,7 @@ class Engine(Object):
 
     image: Image | None = None
     """Image of the engine; default: the one that the operator was installed with."""
-    args: Annotated[
-        tuple[Annotated[str, *matching(_ARGUMENT, "must be at most 1024 characters, none of them NUL", 1024)], ...],
-        Field(strict=False, max_length=64, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
-    ] = ()
+    args: Arguments = ()
     """More flags of `pagefleet serve`, one word each."""
     env: Annotated[
         tuple[EnvVar, ...],
@@ -248,6 +250,42 @@ class Autoscaling(Object):
     """Whether engines end when nobody asks; default: never."""
 
 
+class DisaggregatedRole(Object):
+    """Engines of one part. Model, type, quantization and length are those of spec.engine: only equal engines pair."""
+
+    replicas: Annotated[int, Field(ge=0, le=256)] = 1
+    """Engines of this part; left out where autoscaling chooses them."""
+    autoscaling: Autoscaling | None = None
+    """How many engines there are, by their load; prefill takes ttftMs and queue as targets, decode itlMs and kvUsage."""
+    args: Arguments = ()
+    """More flags of these engines, after those of spec.engine.args."""
+    resources: Resources = Resources()
+    """What each of these engines gets; default: spec.resources."""
+    pod_template: PodTemplate = Field(default_factory=dict)
+    """Strategic merge patch of these engines' pod template, after spec.podTemplate."""
+
+
+class Disaggregation(Object):
+    """Prompts are computed by some engines, answers by others, which get the KV cache from them directly."""
+
+    prefill: DisaggregatedRole = DisaggregatedRole()
+    """Engines that compute prompts."""
+    decode: DisaggregatedRole = DisaggregatedRole()
+    """Engines that go on from there, and answer whole requests where that is quicker."""
+    connector: Literal["p2p"] = "p2p"
+    """How they meet; p2p: each decode engine asks the prefill engine."""
+    data_plane: Literal["auto", "tcp", "nccl", "cuda_ipc"] = "auto"
+    """How blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs, else tcp."""
+    send_type: Literal["PutAsync", "Put", "Get"] = "PutAsync"
+    """PutAsync: each chunk's blocks are sent while the next is computed; Put: all at the end; Get: they are kept until
+    the decode engine fetches them."""
+    threshold: Annotated[int, Field(ge=0, le=16_777_216)] | None = None
+    """Uncached prompt tokens below which decode engines compute prompts themselves; default 256."""
+    fallback: Literal["Recompute", "Fail"] = "Recompute"
+    """When KV cache does not arrive and no other prefill engine can compute it; Recompute: the decode engine computes
+    the prompt; Fail: the request ends with 503 kv_load_failed."""
+
+
 class Rollout(Object):
     """How a change reaches the engines."""
 
@@ -317,6 +355,8 @@ class InferenceServiceSpec(Object):
     """Engines that serve the model; left out where autoscaling chooses them."""
     autoscaling: Autoscaling | None = None
     """How many engines there are, by their load."""
+    disaggregation: Disaggregation | None = None
+    """Prompts and answers by different engines; {} is enough. Replicas and autoscaling are then those of its parts."""
     resources: Resources = Resources()
     """What each engine gets."""
     router: Router = Router()
@@ -327,13 +367,12 @@ class InferenceServiceSpec(Object):
     """How clients outside the cluster get in."""
     monitoring: Monitoring = Monitoring()
     """Who reads the metrics."""
-    pod_template: Annotated[
-        dict[str, Any],
-        Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
-    ] = Field(default_factory=dict)
+    pod_template: PodTemplate = Field(default_factory=dict)
     """Strategic merge patch of the engines' pod template ({metadata, spec}); it has the last word."""
     profile_ref: NameRef | None = None
     """InferenceProfile with defaults; default: the one of resources.gpuType, if there is one."""
+    fleet_key: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Number of the secret that engines and routers share; another number makes a new one and replaces them all."""
     paused: bool = False
     """True: the operator leaves everything as it is."""
 

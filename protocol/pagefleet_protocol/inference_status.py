@@ -9,9 +9,20 @@ from pydantic import Field
 from pagefleet_protocol.resource_base import Object
 
 ConditionType = Literal[
-    "Ready", "ModelCached", "EngineReady", "RouterReady", "Progressing", "Degraded", "ScalingActive"
+    "Ready",
+    "ModelCached",
+    "EngineReady",
+    "PrefillReady",
+    "DecodeReady",
+    "KVLinkReady",
+    "RouterReady",
+    "Progressing",
+    "Degraded",
+    "ScalingActive",
 ]
-Role = Literal["engine", "router"]
+EngineRole = Literal["engine", "prefill", "decode"]
+"""What engines are for: whole requests, or one part of them."""
+Role = Literal["engine", "prefill", "decode", "router"]
 
 
 class Condition(Object):
@@ -114,6 +125,28 @@ class ScalingStatus(Object):
     """When it was written, RFC 3339."""
 
 
+class RoleScalingStatus(Object):
+    """The autoscaler's last decision about one part of a disaggregated service."""
+
+    name: Literal["prefill", "decode"]
+    """The part."""
+    scaling: ScalingStatus
+    """What was decided, and why."""
+
+
+class RatioAdvice(Object):
+    """How many prefill and decode engines the measured load asks for; spec says what there is."""
+
+    prefill: float
+    """Engines that the arriving prompts keep busy."""
+    decode: float
+    """Engines that the running requests fill."""
+    message: str
+    """What to change, and the numbers behind it."""
+    at: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When it was written, RFC 3339."""
+
+
 class InferenceServiceStatus(Object):
     """What is so."""
 
@@ -121,8 +154,9 @@ class InferenceServiceStatus(Object):
     """metadata.generation that this status is about."""
     model_name: str
     """What clients write as `model`."""
-    mode: Literal["Aggregated", "Paused"] = "Aggregated"
-    """Aggregated: each engine computes prompts and answers. Paused: the operator leaves everything as it is."""
+    mode: Literal["Aggregated", "Disaggregated", "Paused"] = "Aggregated"
+    """Aggregated: each engine computes prompts and answers. Disaggregated: they are computed by different engines.
+    Paused: the operator leaves everything as it is."""
     url: str | None = None
     """Where clients send requests."""
     ready: str = ""
@@ -138,7 +172,8 @@ class InferenceServiceStatus(Object):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = ()
-    """Ready, ModelCached, EngineReady, RouterReady, Progressing, Degraded; ScalingActive where there is autoscaling."""
+    """Ready, ModelCached, EngineReady, RouterReady, Progressing, Degraded; ScalingActive where there is autoscaling;
+    PrefillReady, DecodeReady, KVLinkReady where there is disaggregation."""
     roles: Annotated[
         tuple[RoleStatus, ...],
         Field(
@@ -153,3 +188,13 @@ class InferenceServiceStatus(Object):
     """What the engines do now."""
     scaling: ScalingStatus | None = None
     """What the autoscaler decided, and why."""
+    role_scaling: Annotated[
+        tuple[RoleScalingStatus, ...],
+        Field(
+            strict=False,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+    """What the autoscalers of prefill and decode decided, and why."""
+    ratio: RatioAdvice | None = None
+    """Prefill and decode engines by the measured load, where there is disaggregation and enough load to tell."""

@@ -33,16 +33,20 @@ LABEL_SERVICE = f"{GROUP}/service"
 """On everything that belongs to an InferenceService: its name."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On pods: hash of all that needs a new pod when it changes."""
+LABEL_ROLE = f"{GROUP}/role"
+"""On engines of a disaggregated service: prefill or decode."""
 ANNOTATION_APPLIED = f"{GROUP}/applied"
 """On children: hash of the object as the operator last wanted it."""
 
-RESERVED_SUFFIXES = ("-engine", "-router", "-model", "-openai", "-fleet")
+RESERVED_SUFFIXES = ("-engine", "-prefill", "-decode", "-router", "-model", "-openai", "-fleet")
 """Ends that no InferenceService's name may have: children of another one are called so."""
 
 SERVING_PORT = 8000
 """Where engines and routers listen in pods, and where a download tells its progress."""
 KV_EVENTS_PORT = 8100
 """Where engines in pods publish KV events; the next one answers for what was missed."""
+KV_CONTROL_PORT = 8102
+"""Where prefill engines in pods answer those that want K/V; the next one takes data."""
 
 FLEET_KEY_ENTRY = "key"
 """Of the Secret that holds a service's fleet key."""

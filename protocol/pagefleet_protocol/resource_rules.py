@@ -20,6 +20,8 @@ from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
 if TYPE_CHECKING:
     from pagefleet_protocol.inference_profile import InferenceProfile
     from pagefleet_protocol.inference_service import (
+        DisaggregatedRole,
+        Disaggregation,
         EnvVar,
         InferenceService,
         InferenceServiceSpec,
@@ -42,6 +44,12 @@ OWN_FLAGS = {
     "--kv-events-port": "set spec.router.kvEvents",
     "--kv-events-host": "the fleet chooses it",
     "--fleet-key-file": "the fleet makes the key",
+    "--kv-role": "set spec.disaggregation",
+    "--kv-port": "the fleet chooses it",
+    "--kv-host": "the fleet chooses it",
+    "--kv-peers": "the fleet knows them",
+    "--kv-data-plane": "set spec.disaggregation.dataPlane",
+    "--kv-send-type": "set spec.disaggregation.sendType",
 }
 """Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -171,6 +179,40 @@ def _one_kind_of_target(target: ScalingTarget) -> bool:
     return latencies != (target.queue is not None or target.kv_usage is not None)
 
 
+def _roles_have_the_engines(spec: InferenceServiceSpec) -> bool:
+    return spec.disaggregation is None or (spec.replicas == 1 and spec.autoscaling is None)
+
+
+def _both_or_none(disaggregation: Disaggregation) -> bool:
+    prefill, decode = disaggregation.prefill, disaggregation.decode
+    rests = [role.autoscaling.scale_to_zero if role.autoscaling else None for role in (prefill, decode)]
+    return (prefill.replicas == 0) == (decode.replicas == 0) and rests[0] == rests[1]
+
+
+def _scales_within(role: DisaggregatedRole, others: tuple[str, ...]) -> bool:
+    scaling = role.autoscaling
+    if scaling is None:
+        return True
+    bounded = scaling.mode != "External" and scaling.max is not None and scaling.min <= scaling.max
+    right = scaling.target is None or all(getattr(scaling.target, to_snake(other)) is None for other in others)
+    return bounded and (scaling.mode != "Internal" or role.replicas == 1) and right
+
+
+def _cel_scales_within(name: str, others: tuple[str, ...]) -> str:
+    scaling = f"self.{name}.autoscaling"
+    right = " && ".join(f"!has({scaling}.target.{other})" for other in others)
+    return (
+        f"!has({scaling}) || {scaling}.mode != 'External' && has({scaling}.max) && {scaling}.min <= {scaling}.max && "
+        f"({scaling}.mode != 'Internal' || self.{name}.replicas == 1) && (!has({scaling}.target) || {right})"
+    )
+
+
+def _cel_rests(name: str) -> str:
+    """Return CEL's word for the seconds after which a role's engines end; 0: they never do."""
+    rest = f"self.{name}.autoscaling.scaleToZero"
+    return f"(has(self.{name}.autoscaling) && has({rest}) ? {rest}.after : 0)"
+
+
 def _cel_cache_types() -> str:
     """Of a URI that is none of these, its own rule tells."""
     by_types: dict[tuple[str, ...], list[str]] = {}
@@ -191,13 +233,15 @@ _NAME_MESSAGE = (
 _SPEC = ("spec",)
 _MODEL = ("spec", "model")
 _ENGINE = ("spec", "engine")
+_DISAGGREGATION = ("spec", "disaggregation")
+_PREFILL_TARGETS = ("ttftMs", "queue")
+_DECODE_TARGETS = ("itlMs", "kvUsage")
+_ARGS_CEL = (
+    f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
+)
+_ARGS_MESSAGE = f"must not hold {', '.join(f'{flag} ({remedy})' for flag, remedy in OWN_FLAGS.items())}"
 ENGINE_RULES = (
-    Rule(
-        (*_ENGINE, "args"),
-        f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))",
-        f"must not hold {', '.join(f'{flag} ({remedy})' for flag, remedy in OWN_FLAGS.items())}",
-        _no_own_flag,
-    ),
+    Rule((*_ENGINE, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag),
     Rule(
         (*_ENGINE, "env", ITEMS),
         "has(self.value) != has(self.valueFrom)",
@@ -301,6 +345,38 @@ SERVICE_RULES = (
         "give ttftMs and itlMs, or queue and kvUsage; of a pair one is enough",
         _one_kind_of_target,
     ),
+    Rule(
+        _SPEC,
+        "!has(self.disaggregation) || self.replicas == 1 && !has(self.autoscaling)",
+        "has replicas and autoscaling of its own for prefill and for decode: leave out spec.replicas and "
+        "spec.autoscaling",
+        _roles_have_the_engines,
+        "disaggregation",
+    ),
+    Rule(
+        _DISAGGREGATION,
+        f"(self.prefill.replicas == 0) == (self.decode.replicas == 0) && "
+        f"{_cel_rests('prefill')} == {_cel_rests('decode')}",
+        "prefill and decode need each other: give replicas 0 to both or to neither, and the same scaleToZero",
+        _both_or_none,
+    ),
+    Rule(
+        _DISAGGREGATION,
+        _cel_scales_within("prefill", _DECODE_TARGETS),
+        "autoscaling of prefill is Internal or Advisory, has max, which is not below min, and ttftMs or queue as "
+        "target; replicas is left out in mode Internal",
+        lambda both: _scales_within(both.prefill, _DECODE_TARGETS),
+        "prefill",
+    ),
+    Rule(
+        _DISAGGREGATION,
+        _cel_scales_within("decode", _PREFILL_TARGETS),
+        "autoscaling of decode is Internal or Advisory, has max, which is not below min, and itlMs or kvUsage as "
+        "target; replicas is left out in mode Internal",
+        lambda both: _scales_within(both.decode, _PREFILL_TARGETS),
+        "decode",
+    ),
+    *(Rule((*_DISAGGREGATION, role, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag) for role in ("prefill", "decode")),
     *ENGINE_RULES,
 )
 """Rules of InferenceService."""

@@ -65,6 +65,35 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("spec.autoscaling", service_document(autoscaling={"mode": "External", "scaleToZero": {}})),
     ("spec.autoscaling.target", service_document(autoscaling={"max": 2, "target": {}})),
     ("spec.autoscaling.target", service_document(autoscaling={"max": 2, "target": {"ttftMs": 500, "queue": 4}})),
+    ("spec.disaggregation", service_document(disaggregation={}, replicas=2)),
+    ("spec.disaggregation", service_document(disaggregation={}, autoscaling={"max": 2})),
+    ("spec.disaggregation", service_document(disaggregation={"prefill": {"replicas": 0}})),
+    (
+        "spec.disaggregation",
+        service_document(
+            disaggregation={
+                "prefill": {"autoscaling": {"max": 2, "scaleToZero": {}}},
+                "decode": {"autoscaling": {"max": 2, "scaleToZero": {"after": 60}}},
+            }
+        ),
+    ),
+    ("spec.disaggregation", service_document(disaggregation={"decode": {"autoscaling": {"max": 2, "scaleToZero": {}}}})),
+    ("spec.disaggregation.prefill", service_document(disaggregation={"prefill": {"autoscaling": {"mode": "External"}}})),
+    (
+        "spec.disaggregation.prefill",
+        service_document(disaggregation={"prefill": {"autoscaling": {"max": 2, "target": {"itlMs": 50}}}}),
+    ),
+    (
+        "spec.disaggregation.prefill",
+        service_document(disaggregation={"prefill": {"replicas": 2, "autoscaling": {"max": 2}}}),
+    ),
+    ("spec.disaggregation.decode", service_document(disaggregation={"decode": {"autoscaling": {"min": 3, "max": 2}}})),
+    (
+        "spec.disaggregation.decode",
+        service_document(disaggregation={"decode": {"autoscaling": {"max": 2, "target": {"queue": 4}}}}),
+    ),
+    ("spec.disaggregation.prefill.args", service_document(disaggregation={"prefill": {"args": ["--kv-role=both"]}})),
+    ("spec.disaggregation.decode.args", service_document(disaggregation={"decode": {"args": ["--port", "1"]}})),
     ("spec.engine.args", service_document(engine={"args": ["--seed", "1", "--port=9000"]})),
     ("spec.engine.args", service_document(engine={"args": ["--max-model", "9"]})),
     ("spec.engine.env[1]", service_document(engine={"env": [{"name": "A", "value": ""}, {"name": "B"}]})),

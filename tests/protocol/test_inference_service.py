@@ -108,6 +108,7 @@ def test_every_field_arrives() -> None:
             },
             "monitoring": {"serviceMonitor": True, "labels": {"release": "prometheus"}},
             "podTemplate": {"spec": {"priorityClassName": "high"}},
+            "fleetKey": 2,
             "profileRef": {"name": "h100"},
             "paused": True,
         },
@@ -115,6 +116,37 @@ def test_every_field_arrives() -> None:
     service = parse_inference_service(full)
     assert service.model_dump(mode="json", exclude_none=True) == full
     assert service.model_name == "Qwen/Qwen3-8B"
+
+
+def test_every_field_of_a_disaggregation_arrives() -> None:
+    role = {
+        "replicas": 1,
+        "args": ["--max-num-seqs", "64"],
+        "resources": {"gpus": 1, "gpuType": "h100", "cpu": "2", "memory": "8Gi", "shm": "2Gi"},
+        "podTemplate": {"spec": {"priorityClassName": "high"}},
+    }
+    scaling = {"mode": "Internal", "min": 1, "max": 4}
+    whole = {
+        "prefill": {**role, "autoscaling": {**scaling, "target": {"ttftMs": 500, "queue": None}}},
+        "decode": {**role, "autoscaling": {**scaling, "target": {"itlMs": 40}}},
+        "connector": "p2p",
+        "dataPlane": "nccl",
+        "sendType": "Put",
+        "threshold": 512,
+        "fallback": "Fail",
+    }
+    found = parse_inference_service(document("spec.disaggregation", whole)).spec.disaggregation
+    assert found is not None
+    del whole["prefill"]["autoscaling"]["target"]["queue"]  # type: ignore[index]
+    assert found.model_dump(mode="json", exclude_none=True) == whole
+
+
+def test_an_empty_disaggregation_is_one_pair() -> None:
+    found = parse_inference_service(document("spec.disaggregation", {})).spec.disaggregation
+    assert found is not None
+    assert (found.prefill.replicas, found.decode.replicas) == (1, 1)
+    assert (found.connector, found.data_plane, found.send_type, found.fallback) == ("p2p", "auto", "PutAsync", "Recompute")
+    assert found.threshold is None
 
 
 def test_a_field_without_a_value_is_a_field_not_written() -> None:
@@ -182,9 +214,9 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         ("spec.router", [], "spec.router: must be a mapping of fields, not a list"),
         ("spec.router.policy", "least_load", "Did you mean least-load?"),
         (
-            "spec.disaggregation",
+            "spec.speculation",
             {},
-            "spec.disaggregation: unknown field. Fields here: model, cache, engine, replicas, autoscaling, resources,",
+            "spec.speculation: unknown field. Fields here: model, cache, engine, replicas, autoscaling, disaggregation,",
         ),
     ],
 )

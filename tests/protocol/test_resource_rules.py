@@ -25,7 +25,7 @@ def test_every_rule_has_a_document_that_breaks_it() -> None:
 
 
 def test_there_are_few_rules_and_none_says_the_same() -> None:
-    assert len(SERVICE_RULES) <= 15
+    assert len(SERVICE_RULES) <= 20
     assert len({rule.cel for rule in SERVICE_RULES}) == len({rule.message for rule in SERVICE_RULES})
     assert set(ENGINE_RULES) <= set(PROFILE_RULES) & set(SERVICE_RULES)
 
@@ -34,7 +34,7 @@ def test_there_are_few_rules_and_none_says_the_same() -> None:
 def test_messages_are_sentences_that_go_on_from_their_path(rule: Rule) -> None:
     assert rule.message == rule.message.strip()
     assert not rule.message.endswith(".")
-    assert len(rule.message) < 500
+    assert len(rule.message) < 700
     assert "\n" not in rule.cel
 
 
@@ -61,6 +61,20 @@ def test_messages_are_sentences_that_go_on_from_their_path(rule: Rule) -> None:
         {"replicas": 3, "autoscaling": {"max": 8, "mode": "Advisory", "target": {"queue": 4, "kvUsage": 0.8}}},
         {"replicas": 3, "autoscaling": {"mode": "External"}},
         {"autoscaling": {"max": 8, "target": {"ttftMs": 500, "itlMs": 50}}},
+        {"disaggregation": {}},
+        {"disaggregation": {"prefill": {"replicas": 0}, "decode": {"replicas": 0}}},
+        {"disaggregation": {"prefill": {"replicas": 2, "args": ["--max-num-batched-tokens", "8192"]}}},
+        {
+            "disaggregation": {
+                "prefill": {"autoscaling": {"max": 4, "target": {"ttftMs": 500}, "scaleToZero": {"after": 60}}},
+                "decode": {"autoscaling": {"max": 8, "target": {"itlMs": 50}, "scaleToZero": {"after": 60}}},
+                "connector": "p2p",
+                "dataPlane": "tcp",
+                "sendType": "Get",
+                "threshold": 0,
+                "fallback": "Fail",
+            }
+        },
     ],
 )
 def test_what_belongs_together_is_taken(spec: dict[str, Any]) -> None:
