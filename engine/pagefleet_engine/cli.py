@@ -20,6 +20,7 @@ from pagefleet_engine.config import (
     CacheConfig,
     EngineConfig,
     ExecutionConfig,
+    KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
@@ -34,6 +35,7 @@ _TITLES = {
     CacheConfig: "KV cache",
     SchedulerConfig: "scheduling",
     ExecutionConfig: "execution",
+    KVTransferConfig: "KV transfer",
     ServerConfig: "server",
 }
 

@@ -7,7 +7,8 @@ EngineError
 │   └── ContextTooLong     prompt (or prompt plus max_tokens) over the context: HTTP 400
 ├── QueueFull              admission limit reached: HTTP 429
 ├── RequestFailed          the engine accepted the request but could not finish it: HTTP 500
-│   └── StepOutOfMemory    the device had no room for the step that the request was in; it has for others
+│   ├── StepOutOfMemory    the device had no room for the step that the request was in; it has for others
+│   └── KVLoadFailed       its prompt's K/V did not come from the prefill engine: HTTP 503, before any token
 └── EngineDead             the engine core is gone: HTTP 503, the server exits
 """
 
@@ -62,6 +63,10 @@ class RequestFailed(EngineError):
 
 class StepOutOfMemory(RequestFailed):
     """The device ran out of memory in one step; it can run others."""
+
+
+class KVLoadFailed(RequestFailed):
+    """The K/V of the prompt did not come, and it must not be computed here; another pair of engines may do it."""
 
 
 class EngineDead(EngineError):

@@ -19,7 +19,7 @@ from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.engine_core.admission import check_message
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats
-from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText
+from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Chunk, Elsewhere, OutputText
 from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
@@ -109,11 +109,14 @@ class InlineEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
-        resumed: OutputSoFar | None = None,
+        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
     ) -> AsyncGenerator[Chunk, None]:
+        resumed = elsewhere.output
         resumed_ids = [] if resumed is None else resumed.token_ids
         own_id, eos = f"{request_id}#{next(self._serial)}", self._tokenizer.eos_token_ids
-        message = AddRequest(own_id, list(prompt_token_ids), sampling, eos, resumed_token_ids=resumed_ids)
+        message = AddRequest(
+            own_id, list(prompt_token_ids), sampling, eos, resumed_token_ids=resumed_ids, transfer=elsewhere.transfer
+        )
         ended = check_message(message, self.core.limits)
         text = OutputText(self._tokenizer, sampling)
         if resumed is not None:

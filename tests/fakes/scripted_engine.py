@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
-from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar
+from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Chunk, Elsewhere
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_protocol.openai_chat import Message
 from pagefleet_text.errors import PromptRefused
 from pagefleet_text.openai_messages import for_template
@@ -66,6 +67,8 @@ class ScriptedEngine:
         """Between tokens."""
         self.now_health = EngineHealth(alive=True, stalled_s=0.0)
         self.seen: list[tuple[str, list[int], SamplingParams, int, str | None]] = []
+        self.transfers: list[KvTransfer | None] = []
+        """Of each request of `seen`, the leg that it is."""
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.stats: CoreStats | None = CoreStats(2, 1, 0.25, 100, 40, 3, 9)
@@ -81,9 +84,10 @@ class ScriptedEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
-        resumed: OutputSoFar | None = None,
+        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
     ) -> AsyncGenerator[Chunk, None]:
-        assert resumed is None, "a scripted engine has no text to go on from"
+        assert elsewhere.output is None, "a scripted engine has no text to go on from"
+        self.transfers.append(elsewhere.transfer)
         self.seen.append((request_id, list(prompt_token_ids), sampling, priority, cache_salt))
         self.running.add(request_id)
         finished = False

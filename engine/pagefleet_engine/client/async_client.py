@@ -29,7 +29,14 @@ from pagefleet_engine.engine_core.messages import (
     StartFailed,
     StepOutputs,
 )
-from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText, spell_bad_words
+from pagefleet_engine.engine_core.output_text import (
+    NOTHING_ELSEWHERE,
+    Chunk,
+    Elsewhere,
+    OutputSoFar,
+    OutputText,
+    spell_bad_words,
+)
 from pagefleet_engine.engine_core.progress import ProgressReader
 from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
 from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
@@ -127,23 +134,31 @@ class AsyncEngineClient:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
-        resumed: OutputSoFar | None = None,
+        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
     ) -> AsyncGenerator[Chunk, None]:
         """Run one request for one output (see `fan_out` for more). Closing the generator early aborts it.
 
-        A slow reader gets fewer, larger chunks. Of `resumed` output they have only the text that the caller lacks.
+        A slow reader gets fewer, larger chunks. Of the output of `elsewhere` they have only what the caller lacks.
 
         Raises:
             InvalidRequest: with the first chunk: a field is wrong.
             QueueFull: with the first chunk: too much is waiting.
+            KVLoadFailed: with the first chunk: the prompt's K/V did not come from the prefill engine.
             RequestFailed: the core gave the request up.
             EngineDead: the core is gone.
         """
         sampling = spell_bad_words(sampling, self._tokenizer)
         message = AddRequest(
-            request_id, list(prompt_token_ids), sampling, self._tokenizer.eos_token_ids, priority, cache_salt
+            request_id,
+            list(prompt_token_ids),
+            sampling,
+            self._tokenizer.eos_token_ids,
+            priority,
+            cache_salt,
+            transfer=elsewhere.transfer,
         )
         text, rest = OutputText(self._tokenizer, sampling), None
+        resumed = elsewhere.output
         if resumed is None:
             check_message(message, self.limits)
         else:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_text.bad_words import Encoder, bad_words_token_ids
 from pagefleet_text.detokenizer import Detokenizer
 from pagefleet_text.stop_strings import StopStrings
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.core.stop import Stop
-from pagefleet_engine.engine_core.faults import INVALID, OUT_OF_MEMORY, QUEUE_FULL
+from pagefleet_engine.engine_core.faults import INVALID, KV_LOAD_FAILED, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
-from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import EngineError, InvalidRequest, KVLoadFailed, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
 
 
@@ -43,6 +44,19 @@ class OutputSoFar:
     token_ids: list[int]
     num_chars: int
     """Of its text, how much the caller has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What other engines have done of a request, or do."""
+
+    output: OutputSoFar | None = None
+    """Output to go on from."""
+    transfer: KvTransfer | None = None
+    """The leg that this request is of a transfer of its prompt's K/V."""
+
+
+NOTHING_ELSEWHERE = Elsewhere()
 
 
 class OutputText:
@@ -167,6 +181,8 @@ def error_of(output: RequestOutput) -> EngineError:
         return InvalidRequest(message, output.error_param, output.error_code)
     if output.error_kind == QUEUE_FULL:
         return QueueFull(message, output.retry_after_s or 1.0)
+    if output.error_kind == KV_LOAD_FAILED:
+        return KVLoadFailed(message)
     return StepOutOfMemory(message) if output.error_kind == OUT_OF_MEMORY else RequestFailed(message)
 
 

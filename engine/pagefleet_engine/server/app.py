@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 from fastapi import FastAPI
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, EngineFacts
+from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
 from pagefleet_text.text_model import TextModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,6 +26,7 @@ from starlette.responses import Response
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import AccessGate, ApiKeys
@@ -42,6 +44,7 @@ from pagefleet_engine.server.ports import ChatPrompt, Engine, ServedModel, Token
 from pagefleet_engine.server.prompts import Prompts
 from pagefleet_engine.server.service import Service
 from pagefleet_engine.server.tokenization import TokenizationRoutes
+from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_engine.text.model_files import load_text_model
 
 TEXT_THREADS = 2
@@ -65,6 +68,8 @@ class Parts:
     """The tokenizer and the chat template as routers get them; None: they do not."""
     keys: ApiKeys | None = None
     """None: no key is asked for."""
+    transfers: TransferReader | None = None
+    """None: the engine passes no K/V."""
 
 
 def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
@@ -74,7 +79,7 @@ def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
         tokenizer=parts.tokenizer,
         prompts=Prompts(parts.tokenizer, parts.chat, parts.model, parts.pool),
         generator=Generator(parts.engine, parts.metrics),
-        bodies=BodyReader(config.max_body_bytes, parts.pool),
+        bodies=BodyReader(config.max_body_bytes, parts.pool, transfers=parts.transfers),
         open_requests=parts.open_requests,
         metrics=parts.metrics,
     )
@@ -138,6 +143,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
         text=load_text_model(tokenizer_folder, folder),
         names=served_names(config.model.model, config.model.served_model_name),
         keys=ApiKeys(Path(server.api_key_file)) if server.api_key_file is not None else None,
+        fleet_key=_fleet_key(server) if "p2p" in config.kv_transfer.connectors else None,
         listener=bind(server.host, server.port),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -160,6 +166,8 @@ class _Inputs:
     names: tuple[str, ...]
     keys: ApiKeys | None
     listener: Listener
+    fleet_key: FleetKey | None
+    """With the connector p2p."""
 
 
 async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) -> int:
@@ -209,4 +217,19 @@ def _parts(
         facts=make_facts(name, engine.incarnation, ready, config, server.kv_events_port or None, text),
         text=text,
         keys=inputs.keys,
+        transfers=None if inputs.fleet_key is None else TransferReader(inputs.fleet_key, engine.incarnation),
     )
+
+
+def _fleet_key(server: ServerConfig) -> FleetKey:
+    """Read the key by which headers of transfers are checked.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if server.fleet_key_file is None:
+        raise ConfigError("kv_connector p2p needs fleet_key_file: the secret of all engines and routers of the service")
+    try:
+        return read_fleet_key(Path(server.fleet_key_file))
+    except FleetKeyError as error:
+        raise ConfigError(f"fleet_key_file {server.fleet_key_file} {error}") from error

@@ -12,7 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from pagefleet_engine.errors import QueueFull
 from pagefleet_engine.server.errors import HttpRefusal
-from pagefleet_engine.server.handoff import Handed, HandoffHead, open_body, read_head
+from pagefleet_engine.server.handoff import (
+    Handed,
+    HandoffHead,
+    NoTransfers,
+    TransferHeader,
+    open_body,
+    read_head,
+)
 
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 """Of all bodies that are being read or decoded."""
@@ -25,12 +32,22 @@ T = TypeVar("T")
 
 
 class BodyReader:
-    """Reads bodies of up to `max_bytes`; large ones are decoded and checked in `pool`, off the event loop."""
+    """Reads bodies of up to `max_bytes`; large ones are decoded and checked in `pool`, off the event loop.
 
-    def __init__(self, max_bytes: int, pool: Executor, max_bodies_bytes: int = MAX_BODIES_BYTES) -> None:
+    `transfers` reads the header of P/D transfers; by default it is refused.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        pool: Executor,
+        max_bodies_bytes: int = MAX_BODIES_BYTES,
+        transfers: TransferHeader | None = None,
+    ) -> None:
         self._max_bytes = max_bytes
         self._pool = pool
         self._max_bodies_bytes = max_bodies_bytes
+        self._transfers = transfers or NoTransfers()
         self._held_bytes = 0
 
     async def read(self, request: Request, check: Callable[[dict[str, Any]], T]) -> T:
@@ -50,7 +67,7 @@ class BodyReader:
             InvalidRequest: headers of the hand-off, or the ids they announce, are wrong.
             HttpRefusal, QueueFull, BodyError: as `read`.
         """
-        return await self._opened(request, read_head(request.headers), check)
+        return await self._opened(request, read_head(request.headers, self._transfers), check)
 
     async def _opened(self, request: Request, head: HandoffHead, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
         parts: list[bytes] = []

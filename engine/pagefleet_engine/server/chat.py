@@ -25,6 +25,7 @@ from pagefleet_engine.server.responses import WholeResponse
 from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
 from pagefleet_engine.server.service import Service
 from pagefleet_engine.server.sse import AnswerHead, EventWriter, prefixes
+from pagefleet_engine.server.transfers import prefill_response
 
 
 class ChatRoute:
@@ -48,8 +49,11 @@ class ChatRoute:
         salt = handed.head.salt_with(chat.cache_salt)
         stream = noted_stream(handed, chat.stream and chat.sampling.n == 1, service.model.max_model_len)
         prompt = await self._prepare(handed, stream)
+        transfer = handed.head.transfer
+        if transfer is not None and transfer.leg == "prefill":
+            return prefill_response(service, transfer, prompt, chat.priority, salt, arrived)
         head = answer_head("chatcmpl", chat.model, stream)
-        chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, salt), arrived)
+        chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, salt, transfer), arrived)
         if not chat.stream:
             return WholeResponse(self._whole(chat, head, prompt, chunks), service.open_requests)
         choice = ChatChoiceFormat([prompt], chat, service.tokenizer)

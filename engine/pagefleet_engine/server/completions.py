@@ -26,6 +26,7 @@ from pagefleet_engine.server.responses import WholeResponse
 from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
 from pagefleet_engine.server.service import Service
 from pagefleet_engine.server.sse import AnswerHead, EventWriter, prefixes
+from pagefleet_engine.server.transfers import check_one_prompt, prefill_response
 
 
 class CompletionRoute:
@@ -49,10 +50,14 @@ class CompletionRoute:
         salt = handed.head.salt_with(asked.cache_salt)
         one = len(asked.prompts) == asked.sampling.n == 1
         stream = noted_stream(handed, asked.stream and one and not asked.echo, service.model.max_model_len)
+        transfer = handed.head.transfer
+        check_one_prompt(transfer, len(asked.prompts))
         prompts = await self._prepare(handed, stream)
+        if transfer is not None and transfer.leg == "prefill":
+            return prefill_response(service, transfer, prompts[0], asked.priority, salt, arrived)
         echoes = await self._echoes(asked, prompts)
         head = answer_head("cmpl", asked.model, stream)
-        chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, salt), arrived)
+        chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, salt, transfer), arrived)
         if not asked.stream:
             return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
         choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)

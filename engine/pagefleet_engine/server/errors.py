@@ -15,7 +15,7 @@ from pagefleet_protocol.errors import error_json
 from pagefleet_protocol.openai_json import BodyError
 from starlette.exceptions import HTTPException
 
-from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import EngineDead, InvalidRequest, KVLoadFailed, QueueFull, RequestFailed, StepOutOfMemory
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,8 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
             # The process ends with its engine; the closing connection tells the router that this is no overload.
             gone = {headers.RETRY_AFTER: "5", "connection": "close"}
             answer = ErrorAnswer(503, _DEAD, None, "engine_dead", gone)
+        case KVLoadFailed():
+            answer = ErrorAnswer(503, str(error), None, "kv_load_failed", {headers.RETRY_AFTER: "1"})
         case StepOutOfMemory():
             answer = ErrorAnswer(500, str(error), None, "out_of_memory")
         case RequestFailed():

@@ -49,6 +49,7 @@ def make_facts(
         prefix_caching=config.cache.enable_prefix_caching,
         kv_events_port=kv_events_port,
         text_digest=None if text is None else text_digest(text),
+        kv_transfer=ready.kv_transfer,
     )
 
 

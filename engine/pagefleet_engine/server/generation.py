@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pagefleet_engine.engine_core.output_text import OutputSoFar, fan_out
+from pagefleet_protocol.kv_handoff import KvTransfer
+
+from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Elsewhere, OutputSoFar, fan_out
 from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.sampling_params import SamplingParams
@@ -27,7 +29,7 @@ class Job:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
-    resumed: OutputSoFar | None = None
+    elsewhere: Elsewhere = NOTHING_ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,11 @@ class PreparedPrompt:
 
 
 def jobs_of(
-    request_id: str, prompts: Sequence[PreparedPrompt], priority: int = 0, cache_salt: str | None = None
+    request_id: str,
+    prompts: Sequence[PreparedPrompt],
+    priority: int = 0,
+    cache_salt: str | None = None,
+    transfer: KvTransfer | None = None,
 ) -> list[Job]:
     """Spread prompts times `n` into jobs; a job's place in the list is its choice's index."""
     parts: list[tuple[list[int], SamplingParams, OutputSoFar | None]] = []
@@ -51,7 +57,7 @@ def jobs_of(
             shared, outputs = prompt.sampling, fan_out(prompt.sampling)
         parts += [(prompt.token_ids, sampling, prompt.resumed) for sampling in outputs]
     return [
-        Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt, resumed)
+        Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt, Elsewhere(resumed, transfer))
         for i, (ids, sampling, resumed) in enumerate(parts)
     ]
 
@@ -125,7 +131,7 @@ class Generator:
             request_id=job.request_id,
             priority=job.priority,
             cache_salt=job.cache_salt,
-            resumed=job.resumed,
+            elsewhere=job.elsewhere,
         )
         clock, metrics = self._clock, self._metrics
         reason: str | None = "abort"

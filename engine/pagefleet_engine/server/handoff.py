@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pagefleet_protocol import handoff
 from pagefleet_protocol.handoff import HandoffError, StreamState
+from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvHandoffError, KvTransfer
 from pagefleet_protocol.openai_completions import Prompt
 from pagefleet_protocol.openai_json import decode_object
 from starlette.datastructures import Headers
@@ -33,6 +34,8 @@ class HandoffHead:
     """The stream is to be one that another engine can continue, or continues another engine's."""
     tenant_salt: str | None = None
     """The cache salt of the tenant whose request this is."""
+    transfer: KvTransfer | None = None
+    """The leg of a P/D transfer that the request is."""
 
     def salt_with(self, clients: str | None) -> str | None:
         """Return the salt of block hashes, from the tenant's and the one in the body.
@@ -58,7 +61,25 @@ class Handed(Generic[T]):
     """Tokens of the answer so far; there are some only where `head.stream` is."""
 
 
-def read_head(headers: Headers) -> HandoffHead:
+class TransferHeader(Protocol):
+    """Reads the header that makes a request a leg of a P/D transfer."""
+
+    def read(self, headers: Headers) -> KvTransfer | None:
+        """Return what it says; KvHandoffError where it is not for this engine."""
+        ...
+
+
+class NoTransfers:
+    """Implements `TransferHeader` for an engine that passes no K/V."""
+
+    def read(self, headers: Headers) -> KvTransfer | None:
+        """Refuse the header: who sends it waits for K/V that would never come."""
+        if KV_TRANSFER in headers:
+            raise KvHandoffError(f"{KV_TRANSFER} is for engines with --kv-connector p2p, which this one is not")
+        return None
+
+
+def read_head(headers: Headers, transfers: TransferHeader) -> HandoffHead:
     """Read the headers of a request.
 
     Raises:
@@ -70,9 +91,10 @@ def read_head(headers: Headers) -> HandoffHead:
     stream = _single(headers, handoff.STREAM)
     try:
         state = None if stream is None else handoff.decode_stream_state(stream)
-    except HandoffError as error:
+        transfer = transfers.read(headers)
+    except (HandoffError, KvHandoffError) as error:
         raise _invalid(str(error)) from None
-    return HandoffHead(None if count is None else int(count), state, _single(headers, handoff.CACHE_SALT))
+    return HandoffHead(None if count is None else int(count), state, _single(headers, handoff.CACHE_SALT), transfer)
 
 
 def open_body(data: bytes, head: HandoffHead, check: Callable[[dict[str, Any]], T]) -> Handed[T]:

@@ -10,7 +10,7 @@ from pagefleet_protocol.openai_chat import Message
 
 from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
-from pagefleet_engine.engine_core.output_text import OutputSoFar
+from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Elsewhere
 from pagefleet_engine.sampling_params import SamplingParams
 
 
@@ -64,9 +64,9 @@ class Engine(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
-        resumed: OutputSoFar | None = None,
+        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
     ) -> AsyncGenerator[Chunk, None]:
-        """Run one request with `n` 1, from the output it has already. Closing the generator early aborts it.
+        """Run one request with `n` 1, going on from what is done elsewhere. Closing the generator early aborts it.
 
         Raises:
             InvalidRequest, QueueFull: with the first chunk, the core refused it.

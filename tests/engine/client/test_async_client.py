@@ -20,7 +20,7 @@ from pagefleet_engine.client import async_client
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.stop import Stop
-from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText
+from pagefleet_engine.engine_core.output_text import Chunk, Elsewhere, OutputSoFar, OutputText
 from pagefleet_engine.errors import (
     ConfigError,
     ContextTooLong,
@@ -160,7 +160,7 @@ async def resumed(client: AsyncEngineClient) -> None:
 async def _resume(client: AsyncEngineClient, known: list[int], num_chars: int) -> list[Chunk]:
     so_far = OutputSoFar(known, num_chars)
     sampling = SamplingParams(max_tokens=5, ignore_eos=True)
-    return [chunk async for chunk in client.generate([90], sampling, request_id="r", resumed=so_far)]
+    return [chunk async for chunk in client.generate([90], sampling, request_id="r", elsewhere=Elsewhere(so_far))]
 
 
 CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage, resumed)

@@ -23,7 +23,9 @@ from pagefleet_engine.server.facts import encoded_text, identity_headers
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.lifecycle import Running, StopSignals, bind, run_until_stopped
 from pagefleet_engine.server.ports import ServedModel
+from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_protocol.engine_facts import EngineFacts, text_digest
+from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_text.chat_template import ChatTemplate
 from pagefleet_text.text_model import TextModel
 from pagefleet_text.tokenizer import Tokenizer
@@ -32,6 +34,7 @@ from tests.fakes.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE, ByteTokenizer
 from tests.fakes.small_tokenizers import byte_level_backend
 
 MODEL = "scripted"
+FLEET_KEY = FleetKey(b"fleet" * 8)
 TEXT_MODEL = TextModel(Tokenizer(byte_level_backend(), {}), ChatTemplate("{{ messages[0].content }}", {}))
 TEXT = encoded_text(TEXT_MODEL)
 """What routers get; the server itself uses a tokenizer of bytes."""
@@ -64,6 +67,7 @@ def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str |
         facts=FACTS,
         text=TEXT,
         keys=ApiKeys(Path(key_file)) if key_file is not None else None,
+        transfers=TransferReader(FLEET_KEY, FACTS.incarnation),
     )
 
 
