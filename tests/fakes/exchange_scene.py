@@ -79,12 +79,12 @@ class Call:
     is_noted: bool = False
     has_head: bool = False
 
-    def send(self, request: bytes, listener: AnswerListener) -> None:
+    def send(self, request: list[bytes], listener: AnswerListener) -> None:
         assert self.usable
         assert self.listener is None
         self.listener, self.has_head = listener, False
         self.num_sent += 1
-        head, _, body = request.partition(b"\r\n\r\n")
+        head, _, body = b"".join(request).partition(b"\r\n\r\n")
         fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
         state = StreamState("0" * 32, 1)
         self.is_noted = "x-pagefleet-stream" in fields

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
+
 import pytest
 from pagefleet_router.spare_memory import SpareMemory, trim
 
@@ -28,3 +32,22 @@ def test_handing_back_leaves_what_is_in_use() -> None:
     kept = [bytes([number]) * 4096 for number in range(64)]
     trim()
     assert all(data == bytes([number]) * 4096 for number, data in enumerate(kept))
+
+
+FAULTS_OF_USING_AGAIN = """
+import resource
+from pagefleet_router.spare_memory import keep_freed
+
+keep_freed()
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bodies = [b"x" * 1_000_000 for _ in range(8)]
+    del bodies
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs a C library that can be told")
+def test_long_bodies_use_memory_again() -> None:
+    found = subprocess.run([sys.executable, "-c", FAULTS_OF_USING_AGAIN], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 200, "8 MB of new pages are 2,000 faults"

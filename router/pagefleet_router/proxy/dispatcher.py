@@ -60,8 +60,11 @@ class Dispatcher:
         return choice, counted
 
     def begin(self, view: RequestView, choice: Choice) -> Attempt:
-        """Note that an engine gets a request."""
-        attempt = Attempt(view, choice, self.clock())
+        """Note that an engine is about to get a request."""
+        return Attempt(view, choice, self.clock())
+
+    def sent(self, view: RequestView, choice: Choice) -> None:
+        """Note what an engine has been given: apart from `begin`, so that the request need not wait for it."""
         self.policy.sent(view, choice.engine)
         metrics, tokens = self.metrics, view.num_tokens
         hits = min(choice.cached_tokens, tokens)
@@ -69,7 +72,6 @@ class Dispatcher:
         metrics.prefix_hits += hits
         if view.model is not None:
             metrics.prompt_tokens[view.model] += tokens - hits
-        return attempt
 
     def succeeded(self, engine: EngineView) -> None:
         """Note a whole answer below 500."""

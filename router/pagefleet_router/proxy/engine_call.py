@@ -15,8 +15,8 @@ _STALE_S = 0.5
 class CallListener(AnswerListener, Protocol):
     """Who waits for the answer; it hands every `on_lost` to the call first."""
 
-    def encode_request(self) -> bytes:
-        """Return the request as the engine gets it."""
+    def encode_request(self) -> list[bytes]:
+        """Return the request as the engine gets it, in pieces."""
 
 
 class EngineCall:

@@ -157,8 +157,8 @@ class Exchange:
         elif self._keeps_request and delivery.relayed and (tape is None or not tape.can_go_on):
             self._forget_request()
 
-    def encode_request(self) -> bytes:
-        """Return the request as the current engine gets it: with the stream's state where it knows what that is."""
+    def encode_request(self) -> list[bytes]:
+        """Return the request's pieces as the current engine gets them, with the stream's state where it knows that."""
         assert self.engine is not None
         tape = self._tape if self.engine.facts is not None else None
         return forwarded_request(self.request, self.view, self.engine, tape)
@@ -197,6 +197,7 @@ class Exchange:
         self.delivery.next_engine(self._tape)
         self._call = EngineCall(self, self._services.pools.pool(engine.endpoint.url), self._paused)
         self._call.start()
+        self._dispatcher.sent(self.view, choice)
 
     def _take_head(self, head: AnswerHead, now: float) -> bool:
         """Look at who answers and how; returns whether the body is for the client."""

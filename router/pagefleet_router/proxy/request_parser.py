@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from io import BytesIO
 
 import httptools
 
@@ -37,7 +38,7 @@ class RequestParser:
         self._memory = memory
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: Refusal | None = None
-        self._body: bytes | bytearray | None = None
+        self._body: bytes | BytesIO = b""
         self._num_body_bytes = 0
         self._begin()
 
@@ -124,21 +125,22 @@ class RequestParser:
             return
         if self._num_body_bytes > SMALL_BYTES and not self._memory.take(self._request, self._num_body_bytes):
             self._refuse(overloaded())
-        if self._body is None:
-            self._body = data
-        elif isinstance(self._body, bytearray):
-            self._body += data
-        else:
-            self._body = bytearray(self._body + data)
+        if not self._body:
+            self._body = data  # most bodies come in one piece
+            return
+        if isinstance(self._body, bytes):
+            first, self._body = self._body, BytesIO()
+            self._body.write(first)
+        self._body.write(data)
 
     def on_message_complete(self) -> None:
         """Hand the request on."""
         if self._upgrading:
             return
         request = self._request
-        request.body = bytes(self._body or b"")
+        request.body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
         request.keep_alive = request.keep_alive and self._parser.should_keep_alive()
-        self._body = None
+        self._body = b""
         self.in_message = False
         self._wire_bytes = self._num_body_bytes = 0
         self._in_head = True
@@ -163,7 +165,7 @@ class RequestParser:
         self._num_head_bytes = 0
         self._wire_bytes = 0
         self._num_body_bytes = 0
-        self._body = None
+        self._body = b""
 
     def _refuse(self, refusal: Refusal) -> None:
         # Only httptools' own error leaves its parser; ours is kept aside.

@@ -81,13 +81,16 @@ class UpstreamConnection(asyncio.Protocol):
             for option, value in _FIND_LOST_HOSTS:
                 raw.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def send(self, request: bytes, listener: AnswerListener) -> None:
-        """Send one request's bytes. The connection must be idle."""
+    def send(self, request: list[bytes], listener: AnswerListener) -> None:
+        """Send one request, given in pieces. The connection must be idle."""
         assert self._transport is not None
         assert self._listener is None
         self._listener = listener
         self.num_sent += 1
-        self._transport.write(request)
+        if len(request) == 1:
+            self._transport.write(request[0])
+        else:
+            self._transport.writelines(request)
 
     @property
     def usable(self) -> bool:
