@@ -159,7 +159,10 @@ class DataPlane(Protocol):
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Either: close the link or take the invitation back, without an event; all of its frames end at once."""
+        """Either: close the link or take the invitation back, without an event.
+
+        When it returns, nothing of the peer's frames touches the pages; it waits a few milliseconds for that at most.
+        """
         ...
 
     def send(self, peer: str, frame: Frame) -> None:

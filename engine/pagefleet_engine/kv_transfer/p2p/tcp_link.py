@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 from selectors import EVENT_READ
 from typing import Protocol
 
+from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent
+from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
 from pagefleet_engine.kv_transfer.p2p.tcp_hello import HELLO_BYTES
 
 QUANTUM_BYTES = 4 << 20
@@ -17,6 +21,25 @@ MAX_VIEWS = 64
 
 class LinkError(Exception):
     """The connection is of no use any more; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """What all links of one plane share.
+
+    Attributes:
+        pages: where blocks are.
+        compatibility: of the pages' K/V.
+        handshake_s: for both proofs.
+        stall_s: a peer that takes or gives nothing of a frame for so long is given up.
+        tell: is told what happens.
+    """
+
+    pages: PageViews
+    compatibility: bytes
+    handshake_s: float
+    stall_s: float
+    tell: Callable[[PlaneEvent], None]
 
 
 class Connection(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE
 
@@ -13,8 +12,7 @@ from pagefleet_protocol.kv_blob import BlobHeader
 from pagefleet_engine.kv_transfer.checksum import crc32
 from pagefleet_engine.kv_transfer.p2p.data_plane import Frame, FrameSent
 from pagefleet_engine.kv_transfer.p2p.landing import FrameName
-from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
-from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError
+from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
 
 _FILLER = memoryview(bytes(256 * 1024))
 
@@ -38,32 +36,18 @@ class SourceLink:
         accepted: the connection; the target has proved itself.
         peer: its incarnation.
         welcome: the source's proof, sent first.
-        pages: where blocks are.
-        compatibility: of the pages' K/V.
-        stall_s: a target that takes nothing for so long is given up.
-        tell: is told what was sent.
+        settings: of the plane.
 
     Attributes:
         num_bytes_sent: of payloads.
     """
 
-    def __init__(
-        self,
-        accepted: socket.socket,
-        peer: str,
-        welcome: bytes,
-        pages: PageViews,
-        compatibility: bytes,
-        stall_s: float,
-        tell: Callable[[FrameSent], None],
-    ) -> None:
+    def __init__(self, accepted: socket.socket, peer: str, welcome: bytes, settings: LinkSettings) -> None:
         self.num_bytes_sent = 0
         self.peer = peer
         self._socket = accepted
-        self._pages = pages
-        self._compatibility = compatibility
-        self._stall_s = stall_s
-        self._tell = tell
+        self._settings = settings
+        self._pages = settings.pages
         self._greeting = memoryview(welcome)
         self._queue: deque[Frame] = deque()
         self._outgoing: deque[_Outgoing] = deque()
@@ -87,7 +71,7 @@ class SourceLink:
     def queue(self, frame: Frame, now: float) -> None:
         """Send a frame after those before it."""
         if not self._has_work:
-            self._deadline = now + self._stall_s
+            self._deadline = now + self._settings.stall_s
         self._queue.append(frame)
 
     def withdraw(self, transfer_id: bytes) -> None:
@@ -121,7 +105,7 @@ class SourceLink:
             sent += count
             self._advance(count)
         if sent:
-            self._deadline = now + self._stall_s
+            self._deadline = now + self._settings.stall_s
         if not self._has_work:
             self._deadline = float("inf")
 
@@ -151,7 +135,7 @@ class SourceLink:
             checksum = crc32(view, checksum)
         num_bytes = sum(map(len, views))
         header = BlobHeader(
-            self._compatibility,
+            self._settings.compatibility,
             FrameName(frame.transfer_id, frame.epoch, frame.seq).encode(),
             frame.first_block,
             num_bytes // self._pages.block_bytes,
@@ -190,7 +174,7 @@ class SourceLink:
             return
         frame = outgoing.frame
         self.num_bytes_sent += outgoing.num_bytes
-        self._tell(
+        self._settings.tell(
             FrameSent(self.peer, frame.transfer_id, frame.epoch, frame.seq, outgoing.num_bytes, outgoing.checksum)
         )
 

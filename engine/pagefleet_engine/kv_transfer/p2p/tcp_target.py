@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE
 
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, decode_header
 
 from pagefleet_engine.kv_transfer.checksum import crc32
-from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameRefused, LinkUp, PlaneEvent
+from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameRefused, LinkUp
 from pagefleet_engine.kv_transfer.p2p.landing import MAX_FRAME_BYTES, FrameName, Landings
-from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
 from pagefleet_engine.kv_transfer.p2p.tcp_hello import WELCOME_BYTES, BadHello, Invitation
-from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError
+from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
 
 _SCRATCH_BYTES = 256 * 1024
 
@@ -44,11 +43,9 @@ class TargetLink:
         connecting: a socket whose non-blocking `connect` was begun.
         peer: the source's incarnation.
         invitation: the source's.
-        pages: where blocks are.
-        compatibility: of the pages' K/V.
         landings: where frames may go; changed by the same thread only.
-        timeouts_s: for the source's welcome, and for more bytes of a frame that has begun.
-        tell: is told what happens.
+        settings: of the plane.
+        now: monotonic time.
 
     Attributes:
         num_bytes_received: of payloads that were used.
@@ -60,11 +57,8 @@ class TargetLink:
         connecting: socket.socket,
         peer: str,
         invitation: Invitation,
-        pages: PageViews,
-        compatibility: bytes,
         landings: Landings,
-        timeouts_s: tuple[float, float],
-        tell: Callable[[PlaneEvent], None],
+        settings: LinkSettings,
         now: float,
     ) -> None:
         self.num_bytes_received = 0
@@ -72,13 +66,11 @@ class TargetLink:
         self.peer = peer
         self._socket = connecting
         self._invitation = invitation
-        self._pages = pages
-        self._compatibility = compatibility
         self._landings = landings
-        self._stall_s = timeouts_s[1]
-        self._tell = tell
-        self._deadline = now + timeouts_s[0]
-        self._hello = memoryview(invitation.hello(compatibility))
+        self._settings = settings
+        self._pages = settings.pages
+        self._deadline = now + settings.handshake_s
+        self._hello = memoryview(invitation.hello(settings.compatibility))
         self._welcome: bytes | None = b""
         """What of it has come; None once it was checked."""
         self._header = memoryview(bytearray(HEADER_BYTES))
@@ -132,7 +124,7 @@ class TargetLink:
             self._account(count)
         if received:
             in_frame = self._incoming is not None or self._header_filled
-            self._deadline = now + self._stall_s if in_frame else float("inf")
+            self._deadline = now + self._settings.stall_s if in_frame else float("inf")
 
     def _greet(self) -> None:
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -152,12 +144,12 @@ class TargetLink:
         if len(self._welcome) < WELCOME_BYTES:
             return
         try:
-            self._invitation.check_welcome(self._welcome, self._compatibility)
+            self._invitation.check_welcome(self._welcome, self._settings.compatibility)
         except BadHello as error:
             raise LinkError(str(error)) from None
         self._welcome = None
         self._deadline = float("inf")
-        self._tell(LinkUp(self.peer))
+        self._settings.tell(LinkUp(self.peer))
 
     def _receive(self) -> int:
         """Read into the rest of the payload and the header after it, in one call."""
@@ -202,7 +194,7 @@ class TargetLink:
 
     def _begin(self, data: bytes) -> _Incoming:
         try:
-            header = decode_header(data, self._compatibility, self._pages.block_bytes)
+            header = decode_header(data, self._settings.compatibility, self._pages.block_bytes)
         except BlobError as error:
             raise LinkError(f"a frame cannot be read: {error}") from None
         if header.num_bytes > MAX_FRAME_BYTES:
@@ -220,12 +212,12 @@ class TargetLink:
             incoming.refusal = "its checksum is wrong"
         if incoming.refusal is not None:
             self.num_refused += 1
-            self._tell(FrameRefused(self.peer, name.transfer_id, name.epoch, name.seq, incoming.refusal))
+            self._settings.tell(FrameRefused(self.peer, name.transfer_id, name.epoch, name.seq, incoming.refusal))
             return
         self._pages.fill(incoming.staging, incoming.blocks)
         self._landings.landed(header)
         self.num_bytes_received += header.num_bytes
-        self._tell(
+        self._settings.tell(
             FrameArrived(
                 self.peer,
                 name.transfer_id,

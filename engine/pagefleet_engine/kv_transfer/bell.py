@@ -1,0 +1,35 @@
+"""A bell between two threads: one rings, the other waits on its descriptor together with others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+
+class Bell:
+    """Rings until it is silenced. Any thread may ring; one waits and silences."""
+
+    def __init__(self) -> None:
+        self._hand, self._ear = socket.socketpair()
+        self._hand.setblocking(False)
+        self._ear.setblocking(False)
+
+    def fileno(self) -> int:
+        """Readable while it rings."""
+        return self._ear.fileno()
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._hand.send(b"\x00")
+
+    def silence(self) -> None:
+        """Stop ringing; call this before looking at what it rang for, so that later news ring again."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._ear.recv(4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        """Close the descriptors; nobody may ring any more."""
+        self._hand.close()
+        self._ear.close()

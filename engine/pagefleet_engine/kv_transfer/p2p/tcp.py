@@ -1,0 +1,348 @@
+"""The tcp data plane: framed sockets in one thread, which moves whole blocks between sockets and pages.
+
+It goes everywhere. On a CPU nothing is copied on the way; blocks on a device pass through host memory. Nobody who is
+not invited over the control plane gets further than a hello, of which only so many wait, for so long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pagefleet_engine.core.kv_connector import KVPages
+from pagefleet_engine.errors import ConfigError, EngineDead
+from pagefleet_engine.kv_transfer.bell import Bell
+from pagefleet_engine.kv_transfer.p2p.data_plane import (
+    Frame,
+    Landed,
+    Landing,
+    LinkDown,
+    LinkUp,
+    PlaneEvent,
+    Withdrawn,
+)
+from pagefleet_engine.kv_transfer.p2p.landing import Landings
+from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
+from pagefleet_engine.kv_transfer.p2p.tcp_hello import BadHello, Invitation, invitation_number
+from pagefleet_engine.kv_transfer.p2p.tcp_link import Connection, LinkError, LinkSettings, Newcomer, tune
+from pagefleet_engine.kv_transfer.p2p.tcp_source import SourceLink
+from pagefleet_engine.kv_transfer.p2p.tcp_target import TargetLink
+
+HANDSHAKE_S = 5.0
+STALL_S = 10.0
+INVITATION_S = 30.0
+MAX_NEWCOMERS = 32
+MAX_INVITATIONS = 256
+CLOSE_S = 5.0
+_LOOK_S = 0.25
+"""Between two looks at deadlines."""
+
+_log = logging.getLogger(__name__)
+
+
+class TcpPlane:
+    """Implements `DataPlane` on sockets.
+
+    Args:
+        pages: of this engine's worker.
+        compatibility: `KvShape.compatibility` of what they hold.
+        host: address to listen on.
+        port: to listen on; 0: a free one.
+        handshake_s: for the proofs at the beginning of a connection.
+        stall_s: a peer that takes or gives nothing of a frame for so long is given up.
+
+    Raises:
+        ConfigError: the port cannot be used.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    name = "tcp"
+
+    def __init__(
+        self,
+        pages: KVPages,
+        compatibility: bytes,
+        host: str,
+        port: int,
+        handshake_s: float = HANDSHAKE_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._settings = LinkSettings(PageViews(pages), compatibility, handshake_s, stall_s, self._tell)
+        self._listener = _listen(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._landings = Landings()
+        self._invitations: dict[bytes, tuple[str, Invitation, float]] = {}
+        """Number -> peer, invitation, and until when it is good. Guarded by the lock."""
+        self._lock = threading.Lock()
+        self._sources: dict[str, SourceLink] = {}
+        self._targets: dict[str, TargetLink] = {}
+        self._newcomers: set[Newcomer] = set()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._events: deque[PlaneEvent] = deque()
+        self._counts = dict.fromkeys(("sent_bytes", "received_bytes", "frames_refused", "connections_refused"), 0)
+        self._wake = Bell()
+        self._bell = Bell()
+        self._look_at = 0.0
+        self._closing = False
+        self._crashed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="kv tcp", daemon=True)
+        self._thread.start()
+
+    @property
+    def bell(self) -> int:
+        """Readable while `events` has something to tell."""
+        return self._bell.fileno()
+
+    def invite(self, peer: str) -> bytes:
+        """Return what one connection of the peer needs; the oldest of too many invitations is taken back."""
+        invitation = Invitation.draw(self.port)
+        with self._lock:
+            while len(self._invitations) >= MAX_INVITATIONS:
+                del self._invitations[next(iter(self._invitations))]
+            self._invitations[invitation.number] = (peer, invitation, time.monotonic() + INVITATION_S)
+        return invitation.encode()
+
+    def connect(self, peer: str, host: str, invitation: bytes) -> None:
+        """Begin to connect to a source; an older connection to it is closed."""
+        self._do(lambda: self._connect(peer, host, invitation))
+
+    def disconnect(self, peer: str) -> None:
+        """Close all links with a peer and take its invitations back; waits for what is read or written just now."""
+        with self._lock:
+            self._invitations = {number: one for number, one in self._invitations.items() if one[0] != peer}
+        done = threading.Event()
+        self._do(lambda: self._disconnect(peer, done))
+        while not done.wait(_LOOK_S) and self._thread.is_alive():
+            pass
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Queue a frame; without a link `LinkDown` follows."""
+        self._do(lambda: self._send(peer, frame))
+
+    def withdraw(self, transfer_id: bytes) -> None:
+        """Send none of a transfer's frames any more."""
+        self._do(lambda: self._withdraw(transfer_id))
+
+    def land(self, peer: str, landing: Landing) -> None:
+        """Accept a transfer's frames."""
+        self._do(lambda: self._landings.add(peer, landing))
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Accept a transfer's frames no more."""
+        self._do(lambda: self._forget(transfer_id))
+
+    def hear(self, peer: str, data: bytes) -> None:
+        """Sockets have nothing to say over the control plane."""
+
+    def events(self) -> Sequence[PlaneEvent]:
+        """Return what happened since the last call.
+
+        Raises:
+            EngineDead: the thread has ended by a mistake of ours.
+        """
+        self._bell.silence()
+        if self._crashed:
+            raise EngineDead("the thread that moves K/V has ended")
+        events = []
+        with contextlib.suppress(IndexError):
+            while True:
+                events.append(self._events.popleft())
+        return events
+
+    def counters(self) -> dict[str, float]:
+        """Return what was moved and refused."""
+        counts: dict[str, float] = {name: float(count) for name, count in self._counts.items()}
+        for source in list(self._sources.values()):
+            counts["sent_bytes"] += source.num_bytes_sent
+        for target in list(self._targets.values()):
+            counts["received_bytes"] += target.num_bytes_received
+            counts["frames_refused"] += target.num_refused
+        return counts
+
+    def close(self) -> None:
+        """Close all sockets and end the thread."""
+        self._closing = True
+        self._wake.ring()
+        self._thread.join(CLOSE_S)
+        self._wake.close()
+        self._bell.close()
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wake.ring()
+
+    def _tell(self, event: PlaneEvent) -> None:
+        self._events.append(event)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except Exception:  # the thread's top: the engine ends rather than wait for transfers that never end
+            _log.exception("no K/V is moved any more")
+            self._crashed = True
+            self._bell.ring()
+        finally:
+            self._listener.close()
+            for connection in self._connections():
+                connection.socket.close()
+            self._selector.close()
+
+    def _turn(self) -> None:
+        ready = self._selector.select(_LOOK_S)
+        now = time.monotonic()
+        self._wake.silence()
+        with contextlib.suppress(IndexError):  # before any byte is read: what was given up since gets none of them
+            while True:
+                self._commands.popleft()()
+        for key, _ in ready:
+            if key.fileobj is self._listener:
+                self._accept(now)
+            elif isinstance(key.data, Newcomer | SourceLink | TargetLink) and key.data.socket.fileno() == key.fd:
+                self._serve(key.data, now)  # unless a command closed it
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            for late in [one for one in self._connections() if one.deadline <= now]:
+                self._end(late, "it was silent for too long")
+        if self._events:
+            self._bell.ring()
+
+    def _connections(self) -> list[Connection]:
+        return [*self._newcomers, *self._sources.values(), *self._targets.values()]
+
+    def _serve(self, connection: Connection, now: float) -> None:
+        try:
+            connection.ready(now)
+            if isinstance(connection, Newcomer) and connection.hello is not None:
+                self._let_in(connection, connection.hello)
+                return
+        except (LinkError, BadHello, OSError) as error:
+            self._end(connection, error.strerror or "lost" if isinstance(error, OSError) else str(error))
+            return
+        self._watch(connection)
+
+    def _accept(self, now: float) -> None:
+        with contextlib.suppress(OSError):  # whoever knocked is gone, or we are out of descriptors: the next may do
+            accepted, _ = self._listener.accept()
+            tune(accepted)
+            if len(self._newcomers) >= MAX_NEWCOMERS:
+                self._counts["connections_refused"] += 1
+                accepted.close()
+                return
+            newcomer = Newcomer(accepted, now + self._settings.handshake_s)
+            self._newcomers.add(newcomer)
+            self._watch(newcomer)
+
+    def _let_in(self, newcomer: Newcomer, hello: bytes) -> None:
+        number = invitation_number(hello)
+        with self._lock:
+            peer, invitation, good_until = self._invitations.get(number, ("", None, 0.0))
+            if invitation is None or time.monotonic() > good_until:
+                raise BadHello("nobody invited it")
+            invitation.check_hello(hello, self._settings.compatibility)
+            del self._invitations[number]
+        self._newcomers.discard(newcomer)
+        self._selector.unregister(newcomer.socket)
+        if peer in self._sources:
+            self._end(self._sources[peer], "it connected again")
+        welcome = invitation.welcome(self._settings.compatibility)
+        link = self._sources[peer] = SourceLink(newcomer.socket, peer, welcome, self._settings)
+        self._tell(LinkUp(peer))
+        self._watch(link)
+
+    def _connect(self, peer: str, host: str, invitation: bytes) -> None:
+        if peer in self._targets:
+            self._end(self._targets[peer], "it connects again")
+        try:
+            invited = Invitation.decode(invitation)
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, invited.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )[0]
+            connecting = socket.socket(family, kind, protocol)
+            tune(connecting)
+            with contextlib.suppress(BlockingIOError):
+                connecting.connect(address)
+        except (BadHello, OSError) as error:
+            self._tell(LinkDown(peer, f"it cannot be connected to: {error}"))
+            return
+        link = TargetLink(connecting, peer, invited, self._landings, self._settings, time.monotonic())
+        self._targets[peer] = link
+        self._watch(link)
+
+    def _disconnect(self, peer: str, done: threading.Event) -> None:
+        for link in (self._sources.get(peer), self._targets.get(peer)):
+            if link is not None:
+                self._remove(link)
+        done.set()
+
+    def _send(self, peer: str, frame: Frame) -> None:
+        link = self._sources.get(peer)
+        if link is None:
+            self._tell(LinkDown(peer, "it is not connected"))
+            return
+        link.queue(frame, time.monotonic())
+        self._watch(link)
+
+    def _withdraw(self, transfer_id: bytes) -> None:
+        for link in self._sources.values():
+            link.withdraw(transfer_id)
+            self._watch(link)
+        self._tell(Withdrawn(transfer_id))
+
+    def _forget(self, transfer_id: bytes) -> None:
+        self._landings.remove(transfer_id)
+        for link in self._targets.values():
+            link.forget(transfer_id)
+        self._tell(Landed(transfer_id))
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for what a connection is interested in now."""
+        known = self._selector.get_map().get(connection.socket)
+        if known is None:
+            self._selector.register(connection.socket, connection.interest, connection)
+        elif known.events != connection.interest:
+            self._selector.modify(connection.socket, connection.interest, connection)
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        """Close a connection that has come to nothing."""
+        if isinstance(connection, Newcomer):
+            self._counts["connections_refused"] += 1
+        elif isinstance(connection, SourceLink | TargetLink):
+            self._tell(LinkDown(connection.peer, reason))
+        self._remove(connection)
+
+    def _remove(self, connection: Connection) -> None:
+        if isinstance(connection, Newcomer):
+            self._newcomers.discard(connection)
+        elif isinstance(connection, SourceLink):
+            self._counts["sent_bytes"] += connection.num_bytes_sent
+            del self._sources[connection.peer]
+        elif isinstance(connection, TargetLink):
+            self._counts["received_bytes"] += connection.num_bytes_received
+            self._counts["frames_refused"] += connection.num_refused
+            del self._targets[connection.peer]
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot take K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
+        ) from error
+    listener.setblocking(False)
+    return listener
