@@ -1,0 +1,121 @@
+"""How many prefill and decode engines each revision has next, so that every revision that serves has both.
+
+Only engines of one revision pair: a revision that lost one part would be the waste of the other. Stateless, in whole
+numbers, from what was asked for last and what is ready; applied until it changes nothing.
+
+- The wanted revision grows as far as `max_surge` allows, beside what is left of the older ones.
+- An older one shrinks by what the wanted one has ready, both parts in proportion, rounded up: the last engine of one
+  part goes with the last of the other.
+- Where there may be none too many, and a part is so small that all of it may be missing, a second pair cannot exist
+  beside the first: the older one goes as a whole, and then the wanted one comes.
+After the rolling update of LeaderWorkerSet's DisaggregatedSet (KEP-766), without its memory of the first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Counts of both parts. Engines that serve whole requests count as decode engines."""
+
+    prefill: int = 0
+    decode: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is none of either."""
+        return self.prefill == 0 and self.decode == 0
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionSeen:
+    """Engines of one revision."""
+
+    revision: str
+    asked: Pair
+    """What was asked for last."""
+    ready: Pair
+    """What answers now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of each part, how many engines may be too many, or missing, while a revision replaces another."""
+
+    max_surge: int
+    max_unavailable: int
+
+    def __post_init__(self) -> None:
+        if self.max_surge + self.max_unavailable < 1:
+            raise AssertionError("a rollout that may neither add nor remove an engine never ends")
+
+
+def next_counts(target: Pair, wanted: RevisionSeen, old: Sequence[RevisionSeen], bounds: Bounds) -> Mapping[str, Pair]:
+    """Return what to ask for now, by revision; an older one that has to go has none of either.
+
+    Args:
+        target: engines of both parts in the end.
+        wanted: the revision that is to serve.
+        old: all others that have engines.
+        bounds: of the rollout.
+    """
+    if target.empty or not old:
+        return {wanted.revision: target, **{one.revision: Pair() for one in old}}
+    keep = _keep(target, wanted.ready, old, bounds)
+    left = Pair(sum(one.prefill for one in keep.values()), sum(one.decode for one in keep.values()))
+    grown = Pair(
+        _grown(target.prefill, left.prefill, wanted.asked.prefill, bounds),
+        _grown(target.decode, left.decode, wanted.asked.decode, bounds),
+    )
+    return {wanted.revision: grown, **keep}
+
+
+def _alone(target: Pair, bounds: Bounds) -> bool:
+    """Return whether two revisions cannot be side by side."""
+    return bounds.max_surge == 0 and min(target.prefill or target.decode, target.decode) <= bounds.max_unavailable
+
+
+def _grown(target: int, left: int, asked: int, bounds: Bounds) -> int:
+    """Return how many of the wanted revision there may be; those that were asked for stay, as they are on their way."""
+    return min(target, max(asked, target + bounds.max_surge - left))
+
+
+def _keep(target: Pair, ready: Pair, old: Sequence[RevisionSeen], bounds: Bounds) -> dict[str, Pair]:
+    """Return what older revisions keep. Those that serve least go first."""
+    if _alone(target, bounds):
+        return {one.revision: Pair() for one in old}
+    have = Pair(sum(one.asked.prefill for one in old), sum(one.asked.decode for one in old))
+    share = max(
+        _share(target.prefill, ready.prefill, bounds.max_unavailable),
+        _share(target.decode, ready.decode, bounds.max_unavailable),
+    )
+    room = Pair(_part(share, target.prefill, have.prefill), _part(share, target.decode, have.decode))
+    kept: dict[str, Pair] = {}
+    for one in sorted(old, key=_worth, reverse=True):
+        pair = Pair(min(one.asked.prefill, max(0, room.prefill)), min(one.asked.decode, max(0, room.decode)))
+        if (one.asked.prefill and not pair.prefill) or (one.asked.decode and not pair.decode):
+            pair = Pair()  # both parts, or none
+        kept[one.revision] = pair
+        room = Pair(room.prefill - pair.prefill, room.decode - pair.decode)
+    return kept
+
+
+def _share(target: int, ready: int, max_unavailable: int) -> Fraction:
+    """Return the part of the target that the wanted revision does not carry yet, and nobody may miss."""
+    return Fraction(max(0, target - max_unavailable - ready), target) if target else Fraction(0)
+
+
+def _part(share: Fraction, target: int, have: int) -> int:
+    if not share:
+        return 0
+    # What the wanted revision has none of, the older one keeps until it goes as a whole.
+    return min(have, ceil(share * target)) if target else have
+
+
+def _worth(one: RevisionSeen) -> tuple[int, int, int, str]:
+    return one.ready.decode, one.ready.prefill, one.asked.decode, one.revision
