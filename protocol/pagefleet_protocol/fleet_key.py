@@ -15,7 +15,8 @@ from typing import Literal
 MIN_BYTES = 32
 MAX_BYTES = 4096
 
-FleetRole = Literal["engine", "router"]
+FleetRole = Literal["engine", "router", "engine-peer"]
+"""`engine` listens; `router` and `engine-peer` (an engine that asks another for K/V) connect to it."""
 
 
 class FleetKeyError(ValueError):
