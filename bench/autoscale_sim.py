@@ -35,7 +35,9 @@ from bench.report import write_report
 START_UP_S = (60.0, 120.0)
 MOST = 8
 FLAP_S = 600.0
-"""Engines that go and come back, or come and go, within so long a time."""
+"""Engines that go and come back, or come and go, within so long a time, though the load did not."""
+LOOK_AHEAD_S = 180.0
+"""Load that engines are fetched for before it comes: two starts of an engine."""
 _LOOK_TICKS = 20
 
 
@@ -54,7 +56,10 @@ class Outcome:
     changes: int
     turns: int
     """Changes of direction."""
+    quick_turns: int
+    """Those within FLAP_S, whatever the load did."""
     flaps: int
+    """Those within FLAP_S that no change of the load by an engine's worth explains."""
     line: list[tuple[float, int]] = field(default_factory=list)
     """Wanted engines over time."""
 
@@ -104,11 +109,10 @@ def simulate(trace: Trace, name: str, seed: int, begin_with: int, scaler: Scaler
 
 
 def _outcome(trace: Trace, name: str, seed: int, fleet: Fleet, line: list[tuple[float, int]]) -> Outcome:
-    turns, flaps = 0, 0
     steps = [(at, after - before) for (_, before), (at, after) in pairwise(line)]
-    for (before_at, before), (at, step) in pairwise(steps):
-        turns += before * step < 0
-        flaps += before * step < 0 and at - before_at < FLAP_S
+    turns = [(before_at, at, step) for (before_at, before), (at, step) in pairwise(steps) if before * step < 0]
+    quick = [turn for turn in turns if turn[1] - turn[0] < FLAP_S]
+    load = trace.load(seed)
     seen = fleet.seen
     return Outcome(
         trace=trace.name,
@@ -120,10 +124,20 @@ def _outcome(trace: Trace, name: str, seed: int, fleet: Fleet, line: list[tuple[
         mean_engines=fleet.paid_s / (trace.seconds + 60),
         most_engines=max(count for _, count in line),
         changes=len(steps),
-        turns=turns,
-        flaps=flaps,
+        turns=len(turns),
+        quick_turns=len(quick),
+        flaps=sum(not _explained(load, *turn) for turn in quick),
         line=line,
     )
+
+
+def _explained(load: Callable[[float], float], before_at: float, at: float, step: int) -> bool:
+    """Return whether the load itself turned by an engine's worth between two opposite steps, or soon after a rise."""
+    between = [load(before_at + share * (at - before_at) / 20) for share in range(21)]
+    if step < 0:
+        return (max(between) - between[-1]) * MOST >= 1
+    coming = [load(at + share * LOOK_AHEAD_S / 20) for share in range(21)]
+    return (max(coming) - min(between)) * MOST >= 1
 
 
 def _edge(trace: Trace, seed: int) -> float:
@@ -173,6 +187,7 @@ def _summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, float
                 "mean_engines_worst_seed": max(one.mean_engines for one in rows),
                 "changes": sum(one.changes for one in rows) / count,
                 "turns": sum(one.turns for one in rows) / count,
+                "quick_turns": sum(one.quick_turns for one in rows) / count,
                 "flaps": sum(one.flaps for one in rows) / count,
             }
     return table
@@ -197,14 +212,14 @@ def main() -> None:
         ]
         outcomes = [outcome for case in cases for outcome in case.result()]
     summary = _summary(outcomes)
-    print(
-        f"{'policy':18} {'trace':18} {'within':>7} {'worst':>7} {'engines':>8} {'worst':>6} {'turns':>6} {'flaps':>6}"
-    )
+    shown = ("turns", "quick_turns", "flaps")
+    head = f"{'policy':18} {'trace':18} {'within':>7} {'worst':>7} {'engines':>8} {'worst':>6}"
+    print(head, *(f"{name:>11}" for name in shown))
     for policy, by_trace in summary.items():
         for trace, row in by_trace.items():
             within = f"{row['within_targets']:7.1%} {row['within_targets_worst_seed']:7.1%}"
             paid = f"{row['mean_engines']:8.2f} {row['mean_engines_worst_seed']:6.2f}"
-            print(f"{policy:18} {trace:18} {within} {paid} {row['turns']:6.1f} {row['flaps']:6.1f}")
+            print(f"{policy:18} {trace:18} {within} {paid}", *(f"{row[name]:11.1f}" for name in shown))
     if arguments.json:
         rows = [{key: value for key, value in asdict(one).items() if key != "line"} for one in outcomes]
         write_report(arguments.json, "autoscale_sim", {"summary": summary, "runs": json.loads(json.dumps(rows))})

@@ -36,7 +36,7 @@ class Trace:
     def requests(self, seed: int) -> Iterator[Request]:
         """Yield the arrivals in order: a Poisson process whose rate follows the shape."""
         draw = random.Random(f"{self.name} {seed}")
-        levels = [self.shape(step / 720, draw) for step in range(721)]
+        levels = self._levels(draw)
         at = 0.0
         while True:
             at += draw.expovariate(self.peak)
@@ -44,6 +44,20 @@ class Trace:
                 return
             if draw.random() < _between(levels, at / self.seconds * 720):
                 yield Request(at, _length(draw, self.prompt, 0.6), _length(draw, self.output, 0.5))
+
+    def load(self, seed: int) -> Callable[[float], float]:
+        """Return the share of the peak at a second, without the chance of arrivals, mean over two minutes around it."""
+        levels = self._levels(random.Random(f"{self.name} {seed}"))
+        step_s = self.seconds / 720
+
+        def around(at: float) -> float:
+            near = levels[max(0, math.ceil((at - 60) / step_s)) : math.floor((at + 60) / step_s) + 1] or levels[-1:]
+            return sum(near) / len(near)
+
+        return around
+
+    def _levels(self, draw: random.Random) -> list[float]:
+        return [self.shape(step / 720, draw) for step in range(721)]
 
 
 def traces() -> tuple[Trace, ...]:

@@ -11,7 +11,10 @@ from pagefleet_operator.local.reporter import PlainReporter
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
 from pagefleet_operator.local.up import run_fleet
 
-TEMPO = Tempo(up_window=1.0, down_window=5.0, down_pause=1.0, panic_window=1.0, panic_lasts=1.0, start_up=5.0)
+TEMPO = Tempo(
+    up_window=1.0, one_up_window=1.0, down_window=5.0, one_down_window=5.0, down_after_up=5.0, one_down_after_up=5.0,
+    first_down=5.0, down_pause=1.0, panic_window=1.0, panic_lasts=1.0, start_up=5.0,
+)  # fmt: skip
 
 
 def main() -> int:

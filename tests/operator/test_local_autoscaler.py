@@ -16,7 +16,10 @@ from pagefleet_operator.local.settings import Timing
 from pagefleet_protocol import metric_names
 from pagefleet_protocol.inference_service import Autoscaling
 
-AT_ONCE = Tempo(up_window=0.0, down_window=0.3, down_pause=0.0, panic_window=0.0, panic_lasts=0.0, ceiling_lasts=60.0)
+AT_ONCE = Tempo(
+    up_window=0.0, one_up_window=0.0, down_window=0.3, one_down_window=0.3, down_after_up=0.3, one_down_after_up=0.3,
+    first_down=0.3, down_pause=0.0, panic_window=0.0, panic_lasts=0.0, ceiling_lasts=60.0,
+)  # fmt: skip
 PAGE = "{} 3\n{} {}\n"
 
 

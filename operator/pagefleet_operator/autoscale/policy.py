@@ -16,11 +16,19 @@ class Tempo:
 
     up_window: float = 10.0
     """Demand has to last so long before engines are added, unless there is panic."""
-    down_window: float = 300.0
-    """Engines go once none of the demands of so long a time asked for them, nor engines were added within it."""
-    falling_window: float = 90.0
-    """Instead of down_window, where the load fell in a straight line all through that: what was before says nothing of
-    what comes. As long as an engine takes to start, should it be wanted again."""
+    one_up_window: float = 30.0
+    """The same where one more is enough: a burst that ends sooner ends long before that one has started."""
+    down_window: float = 90.0
+    """Engines go once the load of so long a time, with its bursts, did not ask for them: as long as an engine takes to
+    start, should it be wanted again."""
+    one_down_window: float = 150.0
+    """The same where one alone could go."""
+    down_after_up: float = 200.0
+    """After engines were added none go for so long: they have to start, and to show what they do."""
+    one_down_after_up: float = 600.0
+    """The same where one alone could go: it is cheaper kept than fetched again."""
+    first_down: float = 300.0
+    """None go for so long after scaling began here, or after routers were silent."""
     down_pause: float = 30.0
     """Between two steps down."""
     panic_window: float = 6.0

@@ -18,6 +18,8 @@ class Moment:
     """Engines to have at least, if it lasts."""
     down: int
     """Engines to keep, whatever came before."""
+    surge: float = 1.0
+    """How far the load a little before stood above the mean around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ from pagefleet_protocol.inference_service import InferenceService, parse_inferen
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pydantic import ValidationError
 
-from pagefleet_operator.autoscale.decide import Decision, ScalingReason, decide
+from pagefleet_operator.autoscale.decide import decide
+from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
 from pagefleet_operator.autoscale.router_page import read_router_page

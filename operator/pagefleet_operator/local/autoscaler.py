@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from pagefleet_protocol.inference_service import Autoscaling
 
-from pagefleet_operator.autoscale.decide import Decision, ScalingReason, decide
+from pagefleet_operator.autoscale.decide import decide
+from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
 from pagefleet_operator.autoscale.router_page import read_router_page

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pagefleet_operator.autoscale.decide import Decision, decide
+from pagefleet_operator.autoscale.decide import decide
+from pagefleet_operator.autoscale.decision import Decision
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pagefleet_operator.autoscale.decide import ScalingReason, decide
+from pagefleet_operator.autoscale.decide import decide
+from pagefleet_operator.autoscale.decision import ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.histogram import Histogram
 from pagefleet_operator.autoscale.policy import ScalingPolicy, Tempo, scaling_policy
@@ -21,8 +23,8 @@ from tests.operator.autoscale.scaling_scene import BUSY, QUIET, SILENT, Scene, a
 
 def test_demand_that_lasts_adds_engines_and_a_moment_of_it_does_not() -> None:
     scene = Scene(4)
-    for _ in range(20):
-        scene.last(arriving(3.8), 8)
+    for _ in range(5):
+        scene.last(arriving(3.8), 58)
         scene.decide(arriving(6.5))
     assert scene.desired == 4
     assert scene.last(arriving(5.8), 20).desired == 6
@@ -46,11 +48,44 @@ def test_engines_go_step_by_step_after_minutes_without_need() -> None:
     assert scene.last(arriving(2), 600).desired == 3, "the margin is kept"
 
 
-def test_one_moment_of_demand_keeps_engines_for_the_whole_window() -> None:
+def test_one_engine_more_takes_longer_than_two() -> None:
+    one, two = Scene(4), Scene(4)
+    one.last(arriving(3.0), 60)
+    two.last(arriving(3.0), 60)
+    assert (one.last(arriving(4.5), 26).desired, one.last(arriving(4.5), 8).desired) == (4, 5)
+    assert (two.last(arriving(5.5), 8).desired, two.last(arriving(5.5), 6).desired) == (4, 6)
+
+
+def test_one_engine_fewer_takes_longer_than_two() -> None:
+    one, two = Scene(5), Scene(5)
+    for scene in (one, two):
+        scene.last(arriving(4.5), 400)
+    two.last(arriving(2.5), 180)
+    assert (one.last(arriving(3.5), 180).desired, two.desired) == (5, 4)
+    assert one.last(arriving(3.5), 120).desired == 4
+
+
+def test_one_engine_that_came_of_late_stays_ten_minutes_though_it_is_not_needed() -> None:
+    scene = Scene(4)
+    scene.last(arriving(3.5), 400)
+    assert scene.last(arriving(4.5), 60).desired == 5
+    assert scene.last(arriving(3.5), 520).desired == 5
+    assert scene.last(arriving(3.5), 120).desired == 4
+
+
+def test_bursts_keep_engines_between_them_and_go_with_the_load_that_carries_them() -> None:
+    """Bursts of half a minute every two minutes, a half upon a mean that falls from four engines to two."""
     scene = Scene(6)
-    scene.last(arriving(2), 290)
-    scene.decide(arriving(5.5))
-    assert scene.last(arriving(2), 280).desired == 6
+
+    def bursts(mean: float, times: int) -> int:
+        for _ in range(times):
+            scene.last(arriving(mean), 90)
+            scene.last(arriving(1.4 * mean), 30)
+        return scene.desired
+
+    assert bursts(4.0, 12) >= 6
+    assert scene.line == sorted(scene.line), "none went between two bursts"
+    assert bursts(2.0, 5) == 4, "in ten minutes; a mean of two alone would do with three"
 
 
 @pytest.mark.parametrize("missing", [SILENT, FleetSignals(), replace(arriving(1), routers=2)])
@@ -179,20 +214,13 @@ def test_growth_is_carried_on_as_far_as_an_engine_takes_to_start() -> None:
     assert (slow.desired, fast.desired) == (3, 4)
 
 
-def seconds_until_fewer(scene: Scene, demands: list[float]) -> int:
-    for number, demand in enumerate(demands):
-        if scene.decide(arriving(demand)).reason is ScalingReason.LESS_DEMAND:
-            return 2 * number
-    raise AssertionError("none went")
-
-
-def test_a_load_that_falls_all_the_time_lets_engines_go_sooner_than_one_that_fell_at_once() -> None:
-    """From 8 to 4 within 1,200 s: eight are needed down to 6.65, and what was before the last 90 s counts no more."""
-    steady, falling, fallen = [7.9] * 200, [8.0 - 4.0 * number / 600 for number in range(600)], [6.0] * 600
-    slowly = seconds_until_fewer(Scene(8), [*steady, *falling, *fallen]) - 400
-    assert 400 < slowly < 520
-    at_once = seconds_until_fewer(Scene(8), [*steady, *fallen]) - 400
-    assert 290 < at_once < 310
+def test_a_load_that_falls_takes_engines_with_it_before_it_has_ended_to_fall() -> None:
+    scene = Scene(8)
+    scene.last(arriving(7.9), 600)
+    for number in range(300):
+        scene.decide(arriving(7.9 - 5.0 * number / 300))
+    assert 3 <= scene.desired <= 5
+    assert all(after < before for before, after in pairwise(scene.line)), "down only"
 
 
 def test_noise_makes_no_flapping() -> None:
