@@ -1,0 +1,158 @@
+"""Moves whole blocks between pages, host memory and a folder, in three threads; the thread that schedules only asks.
+
+It decides nothing: which slot, which file and when is up to the connector, which keeps whatever a job touches until
+`finished` tells that the job has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from pagefleet_engine.core.kv_connector import KVPages, MoveDone
+from pagefleet_engine.kv_transfer.bell import Bell
+from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
+from pagefleet_engine.kv_transfer.block_key import BlockKey
+from pagefleet_engine.kv_transfer.block_mover.block_io import BlockIO, MoveError
+from pagefleet_engine.kv_transfer.block_mover.jobs import (
+    ClearJob,
+    CopyOutJob,
+    Job,
+    LoadJob,
+    ProbeJob,
+)
+from pagefleet_engine.kv_transfer.block_mover.lane import Lane
+
+logger = logging.getLogger(__name__)
+
+
+class BlockMover:
+    """Implements `KVMover` for jobs on one worker's pages.
+
+    Args:
+        pages: of the worker.
+        slots: host memory, slot after slot; empty where no job names one.
+        store: the folder; None where no job names a key.
+        scan: most blocks to look for in the folder when it starts, for `found`; None: it is not looked at.
+    """
+
+    def __init__(
+        self, pages: KVPages, slots: memoryview, store: BlobStore | None = None, scan: int | None = None
+    ) -> None:
+        self._io = BlockIO(pages, slots, store)
+        self._block_bytes = pages.bytes_per_block
+        self._store = store
+        self._scan_most = scan
+        self._bell = Bell()
+        self._done: deque[MoveDone] = deque()
+        self._found: deque[BlockKey] = deque()
+        self._cancelled: set[int] = set()
+        self._closing = threading.Event()
+        self._load = Lane("kv load", self._run_on_load_lane)
+        self._copy = Lane("kv copy", self._run)
+        self._disk = None if store is None else Lane("kv disk", self._run, self._scan)
+
+    @property
+    def bell(self) -> int:
+        """See KVMover."""
+        return self._bell.fileno()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in memory."""
+        return self._block_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes that one block takes on disk; 0 without a folder."""
+        return 0 if self._store is None else self._store.file_bytes
+
+    @property
+    def num_damaged(self) -> int:
+        """Blocks on disk that were found to be wrong, and deleted."""
+        return 0 if self._store is None else self._store.num_damaged
+
+    @property
+    def num_failed_writes(self) -> int:
+        """Blocks that the disk did not take."""
+        return 0 if self._store is None else self._store.num_failed_writes
+
+    def ring(self) -> None:
+        """Make the bell readable, for news that the connector has itself."""
+        self._bell.ring()
+
+    def start(self, job: Job) -> None:
+        """See KVMover."""
+        match job:
+            case LoadJob() | ProbeJob() | ClearJob():
+                self._load.put(job)
+            case CopyOutJob():
+                self._copy.put(job)
+            case _:
+                self._put_on_disk_lane(job)
+
+    def cancel(self, job_id: int) -> None:
+        """Let a load that has not ended do so soon; the number is forgotten with its end."""
+        self._cancelled.add(job_id)
+
+    def finished(self) -> Sequence[MoveDone]:
+        """See KVMover. A load that was cancelled ends without an error."""
+        self._bell.silence()
+        done = [self._done.popleft() for _ in range(len(self._done))]
+        self._cancelled.difference_update(move.job_id for move in done)
+        return done
+
+    def found(self) -> list[BlockKey]:
+        """Return what the scan has found since the last call, least recently used first."""
+        return [self._found.popleft() for _ in range(len(self._found))]
+
+    def close(self) -> None:
+        """See KVMover. What has not begun is not done."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for lane in (self._load, self._copy, self._disk):
+            if lane is not None:
+                lane.close()
+        if self._store is not None:
+            self._store.close()
+        self._bell.close()
+
+    # --- in the threads
+
+    def _run_on_load_lane(self, job: Job) -> None:
+        if isinstance(job, ClearJob):  # the loads before it have ended
+            self._put_on_disk_lane(job)
+        else:
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        if self._closing.is_set():
+            return
+        moved, error = 0, None
+        try:
+            with contextlib.closing(self._io.steps(job)) as steps:
+                for count in steps:
+                    moved += count
+                    if self._closing.is_set() or job.job_id in self._cancelled:
+                        break
+        except MoveError as failure:
+            error = str(failure)
+        except (OSError, RuntimeError) as failure:  # of a device
+            error = str(failure)
+            logger.warning("blocks of K/V could not be moved: %s", error)
+        self._done.append(MoveDone(job.job_id, moved, error))
+        self._bell.ring()
+
+    def _scan(self) -> None:
+        if self._store is None or self._scan_most is None:
+            return
+        self._found.extend(self._store.scan(self._scan_most, self._closing.is_set))
+        self._bell.ring()
+
+    def _put_on_disk_lane(self, job: Job) -> None:
+        assert self._disk is not None, "a job for a folder, and there is none"
+        self._disk.put(job)

@@ -1,0 +1,1 @@
+"""Keeps every computed block in a folder, to be looked at."""

@@ -1,0 +1,1 @@
+"""Keeps the K/V that the pool gives up: in host memory, then on disk."""

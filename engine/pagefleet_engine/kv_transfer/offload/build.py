@@ -1,0 +1,61 @@
+"""Makes the offload connector from an engine's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagefleet_protocol.kv_blob import KvShape
+
+from pagefleet_engine.config import KVTransferConfig
+from pagefleet_engine.core.kv_connector import KVPages
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
+from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
+from pagefleet_engine.kv_transfer.block_mover.mover import BlockMover
+from pagefleet_engine.kv_transfer.offload.connector import OffloadConnector
+from pagefleet_engine.kv_transfer.offload.eviction import make_policy
+from pagefleet_engine.kv_transfer.offload.host_memory import allocate_slots
+from pagefleet_engine.kv_transfer.offload.tier import Tier
+
+MOST_FILES = 2**20
+"""Blocks on disk, however large it is: what is known of each takes some 300 bytes of memory."""
+
+
+def build_offload(config: KVTransferConfig, shape: KvShape, pages: KVPages) -> OffloadConnector:
+    """Return the connector over the pages of one worker.
+
+    Raises:
+        ConfigError: the bounds are too small for a block, or the folder or the memory cannot be had.
+    """
+    block_bytes = pages.bytes_per_block
+    num_slots = config.kv_offload_memory // block_bytes
+    if num_slots < 1:
+        raise ConfigError(
+            f"kv_offload_memory is {config.kv_offload_memory} and one block takes {block_bytes} bytes: raise it"
+        )
+    store = _open_store(config, shape, block_bytes)
+    disk = None
+    if store is not None:
+        num_files = min(config.kv_offload_disk // store.file_bytes, MOST_FILES)
+        disk = Tier(num_files, make_policy(config.kv_offload_policy, num_files))
+    try:
+        slots = allocate_slots(num_slots * block_bytes, pinned=pages.host is None)
+    except ConfigError:
+        if store is not None:
+            store.close()
+        raise
+    mover = BlockMover(pages, slots, store, scan=None if disk is None else disk.capacity)
+    host = Tier(num_slots, make_policy(config.kv_offload_policy, num_slots))
+    return OffloadConnector(mover, host, disk, shape.block_size)
+
+
+def _open_store(config: KVTransferConfig, shape: KvShape, block_bytes: int) -> BlobStore | None:
+    if config.kv_offload_dir is None or config.kv_offload_disk == 0:
+        return None
+    store = BlobStore(claim_folder(Path(config.kv_offload_dir), shape, alone=True), shape, block_bytes)
+    if config.kv_offload_disk < store.file_bytes:
+        store.close()
+        raise ConfigError(
+            f"kv_offload_disk is {config.kv_offload_disk} and one block takes {store.file_bytes} bytes: raise it"
+        )
+    return store
