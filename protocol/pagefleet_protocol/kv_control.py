@@ -49,11 +49,7 @@ class KvIncompatibleError(KvControlError):
     """A control message from an engine whose blocks mean something else."""
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Every field counts: one too many is refused, as is a value of another type."""
-
-
-class Hello(_Body):
+class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """D to P, first of all, and again when the link was lost. Without it P answers nothing else."""
 
     incarnation: Incarnation
@@ -61,7 +57,7 @@ class Hello(_Body):
     """Data planes that D can take frames from, best first."""
 
 
-class Welcome(_Body):
+class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """P's answer; `seq` is that of the Hello."""
 
     incarnation: Incarnation
@@ -73,7 +69,7 @@ class Welcome(_Body):
     """How long P keeps blocks for who does not renew."""
 
 
-class Reserve(_Body):
+class Reserve(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """D to P: send me these blocks of this transfer. May come before P knows the transfer."""
 
     first_block: Count
@@ -85,35 +81,35 @@ class Reserve(_Body):
     """Block hash of the last block wanted: names all tokens up to there, so that both mean the same prompt."""
 
 
-class Ack(_Body):
+class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The Reserve is noted (P to D), or what was committed is in use (D to P)."""
 
     of: Literal["reserve", "commit"]
 
 
-class Credit(_Body):
+class Credit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """D to P: bytes that P may send in all, so far. A smaller number than before is an older message."""
 
     num_bytes: Count
 
 
-class Want(_Body):
+class Want(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """P to D: that many bytes in all could be sent by now, more than the credit is."""
 
     num_bytes: Count
 
 
-class Ready(_Body):
+class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """P to D, send type GET: all blocks are computed and wait for Fetch."""
 
     num_blocks: Count
 
 
-class Fetch(_Body):
+class Fetch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """D to P: send what is ready."""
 
 
-class Commit(_Body):
+class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """P to D: all frames are sent; when D has exactly these, its blocks are right."""
 
     num_blocks: Count
@@ -125,17 +121,18 @@ class Commit(_Body):
     """Time at P between the last block's computation and this message."""
 
 
-class Renew(_Body):
+class Renew(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """D to P: the transfer is still awaited."""
 
 
-class Cancel(_Body):
-    """D to P: the transfer is not needed any more, or never was."""
+class Cancel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """D to P: the transfer is over for D. `not_needed`: all blocks are there already; `gone`: the request is."""
 
-    reason: Text
+    reason: Literal["not_needed", "gone", "failed"]
+    detail: Text = ""
 
 
-class Abort(_Body):
+class Abort(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """P to D: the blocks will not come."""
 
     reason: Text
@@ -144,7 +141,7 @@ class Abort(_Body):
 NackReason = Literal["expired", "unknown", "busy", "incompatible", "draining", "no_session", "stale"]
 
 
-class Nack(_Body):
+class Nack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Either way: what you sent about this transfer has no effect. `seq` is that of the message it answers."""
 
     reason: NackReason
@@ -153,11 +150,11 @@ class Nack(_Body):
     """Of who refuses, where the reason is `incompatible`."""
 
 
-class Ping(_Body):
+class Ping(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """D to P, each second."""
 
 
-class Pong(_Body):
+class Pong(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """P's answer; `seq` is that of the Ping."""
 
     incarnation: Incarnation
@@ -169,7 +166,7 @@ class Pong(_Body):
     draining: bool
 
 
-class Plane(_Body):
+class Plane(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Either way: what a data plane has to tell its other end, such as a communicator's id. Opaque here."""
 
     name: PlaneName
