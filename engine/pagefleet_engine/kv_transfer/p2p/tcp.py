@@ -263,7 +263,7 @@ class TcpPlane:
 
     def _connect(self, peer: str, host: str, invitation: bytes) -> None:
         if peer in self._targets:
-            self._end(self._targets[peer], "it connects again")
+            self._remove(self._targets[peer])
         try:
             invited = Invitation.decode(invitation)
             family, kind, protocol, _, address = socket.getaddrinfo(
