@@ -20,7 +20,7 @@ from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
-from pagefleet_engine.engine_core.process import run_core
+from pagefleet_engine.engine_core.process import CoreStart, run_core
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.executor import CacheFacts
 
@@ -110,12 +110,13 @@ def scripted_core(
     return EngineCore(scheduler, CountingExecutor(before, after, max_in_flight), limits, "fake")
 
 
-def build(config: EngineConfig, cache_events: CacheEvents | None = None) -> tuple[EngineCore, Ready]:
+def build(start: CoreStart, cache_events: CacheEvents | None = None) -> tuple[EngineCore, Ready]:
     """Build what the model's name says.
 
     `delay`: seconds per step; `broken`: with a load error; `refuses`: a setting; `fails`: at each step; `in_flight`:
     steps that overlap.
     """
+    config = start.config
     options = dict(parse_qsl(config.model.model.partition("?")[2]))
     if "broken" in options:
         raise ModelLoadError(f"the fake model is {options['broken']}")

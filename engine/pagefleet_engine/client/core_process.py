@@ -32,6 +32,7 @@ class CoreProcess:
         config: of the engine.
         command: of the process.
         kv_events: where it publishes what its prefix cache gains and loses; None: nowhere.
+        fleet_key_file: of the secret that the engines of its service share; None: it is of no fleet.
 
     Attributes:
         folder: private to both sides.
@@ -39,13 +40,18 @@ class CoreProcess:
     """
 
     def __init__(
-        self, config: EngineConfig, command: Sequence[str] = CORE_COMMAND, kv_events: KvEventsConfig | None = None
+        self,
+        config: EngineConfig,
+        command: Sequence[str] = CORE_COMMAND,
+        kv_events: KvEventsConfig | None = None,
+        fleet_key_file: str | None = None,
     ) -> None:
         self.folder = _private_folder()
         self.incarnation = uuid.uuid4().hex
         self._command = command
         self._config = config
         self._kv_events = kv_events
+        self._fleet_key_file = fleet_key_file
         self._process: subprocess.Popen[bytes] | None = None
         self._sentinel: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,7 +73,9 @@ class CoreProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(reading, self._ended, on_exit)
         assert self._process.stdin is not None
-        start = CoreStart(str(self.folder), writing, self._config, self.incarnation, self._kv_events)
+        start = CoreStart(
+            str(self.folder), writing, self._config, self.incarnation, self._kv_events, self._fleet_key_file
+        )
         with contextlib.suppress(BrokenPipeError):  # it ended already, which the sentinel tells
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()

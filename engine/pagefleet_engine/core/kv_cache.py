@@ -23,7 +23,9 @@ from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.cache_events import CacheEvents, OneGroupEvents
 from pagefleet_engine.core.full_group import FullGroup
 from pagefleet_engine.core.group_table import GroupTable, LayerGroup, Span
+from pagefleet_engine.core.kv_connector import BlockRun
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
+from pagefleet_engine.core.kv_holds import KVHolds, Reservation
 from pagefleet_engine.core.kv_needs import longest_request, most_window_blocks, num_blocks_for
 from pagefleet_engine.core.prefix_hit import GroupIndex, PrefixHit, find_hit
 from pagefleet_engine.core.request import Request
@@ -80,6 +82,8 @@ class KVCache:
         if events is not None and len(self._indexes) > 1:
             events = OneGroupEvents(events, self._indexes[self._first_full or 0].suffix)
         self._pool = BlockPool(num_blocks, events)
+        self.holds = KVHolds(self._pool)
+        """What transfers hold, beside the requests."""
         self._groups: list[LayerGroup] = [
             FullGroup(self._pool, index, block_size)
             if index.window is None
@@ -96,12 +100,17 @@ class KVCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds; some may be promised, some may still serve as cached prefixes."""
+        """Blocks that nobody holds; some may be promised, some may still serve as cached prefixes."""
         return self._pool.num_free
 
     @property
+    def num_available_blocks(self) -> int:
+        """Free blocks that are promised to nobody."""
+        return self._pool.num_available
+
+    @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold or are promised, 0 to 1."""
+        """Share of the blocks that requests and transfers hold or are promised, 0 to 1."""
         return 1.0 - self._pool.num_available / self._pool.num_blocks
 
     def admit(self, request: Request, spare_blocks: int, max_new_tokens: int | None = None) -> Grant | None:
@@ -111,8 +120,7 @@ class KVCache:
         `max_new_tokens` bounds the tokens of its first step (default: `chunk`).
         """
         hit = self._find_hit(request)
-        num_cached, known = hit.num_blocks * self.block_size, request.num_tokens
-        span = Span(num_cached, min(known, num_cached + (max_new_tokens or self._chunk)), known)
+        span = self._first_span(request, hit, max_new_tokens)
         parts = list(zip(self._groups, hit.blocks, strict=True))
         num_taken = sum(group.taken_by_admission(cached, span) for group, cached in parts)
         if self._pool.num_available - num_taken < spare_blocks * len(parts):
@@ -123,6 +131,35 @@ class KVCache:
         self._tables[request.request_id] = _Table(tables, hit.num_blocks)
         request.room = self._room(tables, span)
         return Grant(tuple((*[NULL_BLOCK] * table.start, *table.blocks) for table in tables), span.computed)
+
+    def taken_by_admission(self, request: Request) -> int:
+        """Blocks that will no more be available when the request is in."""
+        hit = self._find_hit(request)
+        span = self._first_span(request, hit, None)
+        return sum(
+            group.taken_by_admission(cached, span) for group, cached in zip(self._groups, hit.blocks, strict=True)
+        )
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Leading tokens of the request whose K/V is here."""
+        return self._find_hit(request).num_blocks * self.block_size
+
+    def reserve(self, request: Request, num_blocks: int, spare_blocks: int) -> Reservation | None:
+        """Hold the first `num_blocks` blocks of a request that is not in: those found here, and new ones for the rest.
+
+        Returns None, and changes nothing, when fewer than `spare_blocks` would stay available. One group only.
+        """
+        (cached,) = self._find_hit(request).blocks
+        cached = cached[:num_blocks]
+        num_taken = num_blocks - len(cached) + self._pool.count_free(cached)
+        if self._pool.num_available - num_taken < spare_blocks:
+            return None
+        return self.holds.reserve(request.request_id, cached, request.block_hashes[:num_blocks])
+
+    def block_run(self, request: Request, first: int, last: int) -> BlockRun:
+        """The blocks `first` to `last` (excluded) of a request that is in; they are full. One group only."""
+        (table,) = self._tables[request.request_id].groups
+        return BlockRun(first, table.blocks[first:last], request.block_hashes[first:last])
 
     def grow(self, request: Request, num_new_tokens: int) -> Sequence[Sequence[int]] | None:
         """Make room for the request's next tokens; returns what each group adds, or None when too few are free.
@@ -174,7 +211,7 @@ class KVCache:
         return self._pool.count_leading(any_table.groups[self._first_full].blocks, len(self._tables))
 
     def check_integrity(self, running: Sequence[Request]) -> None:
-        """Check that exactly the running requests hold blocks, enough of them, and that the pool's counts agree.
+        """Check that only the running requests and transfers hold blocks, enough of them, and that all counts agree.
 
         Raises:
             IntegrityError: the accounts do not add up.
@@ -182,6 +219,7 @@ class KVCache:
         if self._tables.keys() != {request.request_id for request in running}:
             raise IntegrityError("the requests with blocks are not the running ones")
         held = [0] * self._pool.num_blocks
+        self.holds.count(held)
         in_windows = set()
         num_quotas = 0
         for request in running:
@@ -200,6 +238,10 @@ class KVCache:
         if self._pool.num_promised != num_quotas - len(in_windows) or self._pool.num_available < 0:
             raise IntegrityError(f"{self._pool.num_promised} blocks are promised, of {self._pool.num_free} free ones")
         self._pool.check_integrity(held)
+
+    def _first_span(self, request: Request, hit: PrefixHit, max_new_tokens: int | None) -> Span:
+        num_cached, known = hit.num_blocks * self.block_size, request.num_tokens
+        return Span(num_cached, min(known, num_cached + (max_new_tokens or self._chunk)), known)
 
     def _find_hit(self, request: Request) -> PrefixHit:
         if not self.enable_prefix_caching or not request.reads_prefix_cache:

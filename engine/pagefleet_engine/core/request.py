@@ -120,6 +120,14 @@ class Request:
         wanted = self.sampling.max_tokens
         self.ends_at = max_model_len if wanted is None else min(max_model_len, self.num_prompt_tokens + wanted)
 
+    def park(self) -> None:
+        """Wait for K/V from elsewhere, off the queue."""
+        self.status = RequestStatus.LOADING
+
+    def unpark(self) -> None:
+        """Wait in the queue again, as what it was before."""
+        self.status = RequestStatus.PREEMPTED if self.num_preemptions else RequestStatus.WAITING
+
     def start(self) -> None:
         """Enter the running set."""
         self.status = RequestStatus.RUNNING

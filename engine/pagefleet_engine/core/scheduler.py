@@ -17,6 +17,10 @@ from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
+from pagefleet_engine.core.kv_connector import KVConnector
+from pagefleet_engine.core.kv_loads import KVLoads
+from pagefleet_engine.core.kv_saves import KVSaves
+from pagefleet_engine.core.no_connector import NoConnector
 from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
@@ -69,8 +73,12 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         cascade: bool = False,
+        connector: KVConnector | None = None,
     ) -> None:
-        """`cascade`: count the blocks that all rows of a step share, for attention that computes them once."""
+        """`cascade`: count the blocks that all rows of a step share, for attention that computes them once.
+
+        `connector`: passes K/V to and from elsewhere; None: nothing does.
+        """
         self.max_model_len = min(limits.max_model_len, kv_cache.capacity_tokens)
         """Tokens at which a request ends with `length`: the model's context, or the KV pool where that is smaller."""
         self.config = config
@@ -81,7 +89,11 @@ class Scheduler:
         self._block_size = kv_cache.block_size
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
-        self._waiting = make_waiting_queue(config.policy)
+        self.connector = connector or NoConnector()
+        """Where K/V comes from and goes to, beside the pool."""
+        self._waiting = make_waiting_queue(config.policy, to_any_place=connector is not None)
+        self._loads = KVLoads(self.connector, kv_cache, self._waiting, self._importance)
+        self._saves = KVSaves(self.connector, kv_cache)
         self._gate = QueueGate(config, clock)
         self._in_flight: dict[int, list[Request | None]] = {}
         """Step -> request of each row; None where it was preempted since, so that the row counts no more."""
@@ -98,6 +110,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while a request has not ended."""
         return bool(self._requests)
+
+    @property
+    def only_loads(self) -> bool:
+        """True while all open requests wait for K/V from elsewhere, so that no step is due."""
+        return len(self._requests) == self._loads.num_parked
 
     def add(self, request: Request) -> RequestUpdate | None:
         """Queue a request; returns the end of one that the output it came with has ended already.
@@ -122,13 +139,15 @@ class Scheduler:
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._gate.arrive(request)
-        self._waiting.push(request)
+        if not self._loads.park(request):
+            self._waiting.push(request)
         return None
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """End these requests now, also amid a step (whose tokens for them are dropped); returns those that were open.
 
         Their blocks are free at once. The next plan may hand them out: it runs after the steps that still write them.
+        Only those that a load is filling are kept until it has ended.
         """
         aborted = []
         for request_id in request_ids:
@@ -140,11 +159,29 @@ class Scheduler:
                 self._kv_cache.free(request_id)
                 self._removed.append(request_id)
             else:
-                self._waiting.remove(request)
+                if request.status is not RequestStatus.LOADING:
+                    self._waiting.remove(request)
                 self._gate.leave(request)
-            self._forget(request)
+                self._loads.drop(request)
+            self._forget(request, completed=False)
             aborted.append(request_id)
         return aborted
+
+    def settle_transfers(self) -> list[RequestUpdate]:
+        """Take in the transfers that have ended and begin those that can; to be called before each `schedule`.
+
+        Returns the ends of requests that must not go on without their K/V.
+        """
+        if not self._loads.enabled:
+            return []
+        done = self.connector.finished()
+        self._saves.settle(done.saves)
+        failed = self._loads.settle(done.loads, len(self._running))
+        for request in failed:
+            self._gate.leave(request)
+            self._forget(request, completed=False)
+        kind = FailureKind.KV_LOAD_FAILED
+        return [RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind) for request in failed]
 
     def schedule(self) -> StepPlan:
         """Plan the next step; `num_tokens` is 0 when there is nothing to do, and such a plan needs no `update`.
@@ -182,7 +219,7 @@ class Scheduler:
         """Return the gauges and totals of now."""
         return SchedulerStats(
             requests_running=len(self._running),
-            requests_waiting=len(self._waiting),
+            requests_waiting=self._gate.num_requests,
             kv_usage=self._kv_cache.usage,
             prefix_cache_queries_tokens=self._num_queried_tokens,
             prefix_cache_hits_tokens=self._num_hit_tokens,
@@ -192,7 +229,8 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached block that no request holds; returns their number."""
+        """Forget every cached block that no request holds, and what the connector keeps; returns the first number."""
+        self.connector.reset()
         return self._kv_cache.reset_prefix_cache()
 
     def check_integrity(self) -> None:
@@ -201,7 +239,10 @@ class Scheduler:
         Raises:
             IntegrityError: the accounts do not add up.
         """
-        waiting = list(self._waiting)
+        self._loads.check_integrity()
+        self._saves.check_integrity()
+        queued, parked = list(self._waiting), self._loads.parked
+        waiting = queued + parked
         if len(self._running) + len(waiting) != len(self._requests):
             raise IntegrityError(f"{len(self._requests)} requests, {len(self._running)} run, {len(waiting)} wait")
         for request in [*self._running, *waiting]:
@@ -209,7 +250,7 @@ class Scheduler:
                 raise IntegrityError(f"{request.request_id} is queued but not known")
         if any(request.status is not RequestStatus.RUNNING for request in self._running):
             raise IntegrityError("a request in the running list does not run")
-        if any(request.status in (RequestStatus.RUNNING, RequestStatus.FINISHED) for request in waiting):
+        if any(request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for request in queued):
             raise IntegrityError("a request in the queue does not wait")
         if (self._gate.num_requests, self._gate.num_tokens) != (len(waiting), sum(r.num_tokens for r in waiting)):
             raise IntegrityError("the queue's totals are wrong")
@@ -258,11 +299,14 @@ class Scheduler:
         while self._waiting and draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             most_new = min(draft.chunk, draft.budget)
-            grant = self._kv_cache.admit(request, len(self._running), most_new)
+            spare = len(self._running) + self._loads.claim_before(request)
+            grant = self._kv_cache.admit(request, spare, most_new)
             if grant is None:
                 break
             self._waiting.pop()
             self._gate.leave(request)
+            self._loads.admitted(request)
+            self._saves.admitted(request, grant.num_cached_tokens)
             if request.status is RequestStatus.WAITING:
                 self._note_first_admission(request, grant.num_cached_tokens)
             request.start()
@@ -317,6 +361,7 @@ class Scheduler:
         computed = row.num_computed_tokens + row.num_new_tokens
         if computed // self._block_size > row.num_computed_tokens // self._block_size:
             self._kv_cache.publish_computed(request, computed)
+            self._saves.computed(request, row.num_computed_tokens, computed)
         prompt_logprobs = self._new_prompt_logprobs(request, result) if result.prompt_logprobs else None
         if not row.samples:
             return RequestUpdate(request.request_id, (), prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
@@ -358,7 +403,7 @@ class Scheduler:
         self._num_nan_requests += kind is FailureKind.NOT_NUMBERS
         self._kv_cache.discard(request)
         self._removed.append(request.request_id)
-        self._forget(request)
+        self._forget(request, completed=False)
         return RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind)
 
     def _check_pending(self, waiting: Sequence[Request]) -> None:
@@ -374,11 +419,12 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         self._kv_cache.free(request.request_id)
         self._removed.append(request.request_id)
-        self._forget(request)
+        self._forget(request, completed=True)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, completed: bool) -> None:
         request.finish()
         del self._requests[request.request_id]
+        self.connector.ended(request, completed)
 
 
 def _describe(request: Request) -> NewRow:

@@ -25,7 +25,7 @@ class WaitingQueue(Protocol):
         ...
 
     def put_back(self, request: Request) -> None:
-        """Add a preempted request, ahead of all that arrived later with the same right to run."""
+        """Add a request that has been out, ahead of all that arrived later with the same right to run."""
         ...
 
     def peek(self) -> Request:
@@ -76,13 +76,14 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """Smaller `priority` first, then arrival.
+    """Smaller `priority` first (where that counts), then arrival; a request may come back to any place.
 
     A heap cannot remove from its middle: what is removed stays in it until it surfaces, or until such entries are the
     larger part and the heap is built anew, which keeps both time and memory in proportion to the live requests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_priority: bool = True) -> None:
+        self._by_priority = by_priority
         self._heap: list[tuple[int, int]] = []
         self._live: dict[tuple[int, int], Request] = {}
 
@@ -94,7 +95,7 @@ class PriorityQueue:
 
     def push(self, request: Request) -> None:
         """Add in its place."""
-        key = (request.priority, request.arrival)
+        key = self._key(request)
         self._live[key] = request
         heapq.heappush(self._heap, key)
 
@@ -115,12 +116,19 @@ class PriorityQueue:
 
     def remove(self, request: Request) -> None:
         """Take out a request in amortized O(1)."""
-        del self._live[request.priority, request.arrival]
+        del self._live[self._key(request)]
         if len(self._heap) > 2 * len(self._live):
             self._heap = list(self._live)
             heapq.heapify(self._heap)
 
+    def _key(self, request: Request) -> tuple[int, int]:
+        return (request.priority if self._by_priority else 0, request.arrival)
 
-def make_waiting_queue(policy: Policy) -> WaitingQueue:
-    """Return an empty queue of that policy."""
-    return PriorityQueue() if policy == "priority" else FcfsQueue()
+
+def make_waiting_queue(policy: Policy, to_any_place: bool = False) -> WaitingQueue:
+    """Return an empty queue of that policy.
+
+    `to_any_place`: what is put back may have to stand behind requests that are in the queue.
+    """
+    by_priority = policy == "priority"
+    return PriorityQueue(by_priority) if by_priority or to_any_place else FcfsQueue()

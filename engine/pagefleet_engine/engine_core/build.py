@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 
+from pagefleet_protocol.engine_facts import KvTransferFacts
+
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.kv_transfer.build import build_connector, check_connectors, check_layers
+from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
+from pagefleet_engine.kv_transfer.shape import LoadedModel, kv_shape
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.startup import StartupTimes
 
@@ -20,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 def build_core(
-    config: EngineConfig, times: StartupTimes | None = None, cache_events: CacheEvents | None = None
+    config: EngineConfig,
+    times: StartupTimes | None = None,
+    cache_events: CacheEvents | None = None,
+    identity: EngineIdentity | None = None,
 ) -> tuple[EngineCore, Ready]:
     """Load the model and make its core.
 
@@ -28,6 +37,7 @@ def build_core(
         config: of the engine.
         times: may have counted the imports already.
         cache_events: are told what the prefix cache gains and loses.
+        identity: of this start; by default it is of no fleet.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
@@ -35,6 +45,7 @@ def build_core(
     """
     times = times or StartupTimes()
     with times.phase("config"):
+        check_connectors(config)
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
     executor = InProcessExecutor(config, folder, arch, times)
@@ -48,8 +59,13 @@ def build_core(
         config.scheduler.max_num_batched_tokens,
         cache_events,
     )
-    scheduler = Scheduler(config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention)
     name = served_names(config.model.model, config.model.served_model_name)[0]
+    check_layers(config, cache.kv_groups)
+    model = LoadedModel(folder, arch, name, executor.dtype, executor.cache_dtype, executor.context_length)
+    connector, kv_transfer = _connect(config, executor, model, identity or EngineIdentity())
+    scheduler = Scheduler(
+        config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention, connector=connector
+    )
     ready = Ready(
         limits.max_model_len,
         limits.vocab_size,
@@ -58,6 +74,31 @@ def build_core(
         executor.dtype,
         times.seconds(),
         name,
+        kv_transfer,
     )
     _log.info("%s", times.describe())
     return EngineCore(scheduler, executor, limits, name), ready
+
+
+def _connect(
+    config: EngineConfig, executor: InProcessExecutor, model: LoadedModel, identity: EngineIdentity
+) -> tuple[KVConnector | None, KvTransferFacts | None]:
+    """Make the connector, and what routers are told of it.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if not config.kv_transfer.connectors:
+        return None, None
+    cache, shape = executor.cache, kv_shape(config, model)
+    built = build_connector(config.kv_transfer, EngineSide(identity, shape, executor.pages, cache.num_blocks))
+    if built.port is None:
+        return built.connector, None
+    bytes_per_token = cache.bytes_per_block // cache.block_size
+    facts = KvTransferFacts(
+        role=config.kv_transfer.kv_role,
+        port=built.port,
+        compatibility=shape.compatibility.hex(),
+        bytes_per_token=bytes_per_token,
+    )
+    return built.connector, facts

@@ -6,7 +6,8 @@ launched before the results of the last are waited for, so the device never wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.request import FinishReason
@@ -18,6 +19,9 @@ from pagefleet_engine.engine_core.step_queue import StepQueue
 from pagefleet_engine.engine_core.wire import refusal, to_wire
 from pagefleet_engine.errors import InvalidRequest, QueueFull
 from pagefleet_engine.executor.executor import Executor
+
+TRANSFER_STATS_S = 0.25
+"""How long the connector's figures are told again before it is asked for newer ones."""
 
 
 class EngineCore:
@@ -36,6 +40,9 @@ class EngineCore:
         self._limits = limits
         self._model = model
         self._steps = StepQueue(executor)
+        self._stalled = False
+        self._transfer_stats: Mapping[str, float] = {}
+        self._transfer_stats_due = 0.0
 
     @property
     def limits(self) -> ModelLimits:
@@ -51,6 +58,21 @@ class EngineCore:
     def has_work(self) -> bool:
         """True while a request is open or a step is in flight."""
         return self._scheduler.has_work or len(self._steps) > 0
+
+    @property
+    def is_due(self) -> bool:
+        """True while a step is in flight, or a request is open that does not just wait for K/V from elsewhere."""
+        return len(self._steps) > 0 or not self._scheduler.only_loads
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when the last step had nothing to compute: only a message or the end of a transfer changes that."""
+        return self._stalled
+
+    @property
+    def bell(self) -> int | None:
+        """A file descriptor that is readable while a transfer has ended that `step` or `settle` should take in."""
+        return self._scheduler.connector.bell
 
     def add(self, message: AddRequest) -> RequestOutput | None:
         """Queue a request; returns the answer to one that is refused, or over already."""
@@ -69,20 +91,26 @@ class EngineCore:
         ]
 
     def step(self) -> list[RequestOutput]:
-        """Launch what can be launched, then wait for the oldest step; returns what there is to tell of it.
+        """Take in transfers, launch what can be launched, then wait for the oldest step; returns what there is to tell.
 
         Raises:
             EngineDead: the worker is broken.
         """
+        outputs = self.settle()
         steps = self._steps
         while steps.takes_another:
             plan = self._scheduler.schedule()
             if plan.num_tokens == 0:
                 break
             steps.launch(plan)
-        if not steps:
-            return []
-        return [to_wire(update) for update in self._scheduler.update(*steps.take())]
+        self._stalled = not steps
+        if steps:
+            outputs += [to_wire(update) for update in self._scheduler.update(*steps.take())]
+        return outputs
+
+    def settle(self) -> list[RequestOutput]:
+        """Take in the transfers that have ended; returns the ends of requests that wait for one in vain."""
+        return [to_wire(update) for update in self._scheduler.settle_transfers()]
 
     def stats(self) -> CoreStats:
         """Return the gauges and totals of now."""
@@ -98,6 +126,7 @@ class EngineCore:
             gpu_idle_seconds=self._executor.idle_seconds,
             nan_requests=stats.nan_requests,
             out_of_memory_steps=self._steps.num_out_of_memory,
+            kv_transfer=self._newest_transfer_stats(),
         )
 
     def reset_prefix_cache(self) -> None:
@@ -113,5 +142,14 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def shutdown(self) -> None:
-        """Free the device."""
+        """End all transfers, and free the device."""
+        self._scheduler.connector.close()
         self._executor.shutdown()
+
+    def _newest_transfer_stats(self) -> Mapping[str, float]:
+        now = time.monotonic()
+        if now >= self._transfer_stats_due:
+            stats = self._scheduler.connector.stats()
+            self._transfer_stats = {**stats.counters, **stats.gauges}
+            self._transfer_stats_due = now + TRANSFER_STATS_S
+        return self._transfer_stats

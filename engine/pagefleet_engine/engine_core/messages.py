@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from pagefleet_protocol.engine_facts import KvTransferFacts
@@ -97,6 +97,8 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Batches of KV events that were published."""
     kv_events_dropped: int = 0
     """Messages and connections on their ports that were nothing for us."""
+    kv_transfer: Mapping[str, float] = {}
+    """Counters and gauges of the KV connector, by the names of docs/metrics.md; up to a quarter of a second old."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):

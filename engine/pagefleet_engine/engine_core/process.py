@@ -38,10 +38,13 @@ from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
 from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.startup import StartupTimes
 
 IDLE_WAIT_S = 1.0
+TRANSFER_WAIT_S = 0.05
+"""Longest wait while requests are open and none of them can get on: some connectors are to be asked again."""
 STATS_INTERVAL_S = 0.25
 
 _log = logging.getLogger(__name__)
@@ -59,9 +62,11 @@ class CoreStart(msgspec.Struct, frozen=True):
     """Of this start, 32 hexadecimal digits."""
     kv_events: KvEventsConfig | None = None
     """Where to publish what the prefix cache gains and loses."""
+    fleet_key_file: str | None = None
+    """Of the secret that the engines of one service share: who has it may be given K/V."""
 
 
-BuildCore = Callable[[EngineConfig, CacheEvents | None], tuple[EngineCore, Ready]]
+BuildCore = Callable[[CoreStart, CacheEvents | None], tuple[EngineCore, Ready]]
 
 
 class CoreLoop:
@@ -91,6 +96,8 @@ class CoreLoop:
         self._dropped = 0
         self._sent_at = 0.0
         self._settled = True
+        if core.bell is not None:
+            socket.watch(core.bell)
 
     def run(self) -> None:
         """Serve for ever.
@@ -105,19 +112,31 @@ class CoreLoop:
     def turn(self, idle_wait_s: float) -> None:
         """Take messages, run a step where there is work, and send what there is to tell."""
         core = self._core
-        wait = 0.0 if core.has_work or not self._settled else idle_wait_s
-        for data in self._socket.receive(wait):
+        for data in self._socket.receive(self._wait(idle_wait_s)):
             self._handle(data)
         if core.has_work:
-            self._settled = False
-            # Before the step: one that hangs has then said when it began.
-            self._progress.stamp(busy=True)
-            self._outputs += core.step()
-            self._progress.stamp(busy=core.has_work, steps=1)
-            self._garbage.between_steps()
-        elif not self._settled:
-            self._settle()
+            self._step()
+        else:
+            if not self._settled:
+                self._settle()
+            self._outputs += core.settle()
         self._flush()
+
+    def _wait(self, idle_wait_s: float) -> float:
+        """How long to wait for messages: not at all while there may be something to compute."""
+        if self._core.has_work:
+            return min(TRANSFER_WAIT_S, idle_wait_s) if self._core.is_stalled else 0.0
+        return idle_wait_s if self._settled else 0.0
+
+    def _step(self) -> None:
+        core = self._core
+        self._settled = False
+        # Before the step: one that hangs has then said when it began. Requests that wait for K/V from elsewhere alone
+        # are no reason for a step.
+        self._progress.stamp(busy=core.is_due)
+        self._outputs += core.step()
+        self._progress.stamp(busy=core.is_due, steps=0 if core.is_stalled else 1)
+        self._garbage.between_steps()
 
     def _settle(self) -> None:
         """Use the first idle moment for what no step should wait for."""
@@ -131,7 +150,8 @@ class CoreLoop:
         if self._publisher is not None:
             self._publisher.flush()
         now = time.monotonic()
-        due = now - self._sent_at > STATS_INTERVAL_S and (self._core.has_work or self._publishing() != self._published)
+        may_change = self._core.has_work or self._core.bell is not None or self._publishing() != self._published
+        due = may_change and now - self._sent_at > STATS_INTERVAL_S
         if self._outputs or due:
             self._published = self._publishing()
             stats = msgspec.structs.replace(
@@ -191,7 +211,7 @@ def run_core(build: BuildCore) -> int:
             publisher = None
             if start.kv_events is not None:  # before the model: a port in use is told at once
                 publisher = stack.enter_context(KvEventPublisher(start.kv_events, start.incarnation))
-            core, ready = build(start.config, None if publisher is None else publisher.cache_events)
+            core, ready = build(start, None if publisher is None else publisher.cache_events)
         except Exception as error:  # the process's top: the user gets one line, the log gets the rest
             failed, status = _explain(error)
             socket.send(failed)
@@ -232,12 +252,13 @@ def main() -> int:
     return run_core(_import_and_build)
 
 
-def _import_and_build(config: EngineConfig, cache_events: CacheEvents | None) -> tuple[EngineCore, Ready]:
+def _import_and_build(start: CoreStart, cache_events: CacheEvents | None) -> tuple[EngineCore, Ready]:
     times = StartupTimes()
     with times.phase("imports"):
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
 
-    return build_core(config, times, cache_events)
+    identity = EngineIdentity(start.incarnation, start.fleet_key_file)
+    return build_core(start.config, times, cache_events, identity)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,16 @@ class CoreSocket:
         self._socket = self._context.socket(zmq.PAIR)
         _set_options(self._socket)
         self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, bell: int) -> None:
+        """From now on, wait no longer than until this file descriptor is readable."""
+        self._poller.register(bell, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Wait up to `timeout_s` for a message and return those that have come, up to a limit of their size."""
-        if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
+        """Wait up to `timeout_s` for a message or the bell and return what has come, up to a limit of its size."""
+        if timeout_s > 0 and not self._poller.poll(int(timeout_s * 1000)):
             return []
         messages: list[bytes] = []
         size = 0

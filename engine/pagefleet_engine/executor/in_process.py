@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.kv_connector import KVPages
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch
@@ -28,6 +29,10 @@ class InProcessExecutor:
         self._max_in_flight = self._worker.max_in_flight
         self.dtype = self._worker.dtype
         """Name of the type that the model computes in."""
+        self.cache_dtype = self._worker.cache_dtype
+        """Name of the type of the KV pool."""
+        self.context_length = self._worker.context_length
+        """What the model is served for, whatever the KV pool holds."""
         self.max_model_len = size.max_model_len
         """Longest prompt plus output that fits the model and the KV pool."""
 
@@ -35,6 +40,12 @@ class InProcessExecutor:
     def cache(self) -> CacheFacts:
         """The KV pool that was allocated."""
         return self._cache
+
+    @property
+    def pages(self) -> KVPages:
+        """The worker's KV pool as bytes. Whoever has them must be done with them before `shutdown`."""
+        assert self._worker is not None, "pages after shutdown"
+        return self._worker.pages
 
     @property
     def max_in_flight(self) -> int:

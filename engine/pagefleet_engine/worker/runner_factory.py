@@ -30,6 +30,8 @@ class BuiltRunner:
 
     runner: ModelRunner
     state: RequestState
+    pool: Tensor
+    """Its K/V."""
     graphs: GraphForward | None
     """Where steps are to be replayed as graphs; nothing is captured yet."""
 
@@ -82,7 +84,7 @@ class RunnerFactory:
                 self._graph_mode, self._graph_sizes, limits.max_num_seqs, self._mixed_graph_sizes
             )
             forward = graphs = GraphForward(self._model, backend, dispatcher, CudaGraphs(self._device))
-        return BuiltRunner(ModelRunner(self._model, forward, pool, state, limits.vocab_size), state, graphs)
+        return BuiltRunner(ModelRunner(self._model, forward, pool, state, limits.vocab_size), state, pool, graphs)
 
     def _backend(self, pool: Tensor, layout: KVLayout) -> AttentionBackend:
         if self._device.type == "cpu":

@@ -20,6 +20,7 @@ from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.kv_pages import make_kv_pages
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
     KVNeeds,
@@ -56,6 +57,8 @@ class Worker:
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
         max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
         arch = arch.for_length(max_model_len)
+        self.context_length = max_model_len
+        """What the model is served for, whatever the KV pool holds."""
         self._arch = arch
         self._device = resolve_device(config.model.device)
         self.kv_groups = group_layers(arch.windows)
@@ -87,6 +90,8 @@ class Worker:
         with times.phase("kv_pool"), naming_the_remedy("kv_pool"):
             built = self._factory.make(limits, self.cache.num_blocks)
         self._runner = built.runner
+        self.pages = make_kv_pages(built.pool)
+        """The KV pool as bytes, for connectors."""
         if built.graphs is not None:
             with times.phase("graphs"), naming_the_remedy("graphs"), torch.inference_mode():
                 _log.info("%s", built.graphs.capture(built.state.inputs).describe())
@@ -97,6 +102,11 @@ class Worker:
     def dtype(self) -> str:
         """Name of the type that the model computes in, e.g. bfloat16."""
         return _name(self._dtype)
+
+    @property
+    def cache_dtype(self) -> str:
+        """Name of the type of the KV pool."""
+        return _name(self._kv_dtype)
 
     @property
     def idle_seconds(self) -> float:

@@ -1,0 +1,246 @@
+"""Requests that wait for K/V from elsewhere, off the queue, and the blocks that are kept for it.
+
+    queue, arrival -> asking -> wanting -> loading -> queue, its blocks still held ("ready") -> running
+                      the       blocks     the
+                      connector            connector
+
+A load becomes a prefix hit: blocks are published when all that was to fill them is known to be right. Memory: loads
+leave a free block to each running request, and take half of the pool at most, but for one that is alone. No deadlock:
+a load ends by itself, and where nothing runs and the head of the queue does not fit, the least important of those that
+are ready lose their hold (what they brought stays cached as long as nobody needs the place).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pagefleet_engine.core.block_pool import IntegrityError
+from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_connector import BlockRun, KVConnector, LoadDone
+from pagefleet_engine.core.request import Request, RequestStatus
+from pagefleet_engine.core.waiting_queue import WaitingQueue
+
+ASKS_PER_TURN = 16
+"""Requests that a connector is asked about between two steps, so that a long queue delays no step."""
+
+Importance = Callable[[Request], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A request whose load has no blocks yet."""
+
+    request: Request
+    num_blocks: int
+    """Of its prompt, those that are cached here included."""
+
+
+class KVLoads:
+    """Owns a request from `park` until it is back in the queue, fails, or is dropped.
+
+    Args:
+        connector: brings K/V.
+        kv_cache: takes it.
+        waiting: the queue; it must take a request back to any place.
+        importance: smaller is served first.
+    """
+
+    def __init__(
+        self, connector: KVConnector, kv_cache: KVCache, waiting: WaitingQueue, importance: Importance
+    ) -> None:
+        self.enabled = connector.bell is not None
+        """Whether there is anything to ask for at all."""
+        self._connector = connector
+        self._kv_cache = kv_cache
+        self._waiting = waiting
+        self._importance = importance
+        self._asking: dict[str, Request] = {}
+        self._wanting: list[_Wanted] = []
+        """Most important first."""
+        self._loading: dict[str, Request | None] = {}
+        """None for a request that is gone: its blocks are kept until nothing writes to them any more."""
+        self._ready: dict[str, Request] = {}
+        self._tried: set[str] = set()
+        """Requests that had a load since they were last in: they take what came and ask no more."""
+
+    @property
+    def num_parked(self) -> int:
+        """Requests that are off the queue."""
+        return len(self._asking) + len(self._wanting) + sum(request is not None for request in self._loading.values())
+
+    @property
+    def parked(self) -> list[Request]:
+        """These requests, in no particular order."""
+        loading = [request for request in self._loading.values() if request is not None]
+        return [*self._asking.values(), *(wanted.request for wanted in self._wanting), *loading]
+
+    def park(self, request: Request) -> bool:
+        """Take a request that is in no queue, if K/V may come for it that is not here; False: there is none."""
+        if not self.enabled or not request.reads_prefix_cache or request.request_id in self._tried:
+            return False
+        num_blocks = self._ask(request)
+        if num_blocks == 0:
+            return False
+        request.park()
+        if num_blocks is None:
+            self._asking[request.request_id] = request
+        else:
+            wanted = _Wanted(request, num_blocks)
+            bisect.insort(self._wanting, wanted, key=lambda wanted: self._importance(wanted.request))
+        return True
+
+    def settle(self, done: Iterable[LoadDone], num_running: int) -> list[Request]:
+        """Take in the loads that ended and begin those that can; returns the requests that must not go on.
+
+        `num_running`: requests that run, each of which is left a free block.
+        """
+        failed = [request for load in done if (request := self._finish(load)) is not None]
+        self._ask_again()
+        self._give_up_holds(num_running)
+        self._begin(num_running)
+        return failed
+
+    def claim_before(self, request: Request) -> int:
+        """Blocks that must stay available when this request is admitted, for a load that is more important."""
+        if not self._wanting:
+            return 0
+        first = self._wanting[0]
+        return first.num_blocks if self._importance(first.request) < self._importance(request) else 0
+
+    def admitted(self, request: Request) -> None:
+        """The request is in, with blocks of its own."""
+        if self.enabled:
+            self._forget(request.request_id)
+
+    def drop(self, request: Request) -> None:
+        """The request is over, in the queue or off it. A load of it goes on until the connector says that it ended."""
+        if not self.enabled:
+            return
+        request_id = request.request_id
+        if request.status is RequestStatus.LOADING:
+            if self._loading.get(request_id) is request:
+                self._loading[request_id] = None
+                self._connector.cancel(request_id)
+            elif self._asking.pop(request_id, None) is None:
+                self._wanting = [wanted for wanted in self._wanting if wanted.request is not request]
+        self._forget(request_id)
+
+    def check_integrity(self) -> None:
+        """Check that each request is in one place, and that those have blocks that should.
+
+        Raises:
+            IntegrityError: the accounts do not add up.
+        """
+        parked = self.parked
+        if any(request.status is not RequestStatus.LOADING for request in parked):
+            raise IntegrityError("a parked request does not wait for K/V")
+        if any(request.status is RequestStatus.LOADING for request in self._ready.values()):
+            raise IntegrityError("a request in the queue waits for K/V")
+        if len({request.request_id for request in parked}) != len(parked):
+            raise IntegrityError("a request is parked twice")
+        if self._kv_cache.holds.reserved_for != self._loading.keys() | self._ready.keys():
+            raise IntegrityError("the requests with reservations are not those whose loads run or are ready")
+
+    # --- the steps of settle()
+
+    def _finish(self, load: LoadDone) -> Request | None:
+        """Take in the end of a load; returns its request if that must not go on."""
+        request_id, holds = load.request_id, self._kv_cache.holds
+        if request_id not in self._loading:
+            raise IntegrityError(f"a load ended that {request_id} did not begin")
+        request = self._loading.pop(request_id)
+        if request is None or load.failure is not None:
+            holds.unreserve(request_id)
+            return request
+        holds.publish(request_id, load.num_blocks)
+        self._requeue(request)
+        return None
+
+    def _ask_again(self) -> None:
+        """Ask about the head of the queue, as what it had here may be gone, and about those who were to ask again."""
+        for _ in range(ASKS_PER_TURN):
+            if not self._waiting or not self.park(self._waiting.peek()):
+                break
+            self._waiting.pop()
+        for request_id in list(itertools.islice(self._asking, ASKS_PER_TURN)):
+            request = self._asking.pop(request_id)
+            if not self.park(request):
+                request.unpark()
+                self._waiting.put_back(request)
+
+    def _give_up_holds(self, num_running: int) -> None:
+        """Let ready requests lose their blocks, least important first, while others cannot get on without."""
+        while self._ready and self._is_short(num_running):
+            head = self._waiting.peek()
+            others = [request for request in self._ready.values() if request is not head]
+            if not others:
+                return
+            self._forget(max(others, key=self._importance).request_id)
+
+    def _is_short(self, num_running: int) -> bool:
+        num_available = self._kv_cache.num_available_blocks
+        if num_running:
+            return num_available < num_running
+        head = self._waiting.peek()
+        return num_available < self._kv_cache.taken_by_admission(head) + self.claim_before(head)
+
+    def _begin(self, num_running: int) -> None:
+        """Give blocks to the most important loads, as far as they reach; nobody overtakes."""
+        while self._wanting:
+            request, num_blocks = self._wanting[0].request, self._wanting[0].num_blocks
+            if request.request_id in self._loading:  # of an earlier request by that name, which was aborted
+                return
+            reservation = None
+            if self._may_reserve(num_blocks):
+                spare = num_running + self._needed_before(request)
+                reservation = self._kv_cache.reserve(request, num_blocks, spare)
+            if reservation is None:
+                return
+            del self._wanting[0]
+            first = reservation.num_cached
+            if first == num_blocks:  # others have computed it meanwhile
+                self._requeue(request)
+                continue
+            self._loading[request.request_id] = request
+            run = BlockRun(first, reservation.blocks[first:], reservation.hashes[first:])
+            self._connector.load(request, (run,))
+
+    def _may_reserve(self, num_blocks: int) -> bool:
+        num_reserved = self._kv_cache.holds.num_reserved
+        return num_reserved == 0 or num_reserved + num_blocks <= self._kv_cache.num_blocks // 2
+
+    def _needed_before(self, request: Request) -> int:
+        """Blocks that the head of the queue needs, if it is more important."""
+        if not self._waiting:
+            return 0
+        head = self._waiting.peek()
+        return self._kv_cache.taken_by_admission(head) if self._importance(head) < self._importance(request) else 0
+
+    # --- parts
+
+    def _ask(self, request: Request) -> int | None:
+        """Return how many leading blocks the request could have by a load: 0 for no more than now; None: ask again."""
+        if request.request_id in self._loading:  # of an earlier request by that name, which was aborted
+            return None
+        num_cached = self._kv_cache.num_cached_tokens(request)
+        num_tokens = self._connector.loadable(request, num_cached)
+        if num_tokens is None:
+            return None
+        # The last token is computed, for its logits.
+        num_blocks = min(num_tokens, request.num_tokens - 1) // self._kv_cache.block_size
+        return num_blocks if num_blocks * self._kv_cache.block_size > num_cached else 0
+
+    def _requeue(self, request: Request) -> None:
+        """Put a request with a reservation back into the queue."""
+        self._ready[request.request_id] = request
+        self._tried.add(request.request_id)
+        request.unpark()
+        self._waiting.put_back(request)
+
+    def _forget(self, request_id: str) -> None:
+        self._tried.discard(request_id)
+        if self._ready.pop(request_id, None) is not None:
+            self._kv_cache.holds.unreserve(request_id)

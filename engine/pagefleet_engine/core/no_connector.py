@@ -1,0 +1,48 @@
+"""The connector of an engine that passes K/V to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, TransfersDone
+from pagefleet_engine.core.request import Request
+
+_NOTHING = TransfersDone()
+
+
+class NoConnector:
+    """Implements `KVConnector`: it has nothing, keeps nothing and never rings."""
+
+    bell = None
+
+    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+        """Nothing."""
+        return 0
+
+    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+        """Not called, as nothing is loadable."""
+        raise AssertionError("there is nothing to load")
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing is under way."""
+
+    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+        """No need to keep anything."""
+        return None
+
+    def ended(self, request: Request, completed: bool) -> None:
+        """Nobody waits for it."""
+
+    def finished(self) -> TransfersDone:
+        """Nothing."""
+        return _NOTHING
+
+    def reset(self) -> None:
+        """Nothing is stored."""
+
+    def stats(self) -> KVTransferStats:
+        """Nothing is counted."""
+        return KVTransferStats()
+
+    def close(self) -> None:
+        """Nothing runs."""
