@@ -48,8 +48,8 @@ class P2PSettings:
     """P: frames of one transfer that are being sent at once."""
     retry: float = 0.5
     """Seconds before a Reserve or Commit without an answer is sent again; doubled each time, up to four times this."""
-    gap_timeout: float = 3.0
-    """D: seconds without a byte of a frame that was committed, after which it is lost."""
+    gap_timeout: float = 5.0
+    """D: seconds without a new frame after a COMMIT, after which those that are missing are lost."""
     max_early_reserves: int = 1024
     """P: Reserves that are remembered for transfers that it does not know yet."""
     max_sessions: int = 1024
