@@ -51,12 +51,13 @@ SWEEP = (
     "auto, approximate",
     "llm-d precise",
     "llm-d approximate",
+    "llm-d estimated (2025)",
     "SGLang cache_aware",
     "least-load",
 )
 SWEEP_RATES = (6.0, 8.0, 10.0, 12.0, 13.0, 14.0, 16.0)
 SHARED = "shared prefixes"
-REPLICATED = ("auto, KV events", "auto, approximate", "llm-d precise", "llm-d approximate")
+REPLICATED = ("auto, KV events", "auto, approximate", "llm-d precise", "llm-d approximate", "llm-d estimated (2025)")
 NUM_REPLICAS = (1, 2, 3)
 
 

@@ -1,11 +1,11 @@
-"""Policies of other routers, written from what they publish; no line of theirs. llm-d's weights
-(prefix 3, queue 2, KV 2, cold 2) are our assumption and were not tuned.
+"""Policies of other routers, written from what they publish; no line of theirs. llm-d's weights are those of its
+guides (prefix 3, queue 2, KV 2, cold 2), and of its benchmark for the estimated scorer.
 
 They see the engines' metrics, where they use them, as of the last 50 ms (llm-d's period); counts of running requests
 are the router's own. llm-d: docs of llm-d-router (precise and approximate prefix cache scorers, no-hit-LRU, guides
-"optimized baseline" and "precise prefix cache aware"). SGLang: sgl-model-gateway, cache_aware. AIBrix: readme of its
-prefix-cache plugin and the defaults of its code. production-stack: its prefixaware router, and PR 1035 (loadaware).
-KubeAI: docs on prefix-aware load balancing.
+"optimized baseline" and "precise prefix cache aware"), and of llm-d-kv-cache (benchmarking/73-capacity). SGLang:
+sgl-model-gateway, cache_aware. AIBrix: readme of its prefix-cache plugin and the defaults of its code. production-stack:
+its prefixaware router, and PR 1035 (loadaware). KubeAI: docs on prefix-aware load balancing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
 from bench.fleet_sim.engine import SimEngine
-from bench.fleet_sim.jobs import Job
+from bench.fleet_sim.jobs import BLOCK, Job
 
 
 class History:
@@ -62,8 +62,12 @@ class Peer:
         """See SimRouter."""
         engine = self.pick(job, now)
         self.running[engine] += 1
-        self.history.record(engine, job.blocks)
+        self.history.record(engine, self.seen(job))
         return engine
+
+    def seen(self, job: Job) -> Sequence[int]:
+        """Return the blocks of a prompt that the policy looks at."""
+        return job.blocks
 
     def pick(self, job: Job, now: float) -> int:
         """Return the engine for a request."""
@@ -107,22 +111,26 @@ class Random(Peer):
 
 
 class LlmdApproximate(Peer):
-    """Weighted scores in 0..1, the highest wins: matched share of the prompt, queue, KV in use."""
+    """Weighted scores in 0..1, the highest wins: matched share of the prompt, queue, KV in use.
+
+    As of 2026: blocks as large, and as many, as the engines say that they have.
+    """
 
     prefix_weight, queue_weight, kv_weight = 3.0, 2.0, 2.0
 
     def matched(self, engine: int, job: Job) -> int:
         """Return the leading blocks that it is believed to have."""
-        return self.history.match(engine, job.blocks)
+        return self.history.match(engine, self.seen(job))
 
     def pick(self, job: Job, now: float) -> int:
         """See Peer."""
         matched = [self.matched(engine, job) for engine in range(self.num)]
+        num_blocks = len(self.seen(job))
         least, most = min(self.waiting), max(self.waiting)
 
         def score(engine: int) -> float:
             queue = 1.0 if most == least else (most - self.waiting[engine]) / (most - least)
-            share = matched[engine] / len(job.blocks)
+            share = matched[engine] / num_blocks
             weighted = self.prefix_weight * share + self.queue_weight * queue
             return weighted + self.kv_weight * (1.0 - self.kv_usage[engine]) + self.cold_score(engine, matched)
 
@@ -136,6 +144,25 @@ class LlmdApproximate(Peer):
 
     def chosen(self, engine: int, matched: Sequence[int], now: float) -> None:
         """Note the choice."""
+
+
+class LlmdEstimated(LlmdApproximate):
+    """The approximate scorer as llm-d measured it beside its precise one: the default of its day.
+
+    Equal weights; it looks at the first 256 pieces of 64 characters, and remembers 31,250 of them for each engine,
+    whatever that has: 4,096 and 500,000 tokens at four characters each. The share is that of the pieces it looks at.
+    """
+
+    prefix_weight, queue_weight, kv_weight = 1.0, 1.0, 1.0
+    _MOST_MATCHED = 256 * 16 // BLOCK
+
+    def __init__(self, num_engines: int, num_blocks: int, seed: int) -> None:
+        super().__init__(num_engines, num_blocks, seed)
+        self.history = History(num_engines, 31_250 * 16 // BLOCK)
+
+    def seen(self, job: Job) -> Sequence[int]:
+        """See Peer."""
+        return job.blocks[: self._MOST_MATCHED]
 
 
 class LlmdNoHitLru(LlmdApproximate):
@@ -280,6 +307,7 @@ class KubeAiPrefixHash(Peer):
 PEERS: dict[str, type[Peer]] = {
     "llm-d precise": LlmdPrecise,
     "llm-d approximate": LlmdApproximate,
+    "llm-d estimated (2025)": LlmdEstimated,
     "llm-d no-hit-LRU": LlmdNoHitLru,
     "SGLang cache_aware": SglangCacheAware,
     "AIBrix prefix-cache": AibrixPrefixCache,

@@ -65,6 +65,15 @@ def test_replicas_share_events_and_no_history() -> None:
     assert hits("llm-d approximate") < 0.9
 
 
+def test_the_estimated_scorer_looks_at_the_first_4096_tokens_only() -> None:
+    router = PEERS["llm-d estimated (2025)"](2, 100, 0)
+    at = router.route(Job(list(range(200)), 1), 0.0)
+    assert router.history.match(at, range(200)) == 64
+    router.kv_usage[at] = 0.9
+    assert router.route(Job([*range(64), *range(900, 1_000)], 1), 0.0) == at, "all that it looks at matches"
+    assert router.route(Job([*range(40), *range(900, 960)], 1), 0.0) == 1 - at, "0.63 of it does: 0.9 of the KV is more"
+
+
 def test_no_more_than_the_limit_runs_at_once_and_the_rest_waits() -> None:
     jobs = [Job([number], 11) for number in range(3)]
     play([(0.0, job) for job in jobs], PLAIN)

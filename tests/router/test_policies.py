@@ -246,6 +246,20 @@ def test_cold_prompts_go_where_least_was_sent() -> None:
     assert set(chosen.values()) == {10}
 
 
+def test_a_cold_prompt_counts_by_its_tokens() -> None:
+    """Caches fill with tokens: who took in one long prompt gets none of the short ones for a while."""
+    policy = auto()
+    engines = [engine(name) for name in "ab"]
+    Attempt(request(tokens=40_000), Choice(engines[0]), 0.0).over(0.0)
+    chosen = []
+    for number in range(30):
+        attempt = Attempt(request(tokens=2000), policy.choose(request(number, tokens=2000), engines), 0.0)
+        attempt.over(0.0)
+        chosen.append(attempt.choice.engine.id)
+    assert set(chosen[:20]) == {"b"}, chosen
+    assert Counter(chosen[20:]) == {"a": 5, "b": 5}, "both took in as much by then"
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_is_deterministic_and_explains_itself(name: str) -> None:
     def chosen() -> list[str]:

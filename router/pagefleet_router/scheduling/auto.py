@@ -28,12 +28,13 @@ COLD_SHARE = 0.25
 """A prompt of which nobody has this share is cold: its prefix, which others may share, gets its first place."""
 COLD_RATIO = 2.0
 """Costs up to this many times the lowest count as equal for a cold prompt: the engine that has the most room and was
-sent the least gets it. Where a prefix lives counts for longer than one answer (llm-d's no-hit-LRU has the same aim);
-without it `bench/router_sim.py` loses 3 % of its hits at the edge of capacity."""
+took in the fewest new tokens gets it. Where a prefix lives counts for longer than one answer (llm-d's no-hit-LRU has
+the same aim); without it `bench/router_sim.py` loses 3 % of its hits at the edge of capacity, and half a percent beyond
+it with requests counted instead of tokens: caches fill with tokens."""
 
 
 class Auto:
-    """Costs in seconds, see `cost`; a prefix nobody has goes where least was sent lately.
+    """Costs in seconds, see `cost`; a prefix nobody has goes where least was stored lately.
 
     Deterministic but for ties and the sample of large fleets, which `rng` decides.
     """
@@ -83,17 +84,17 @@ class Auto:
         self._knowledge.lost(engine_id)
 
     def _pick_cold(self, engines: Sequence[EngineView], costs: Sequence[float], bounds: Bounds) -> EngineView:
-        """Return the engine with the least KV in use and the smallest shares of requests, present and recent.
+        """Return the engine with the least KV in use and the smallest shares of requests and of new tokens.
 
-        The two shares are added, not the requests: what was sent lately is many times what is there, and would hide
-        that an engine works off what it has more slowly than the others.
+        Shares, because the one tells what is there and the other what came lately, which is many times as much: it
+        would hide that an engine works off what it has more slowly than the others.
         """
-        present, sent = bounds.all_requests, bounds.all_recent + 1.0
+        present, stored = bounds.all_requests, len(engines) * bounds.stored
         slack = (COLD_RATIO - 1.0) * min(costs)
         return pick_lowest_then(
             engines,
             costs,
-            lambda one: one.kv_usage + (one.num_requests + PRESENT_SLACK) / present + one.tally.recent / sent,
+            lambda one: one.kv_usage + (one.num_requests + PRESENT_SLACK) / present + one.tally.stored / stored,
             slack,
         )
 

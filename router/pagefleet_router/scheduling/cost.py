@@ -49,8 +49,6 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
     recent: float
     all_requests: float
     """No bound but the sum of all, PRESENT_SLACK of each included."""
-    all_recent: float
-    """The sum of all."""
     stored: float
     """No bound but the mean: tokens that caches took in lately, STORED_SLACK included."""
     slowness: float
@@ -72,7 +70,6 @@ def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
         CROWD_RATIO * requests / num + CROWD_SLACK,
         SHARE_RATIO * recent / num + SHARE_SLACK,
         requests + num * PRESENT_SLACK,
-        recent,
         stored / num + STORED_SLACK,
         slowness_at(youngest),
     )
