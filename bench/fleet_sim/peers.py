@@ -4,8 +4,8 @@ guides (prefix 3, queue 2, KV 2, cold 2), and of its benchmark for the estimated
 They see the engines' metrics, where they use them, as of the last 50 ms (llm-d's period); counts of running requests
 are the router's own. llm-d: docs of llm-d-router (precise and approximate prefix cache scorers, no-hit-LRU, guides
 "optimized baseline" and "precise prefix cache aware"), and of llm-d-kv-cache (benchmarking/73-capacity). SGLang:
-sgl-model-gateway, cache_aware. AIBrix: readme of its prefix-cache plugin and the defaults of its code. production-stack:
-its prefixaware router, and PR 1035 (loadaware). KubeAI: docs on prefix-aware load balancing.
+sgl-model-gateway, cache_aware. AIBrix: readme of its prefix-cache plugin and the defaults of its code.
+production-stack: its prefixaware router, and PR 1035 (loadaware). KubeAI: docs on prefix-aware load balancing.
 """
 
 from __future__ import annotations
