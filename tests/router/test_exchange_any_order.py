@@ -228,5 +228,29 @@ def test_where_nobody_holds_requests_the_engine_s_answer_is_passed_on() -> None:
     scene.check()
 
 
+def test_a_prompt_counts_as_computed_when_the_stream_s_first_event_comes() -> None:
+    """Servers send the head of a stream before they have computed anything."""
+    scene = ExchangeScene(num_engines=1)
+    scene.come(num_tokens=1000)
+    call = reach(scene)
+    [engine] = scene.table.snapshot.engines
+    start = engine.rates.prefill.value
+    call.answer(SSE, b"", False)
+    assert engine.tally.queued(scene.now) == 1000
+    scene.later(10.0)
+    call.answer(None, call.next_events(1), False)
+    assert engine.tally.queued(scene.now) == 0
+    assert engine.rates.prefill.value < start / 2, "ten seconds for these tokens are slow"
+    scene.check()
+
+
+def test_what_an_engine_is_sent_is_known_to_the_next_choice() -> None:
+    scene = ExchangeScene(num_engines=1)
+    scene.come(num_tokens=1000)
+    assert scene.services.dispatcher.metrics.prefix_queries == 0
+    reach(scene)
+    assert scene.services.dispatcher.metrics.prefix_queries == 1000
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -32,9 +32,9 @@ class Exchange:
     """Relays one request. Ends with one call of the client's `finish`, `refuse` or `abort`, unless the client left."""
 
     __slots__ = (
-        "_answering", "_attempted", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back", "_is_admitted",
-        "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape", "cached_tokens", "delivery",
-        "engine", "first_byte_s", "request", "view", "waited_s",
+        "_answering", "_attempted", "_begun", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back",
+        "_is_admitted", "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape",
+        "cached_tokens", "delivery", "engine", "first_byte_s", "request", "view", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
@@ -54,6 +54,8 @@ class Exchange:
         self._call: EngineCall | None = None
         self._tape: StreamTape | None = None
         self._attempted: Attempt | None = None
+        self._begun: Attempt | None = None
+        """The same while its answer has a head and no body yet, which is when a stream's prompt is computed."""
         self._last_read_at = 0.0
         self._is_admitted = self._paused = self._ended = self._has_come_back = False
         self._answering = False
@@ -147,6 +149,9 @@ class Exchange:
             return
         was_relayed = delivery.relayed
         is_over = delivery.take(body, complete, now)
+        if self._begun is not None and (body or complete):
+            self._begun.answering(now)  # what it learns from that no client has to wait for
+            self._begun = None
         if not was_relayed and delivery.relayed:
             self._relayed_first(now)
         tape = self._tape
@@ -190,6 +195,7 @@ class Exchange:
             self._attempted.over(self._clock())
         self._attempted = self._dispatcher.begin(self.view, choice)
         self._answering = False
+        self._begun = None
         if self.view.resumable and self._tape is None and engine.facts is not None:
             self._tape = StreamTape(int(self._services.wall_clock()))
         if self._tape is not None:
@@ -216,8 +222,8 @@ class Exchange:
         if head.status >= 500 and self._failed_status(head):
             return False
         self._answering = True
-        if self._attempted is not None and head.status < 400:
-            self._attempted.answering(now)
+        if head.status < 400:
+            self._begun = self._attempted
         is_continued = delivery.relayed
         if not delivery.take_head(head, engine.id, self._tape):
             self.cut(refusal_of(Failure.RESET))  # it cannot go on with the stream: what was lost stays lost
