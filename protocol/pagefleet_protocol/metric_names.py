@@ -38,6 +38,14 @@ ROUTER_FIRST_TOKEN_SECONDS = "pagefleet_router_time_to_first_token_seconds"  # n
 ROUTER_TOKEN_SECONDS = "pagefleet_router_inter_token_seconds"  # noqa: S105
 """Histogram of streams: mean time between two of their reads."""
 
+# How prompts are read, over all models: add them up over the routers of a fleet.
+ROUTER_PROMPTS_TOKENIZED = "pagefleet_router_prompts_tokenized_total"
+"""Prompts that went on with their tokens or blocks."""
+ROUTER_PROMPTS_LATE = "pagefleet_router_prompts_late_total"
+"""Prompts that went on without: they took too long, or too many waited."""
+ROUTER_SEGMENTS_REUSED = "pagefleet_router_prompt_segments_reused_total"
+"""Parts of prompts whose tokens were remembered."""
+
 # What a router has learned of engines: take the mean over routers.
 ROUTER_PREFILL_RATE = "pagefleet_router_prefill_tokens_per_second"
 """Uncached prompt tokens that one engine computes in a second, by model."""

@@ -102,6 +102,7 @@ class Router:
         self._caches = FleetCaches(config, self.table)
         self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
         self.metrics.include(self._caches.collect)
+        self.metrics.include(self._prompts.collect)
         self._dispatcher = Dispatcher(
             self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget,
             OutlierDetector(), self.metrics, time.monotonic, self._monitor.mark_refused,

@@ -17,6 +17,7 @@ from pagefleet_router.config import RouterConfig
 from pagefleet_router.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -51,6 +52,7 @@ def of_router() -> str:
     metrics.first_token["m"].observe(0.1)
     metrics.token_seconds["m"].observe(0.1)
     metrics.include(FleetCaches(RouterConfig(engine=("http://127.0.0.1:1",), model_name="m"), EndpointTable()).collect)
+    metrics.include(TokenizedPrompts(EndpointTable()).collect)
     scene = GateScene(capacity=0, limits=GateLimits(0, 60.0, 0.0, 0))
     scene.come()
     metrics.include(lambda: collect_admission(scene.gate))

@@ -222,6 +222,24 @@ def test_text_that_is_not_what_the_facts_say_is_not_used(
     uvloop.run(scenario())
 
 
+def shown(prompts: TokenizedPrompts) -> dict[str, float]:
+    """What is served at /metrics."""
+    samples = [sample for family in prompts.collect() for sample in family.samples if sample.name.endswith("_total")]
+    return {one.name.split("_", 3)[3].removesuffix("_total"): one.value for one in samples}
+
+
+def test_what_was_read_and_what_was_remembered_is_counted() -> None:
+    async def check(reader: Reader) -> None:
+        await reader.read(chat())
+        first = shown(reader.prompts)
+        await reader.read(chat())
+        second = shown(reader.prompts)
+        assert (first["tokenized"], second["tokenized"], second["late"]) == (1, 2, 0)
+        assert second["segments_reused"] > first["segments_reused"] == 0
+
+    run(check)
+
+
 def test_whoever_comes_after_the_end_goes_on_alone() -> None:
     async def check(reader: Reader) -> None:
         await reader.prompts.stop()
@@ -245,7 +263,7 @@ def test_a_prompt_that_takes_too_long_goes_on_alone(monkeypatch: pytest.MonkeyPa
         assert await reader.read(chat()) == (RequestView("m"), True)
         assert await reader.read(chat()) == (RequestView("m"), True)
         assert await reader.read(chat()) == (RequestView("m"), False), "two are waiting already"
-        assert reader.prompts.num_late == 3
+        assert shown(reader.prompts) == {"tokenized": 0, "late": 3, "segments_reused": 0}
         gate.set()
         async with asyncio.timeout(60):
             while reader.prompts._num_waiting:  # noqa: ASYNC110

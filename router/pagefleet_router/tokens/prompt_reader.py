@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from prometheus_client.core import Metric
 
 from pagefleet_router.request_view import RequestView
 
@@ -22,6 +24,9 @@ class PromptReader(Protocol):
     async def stop(self) -> None:
         """Read nothing more."""
 
+    def collect(self) -> Iterable[Metric]:
+        """Return its metrics."""
+
 
 class PlainPrompts:
     """Leaves every prompt unread: engines tokenize, and prefixes are guessed from the text."""
@@ -34,3 +39,7 @@ class PlainPrompts:
 
     async def stop(self) -> None:
         """See PromptReader."""
+
+    def collect(self) -> Iterable[Metric]:
+        """See PromptReader."""
+        return ()

@@ -67,6 +67,11 @@ class TextLibrary:
         """Return a model, None where it is not loaded."""
         return self._texts.get(digest)
 
+    @property
+    def num_segments_reused(self) -> int:
+        """How often the tokens of a part of a prompt were remembered."""
+        return self._cache.num_hits
+
     async def stop(self) -> None:
         """Load nothing more."""
         tasks = list(self._loading.values())

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.engine_facts import EngineFacts
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from pagefleet_router.endpoints import EndpointTable, EngineView, Snapshot
 from pagefleet_router.request_view import RequestView
@@ -42,6 +44,7 @@ class TokenizedPrompts:
 
     def __init__(self, table: EndpointTable) -> None:
         self.num_read = 0
+        """Prompts that went on with tokens or blocks."""
         self.num_late = 0
         """Prompts that went on without their tokens."""
         self._table = table
@@ -70,6 +73,19 @@ class TokenizedPrompts:
         self._stopped = True
         await self._library.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def collect(self) -> Iterator[Metric]:
+        """See PromptReader."""
+        for name, text, value in (
+            (names.ROUTER_PROMPTS_TOKENIZED, "Prompts sent on with their tokens or blocks.", self.num_read),
+            (names.ROUTER_PROMPTS_LATE, "Prompts sent on without: too slow, or too many.", self.num_late),
+            (
+                names.ROUTER_SEGMENTS_REUSED,
+                "Parts of prompts whose tokens were remembered.",
+                self._library.num_segments_reused,
+            ),
+        ):
+            yield CounterMetricFamily(name.removesuffix("_total"), text, value=value)
 
     def began(self) -> None:
         """Count a prompt in a thread, or waiting for one."""
@@ -134,7 +150,8 @@ class _Reading:
                 view = future.result()
             else:
                 logger.error("a prompt could not be tokenized: the engine will", exc_info=error)
-        self._prompts.num_read += bool(view.token_ids or view.blocks)
+        if self._then is not None:
+            self._prompts.num_read += bool(view.token_ids or view.blocks)
         self._go_on(view)
 
     def _late(self) -> None:
