@@ -66,5 +66,9 @@ def build_connector(config: KVTransferConfig, side: EngineSide) -> BuiltConnecto
 def _build_one(name: str, config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
     # Imported where they are asked for: each brings what an engine without it need not load.
     match name:
+        case "p2p":
+            from pagefleet_engine.kv_transfer.p2p.build import build_p2p  # noqa: PLC0415
+
+            return build_p2p(config, side)
         case _:
             raise ConfigError(f"kv_connector {name} is not part of this engine")

@@ -193,7 +193,7 @@ class DataPlane(Protocol):
         ...
 
     def counters(self) -> dict[str, float]:
-        """Return totals and gauges for the metrics: those of the plane alone."""
+        """Return what the plane alone counts, named as in docs/metrics.md without its prefix; totals end in `_total`."""
         ...
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class TcpPlane:
         self._newcomers: set[Newcomer] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._events: deque[PlaneEvent] = deque()
-        self._counts = dict.fromkeys(("sent_bytes", "received_bytes", "frames_refused", "connections_refused"), 0)
+        self._num_refused = 0
         self._wake = Bell()
         self._bell = Bell()
         self._look_at = 0.0
@@ -161,14 +161,8 @@ class TcpPlane:
         return events
 
     def counters(self) -> dict[str, float]:
-        """Return what was moved and refused."""
-        counts: dict[str, float] = {name: float(count) for name, count in self._counts.items()}
-        for source in list(self._sources.values()):
-            counts["sent_bytes"] += source.num_bytes_sent
-        for target in list(self._targets.values()):
-            counts["received_bytes"] += target.num_bytes_received
-            counts["frames_refused"] += target.num_refused
-        return counts
+        """Return how many connections nobody had invited."""
+        return {"refused_connections_total": float(self._num_refused)}
 
     def close(self) -> None:
         """Close all sockets and end the thread."""
@@ -237,7 +231,7 @@ class TcpPlane:
             accepted, _ = self._listener.accept()
             tune(accepted)
             if len(self._newcomers) >= MAX_NEWCOMERS:
-                self._counts["connections_refused"] += 1
+                self._num_refused += 1
                 accepted.close()
                 return
             newcomer = Newcomer(accepted, now + self._settings.handshake_s)
@@ -317,7 +311,7 @@ class TcpPlane:
     def _end(self, connection: Connection, reason: str) -> None:
         """Close a connection that has come to nothing."""
         if isinstance(connection, Newcomer):
-            self._counts["connections_refused"] += 1
+            self._num_refused += 1
         elif isinstance(connection, SourceLink | TargetLink):
             self._tell(LinkDown(connection.peer, reason))
         self._remove(connection)
@@ -326,11 +320,8 @@ class TcpPlane:
         if isinstance(connection, Newcomer):
             self._newcomers.discard(connection)
         elif isinstance(connection, SourceLink):
-            self._counts["sent_bytes"] += connection.num_bytes_sent
             del self._sources[connection.peer]
         elif isinstance(connection, TargetLink):
-            self._counts["received_bytes"] += connection.num_bytes_received
-            self._counts["frames_refused"] += connection.num_refused
             del self._targets[connection.peer]
         self._selector.unregister(connection.socket)
         connection.socket.close()
@@ -340,9 +331,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=128)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
         raise ConfigError(
-            f"cannot take K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
+            f"cannot take K/V on {host} port {port} ({reason}): give another kv_port or kv_host"
         ) from error
     listener.setblocking(False)
     return listener

@@ -37,13 +37,9 @@ class SourceLink:
         peer: its incarnation.
         welcome: the source's proof, sent first.
         settings: of the plane.
-
-    Attributes:
-        num_bytes_sent: of payloads.
     """
 
     def __init__(self, accepted: socket.socket, peer: str, welcome: bytes, settings: LinkSettings) -> None:
-        self.num_bytes_sent = 0
         self.peer = peer
         self._socket = accepted
         self._settings = settings
@@ -173,7 +169,6 @@ class SourceLink:
         if outgoing.withdrawn:
             return
         frame = outgoing.frame
-        self.num_bytes_sent += outgoing.num_bytes
         self._settings.tell(
             FrameSent(self.peer, frame.transfer_id, frame.epoch, frame.seq, outgoing.num_bytes, outgoing.checksum)
         )

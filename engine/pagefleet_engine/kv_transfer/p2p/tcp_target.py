@@ -46,10 +46,6 @@ class TargetLink:
         landings: where frames may go; changed by the same thread only.
         settings: of the plane.
         now: monotonic time.
-
-    Attributes:
-        num_bytes_received: of payloads that were used.
-        num_refused: frames.
     """
 
     def __init__(
@@ -61,8 +57,6 @@ class TargetLink:
         settings: LinkSettings,
         now: float,
     ) -> None:
-        self.num_bytes_received = 0
-        self.num_refused = 0
         self.peer = peer
         self._socket = connecting
         self._invitation = invitation
@@ -211,12 +205,10 @@ class TargetLink:
         if incoming.refusal is None and incoming.checksum != header.checksum:
             incoming.refusal = "its checksum is wrong"
         if incoming.refusal is not None:
-            self.num_refused += 1
             self._settings.tell(FrameRefused(self.peer, name.transfer_id, name.epoch, name.seq, incoming.refusal))
             return
         self._pages.fill(incoming.staging, incoming.blocks)
         self._landings.landed(header)
-        self.num_bytes_received += header.num_bytes
         self._settings.tell(
             FrameArrived(
                 self.peer,

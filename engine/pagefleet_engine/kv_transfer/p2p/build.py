@@ -1,0 +1,84 @@
+"""From the configuration to a running p2p connector."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from pagefleet_protocol.fleet_key import FleetKey
+from pagefleet_protocol.kv_control import PlaneName
+
+from pagefleet_engine.config import KVTransferConfig
+from pagefleet_engine.curve import load_fleet_key
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineSide
+from pagefleet_engine.kv_transfer.p2p.connector import P2PConnector
+from pagefleet_engine.kv_transfer.p2p.control_plane import ControlPlane
+from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane
+from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
+from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers, parse_peers
+from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
+from pagefleet_engine.kv_transfer.p2p.source import Source
+from pagefleet_engine.kv_transfer.p2p.target import Target
+from pagefleet_engine.kv_transfer.p2p.tcp import TcpPlane
+
+CHOSEN_PORT_TRIES = 20
+
+
+def build_p2p(config: KVTransferConfig, side: EngineSide, settings: P2PSettings | None = None) -> BuiltConnector:
+    """Listen, and make the connector.
+
+    Args:
+        config: of the engine.
+        side: the engine.
+        settings: limits; default: as the configuration says.
+
+    Raises:
+        ConfigError: there is no fleet key, or an address cannot be used.
+    """
+    if side.identity.fleet_key_file is None:
+        raise ConfigError("kv_connector p2p passes K/V to who has the fleet's key: give fleet_key_file")
+    key = load_fleet_key(side.identity.fleet_key_file)
+    entries = parse_peers(config.kv_peers)
+    settings = settings or settings_of(config, side.pages.bytes_per_block)
+    compatibility = side.shape.compatibility
+    control, tcp = _listen(config, side, key)
+    planes: dict[PlaneName, DataPlane] = {"tcp": tcp}
+    invite: Mapping[PlaneName, Callable[[str], bytes]] = {name: plane.invite for name, plane in planes.items()}
+    parts = DriverParts(
+        source=Source(settings, side.shape, side.identity.incarnation, invite),
+        target=Target(settings, side.shape, side.identity.incarnation, tuple(planes)),
+        control=control,
+        planes=planes,
+        peers=AllowedPeers(entries),
+        pages=side.pages,
+        compatibility=compatibility,
+    )
+    return BuiltConnector(P2PConnector(parts, side.shape.block_size), control.port)
+
+
+def settings_of(config: KVTransferConfig, block_bytes: int) -> P2PSettings:
+    """Return the limits that the configuration gives, and the defaults of the others."""
+    return dataclasses.replace(
+        P2PSettings(block_bytes),
+        send_type=config.kv_send_type,
+        lease=config.kv_lease,
+        transfer_timeout=config.kv_transfer_timeout,
+        buffer_bytes=config.kv_buffer_size,
+        overflow_bytes=config.kv_overflow_size,
+        recompute_budget=config.kv_recompute_budget,
+    )
+
+
+def _listen(config: KVTransferConfig, side: EngineSide, key: FleetKey) -> tuple[ControlPlane, TcpPlane]:
+    """Take the control port and the one after it; where any will do, try until both are free."""
+    tries = 1 if config.kv_port else CHOSEN_PORT_TRIES
+    while True:
+        tries -= 1
+        control = ControlPlane(config.kv_host, config.kv_port, key)
+        try:
+            return control, TcpPlane(side.pages, side.shape.compatibility, config.kv_host, control.port + 1)
+        except ConfigError:
+            control.close()
+            if not tries:
+                raise

@@ -1,0 +1,183 @@
+"""The p2p connector: the scheduler's side, which turns legs of requests into transfers and never waits.
+
+A prefill leg's blocks are offered as they are computed; a decode leg's are asked for once, by its first request. The
+requests of one transfer after the first wait for it, and then find its blocks in the prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+from pagefleet_protocol.kv_handoff import KvTransfer
+
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.request import Request
+from pagefleet_engine.kv_transfer.p2p.agent import TransferAgent
+from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
+from pagefleet_engine.kv_transfer.p2p.target import LoadJob
+
+METRIC = "pagefleet_engine_kv_transfer"
+MAX_REMEMBERED = 8192
+"""Transfers whose load has ended."""
+
+
+class P2PConnector:
+    """Implements `KVConnector` between engines of one fleet.
+
+    Args:
+        parts: what the agent drives.
+        block_size: tokens of a block.
+    """
+
+    def __init__(self, parts: DriverParts, block_size: int) -> None:
+        self._parts = parts
+        self._block_size = block_size
+        self._legs: set[str] = set()
+        """Requests that are prefill legs, and were told."""
+        self._loading: dict[str, str] = {}
+        """Transfers whose load runs -> the request that it is for."""
+        self._loads: dict[str, str] = {}
+        """The same, the other way."""
+        self._settled: OrderedDict[str, None] = OrderedDict()
+        """Transfers that were loaded, or in vain, or not needed: they are asked for no more."""
+        self._num_saves = 0
+        self._num_refused_peers = 0
+        self._agent = TransferAgent(parts)
+
+    @property
+    def bell(self) -> int:
+        """See KVConnector."""
+        return self._agent.bell
+
+    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+        """All full blocks of a decode leg's prompt but for its last token; None while another request loads them."""
+        transfer = request.transfer
+        if transfer is None or transfer.leg != "decode" or transfer.transfer_id in self._settled:
+            return 0
+        if transfer.transfer_id in self._loading:
+            return None
+        return (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+
+    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+        """Ask the prefill engine, if the configuration knows it."""
+        transfer, (run,) = request.transfer, runs
+        assert transfer is not None
+        if self._parts.peers.find(transfer.peer_address) is None:
+            self._num_refused_peers += 1
+            self._remember(transfer.transfer_id)
+            failure = "the prefill engine is none of kv_peers" if transfer.on_failure == "fail" else None
+            self._agent.end(LoadDone(request.request_id, 0, failure))
+            return
+        self._loading[transfer.transfer_id] = request.request_id
+        self._loads[request.request_id] = transfer.transfer_id
+        job = LoadJob(
+            request.request_id,
+            bytes.fromhex(transfer.transfer_id),
+            transfer.peer_address,
+            transfer.peer_incarnation,
+            run.first,
+            tuple(run.blocks),
+            run.hashes[-1],
+            len(run.blocks) * self._block_size,
+            transfer.on_failure,
+        )
+        self._agent.at_target(lambda target, now: target.load(job, now))
+
+    def cancel(self, request_id: str) -> None:
+        """See KVConnector."""
+        self._agent.at_target(lambda target, now: target.cancel(request_id, now))
+
+    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+        """Offer a prefill leg's blocks to its decode engine. A decode leg that runs without a load needs none."""
+        transfer, (run,) = request.transfer, runs
+        if transfer is None:
+            return None
+        if transfer.leg == "decode":
+            self._not_needed(transfer)
+            return None
+        self._begin(request, transfer)
+        self._num_saves += 1
+        number, transfer_id = self._num_saves, bytes.fromhex(transfer.transfer_id)
+        self._agent.at_source(lambda source, now: source.save(transfer_id, number, run, now))
+        return number
+
+    def ended(self, request: Request, completed: bool) -> None:
+        """See KVConnector."""
+        transfer = request.transfer
+        if transfer is None:
+            return
+        if transfer.leg == "decode":
+            if request.request_id not in self._loads:
+                self._not_needed(transfer)
+            return
+        self._begin(request, transfer)
+        self._legs.discard(request.request_id)
+        transfer_id = bytes.fromhex(transfer.transfer_id)
+        self._agent.at_source(lambda source, now: source.ended(transfer_id, completed, now))
+
+    def finished(self) -> TransfersDone:
+        """See KVConnector.
+
+        Raises:
+            EngineDead: a thread has ended by a mistake of ours.
+        """
+        done = self._agent.finished()
+        for load in done.loads:
+            transfer_id = self._loads.pop(load.request_id, None)
+            if transfer_id is not None:
+                del self._loading[transfer_id]
+                self._remember(transfer_id)
+        return done
+
+    def reset(self) -> None:
+        """Nothing is stored here."""
+
+    def stats(self) -> KVTransferStats:
+        """See KVConnector."""
+        parts = self._parts
+        totals = Counter(parts.source.counters.totals())
+        totals.update(parts.target.counters.totals())
+        counters = {
+            f"{METRIC}_seconds_sum": totals.pop("seconds_sum"),
+            f"{METRIC}_seconds_count": totals.pop("completed"),
+            f"{METRIC}_refused_connections_total": float(parts.control.num_refused),
+            f"{METRIC}_refused_peers_total": float(self._num_refused_peers),
+            **{f"{METRIC}_{name}_total": total for name, total in totals.items()},
+        }
+        gauges = {f"{METRIC}_{name}": value for name, value in self._agent.gauges().items()}
+        for plane in parts.planes.values():
+            for name, value in plane.counters().items():
+                kind = counters if name.endswith("_total") else gauges
+                kind[f"{METRIC}_{name}"] = kind.get(f"{METRIC}_{name}", 0.0) + value
+        return KVTransferStats(counters, gauges)
+
+    def close(self) -> None:
+        """See KVConnector."""
+        self._agent.close()
+
+    def _begin(self, request: Request, transfer: KvTransfer) -> None:
+        if request.request_id in self._legs:
+            return
+        self._legs.add(request.request_id)
+        transfer_id = bytes.fromhex(transfer.transfer_id)
+        self._agent.at_source(lambda source, now: source.begin(transfer_id, transfer.peer_incarnation, now))
+
+    def _not_needed(self, transfer: KvTransfer) -> None:
+        """Tell the prefill engine of a transfer that nobody has asked for, once."""
+        if transfer.transfer_id in self._settled or transfer.transfer_id in self._loading:
+            return
+        self._remember(transfer.transfer_id)
+        if self._parts.peers.find(transfer.peer_address) is None:
+            return
+        transfer_id, peer, incarnation = (
+            bytes.fromhex(transfer.transfer_id),
+            transfer.peer_address,
+            transfer.peer_incarnation,
+        )
+        self._agent.at_target(lambda target, now: target.not_needed(transfer_id, peer, incarnation, now))
+
+    def _remember(self, transfer_id: str) -> None:
+        self._settled[transfer_id] = None
+        if len(self._settled) > MAX_REMEMBERED:
+            self._settled.popitem(last=False)
