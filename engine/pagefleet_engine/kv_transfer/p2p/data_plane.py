@@ -193,7 +193,7 @@ class DataPlane(Protocol):
         ...
 
     def counters(self) -> dict[str, float]:
-        """Return what the plane alone counts, named as in docs/metrics.md without its prefix; totals end in `_total`."""
+        """Return what the plane alone counts, by name as in docs/metrics.md without prefix; totals end in `_total`."""
         ...
 
     def close(self) -> None:
