@@ -1,4 +1,4 @@
-"""What one engine tells Prometheus, in a registry of its own. The only importer of prometheus_client in the engine.
+"""What one engine tells Prometheus, in a registry of its own.
 
 The core's gauges and totals are read when somebody scrapes; everything else is counted where it happens. Every series
 has the label `model_name`; no label takes a value that a client can invent.
@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pagefleet_engine.engine_core.messages import CoreStats
+from pagefleet_engine.transfer_metrics import transfer_series
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 KNOWN_IGNORED_FIELDS = frozenset(
@@ -149,6 +150,7 @@ class _CoreCollector(Collector):
         yield self._total(_PREFIX + "kv_events_total", "Batches of KV events published.", stats.kv_events)
         garbage = "Messages and connections on the ports of KV events that were refused."
         yield self._total(_PREFIX + "kv_events_dropped_total", garbage, stats.kv_events_dropped)
+        yield from transfer_series(self._model, stats.kv_transfer)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("model_name",))
