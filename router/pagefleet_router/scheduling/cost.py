@@ -58,10 +58,11 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
 def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
     """Return the bounds among these engines, whose tallies are settled by it."""
     requests = recent = stored = 0.0
-    youngest = math.inf
+    latest = -math.inf
     for engine in engines:
         requests += engine.num_requests
-        youngest = min(youngest, now - engine.usable_since)
+        if engine.usable_since > latest:
+            latest = engine.usable_since
         tally = engine.tally
         recent += tally.settle(now)
         stored += tally.stored
@@ -71,7 +72,7 @@ def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
         SHARE_RATIO * recent / num + SHARE_SLACK,
         requests + num * PRESENT_SLACK,
         stored / num + STORED_SLACK,
-        slowness_at(youngest),
+        slowness_at(now - latest),
     )
 
 
@@ -118,10 +119,13 @@ def place_seconds(engine: EngineView, count: float) -> float:
         busy = share
     if busy < NEGLIGIBLE:
         return 0.0
-    places = max(count, 1.0) / busy
-    free = max(1.0 - busy, LEAST_FREE)
-    wait = math.pow(min(busy, 1.0), math.sqrt(2.0 * (places + 1.0))) / free
-    return engine.rates.request_seconds.value / places * (wait + max(count - places, 0.0))
+    places = (count if count > 1.0 else 1.0) / busy  # no calls of max and min: this is a third of a choice
+    if busy >= 1.0:
+        wait = 1.0 / LEAST_FREE + max(count - places, 0.0)
+    else:
+        free = 1.0 - busy if busy < 1.0 - LEAST_FREE else LEAST_FREE
+        wait = math.pow(busy, math.sqrt(2.0 * (places + 1.0))) / free
+    return engine.rates.request_seconds.value / places * wait
 
 
 def crowding_seconds(engine: EngineView, tokens: int, bounds: Bounds) -> float:

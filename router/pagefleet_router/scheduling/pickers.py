@@ -11,8 +11,10 @@ from pagefleet_router.endpoints import EngineView
 def pick_random_lowest(engines: Sequence[EngineView], costs: Sequence[float], rng: random.Random) -> EngineView:
     """Return an engine of the lowest cost, any of them if there are several."""
     lowest = min(costs)
+    if costs.count(lowest) == 1:
+        return engines[costs.index(lowest)]
     best = [engine for engine, cost in zip(engines, costs, strict=True) if cost == lowest]
-    return best[0] if len(best) == 1 else best[int(rng.random() * len(best))]
+    return best[int(rng.random() * len(best))]
 
 
 def pick_lowest_then(
