@@ -70,5 +70,13 @@ def _build_one(name: str, config: KVTransferConfig, side: EngineSide) -> BuiltCo
             from pagefleet_engine.kv_transfer.p2p.build import build_p2p  # noqa: PLC0415
 
             return build_p2p(config, side)
+        case "offload":
+            from pagefleet_engine.kv_transfer.offload.build import build_offload  # noqa: PLC0415
+
+            return BuiltConnector(build_offload(config, side.shape, side.pages))
+        case "file":
+            from pagefleet_engine.kv_transfer.file.connector import build_file  # noqa: PLC0415
+
+            return BuiltConnector(build_file(config, side.shape, side.pages))
         case _:
             raise ConfigError(f"kv_connector {name} is not part of this engine")

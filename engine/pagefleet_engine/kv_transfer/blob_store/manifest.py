@@ -32,7 +32,7 @@ class _Manifest(_Version, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class FolderClaim:
-    """A folder that is known to be of this engine's shape; while it is held alone, no other engine can claim it so."""
+    """A folder that is known to be of this engine's shape; while it is held alone, nobody else can claim it."""
 
     def __init__(self, folder: Path, file_descriptor: int) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ def claim_folder(folder: Path, shape: KvShape, *, alone: bool) -> FolderClaim:
     Args:
         folder: it is made where it does not exist, and must be empty or such a folder where it does.
         shape: of this engine's blocks.
-        alone: refuse a folder that another engine uses, for one who counts what is in it.
+        alone: share it with nobody, for one who counts what is in it.
 
     Raises:
         ConfigError: it cannot be used; the message says why and what to do.
@@ -66,8 +66,7 @@ def claim_folder(folder: Path, shape: KvShape, *, alone: bool) -> FolderClaim:
     claim = FolderClaim(folder, descriptor)
     try:
         _check_manifest(folder, descriptor, shape)
-        if alone:
-            _lock(folder, descriptor)
+        _lock(folder, descriptor, alone=alone)
     except ConfigError:
         claim.release()
         raise
@@ -103,8 +102,10 @@ def _check_manifest(folder: Path, descriptor: int, shape: KvShape) -> None:
         )
 
 
-def _lock(folder: Path, descriptor: int) -> None:
+def _lock(folder: Path, descriptor: int, *, alone: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError:
-        raise ConfigError(f"kv_offload_dir {folder} is used by another engine: give each a folder of its own") from None
+        raise ConfigError(
+            f"kv_offload_dir {folder} is used by another engine or connector: give each a folder of its own"
+        ) from None

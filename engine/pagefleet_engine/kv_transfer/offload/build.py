@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pagefleet_protocol.kv_blob import KvShape
@@ -21,7 +23,9 @@ MOST_FILES = 2**20
 """Blocks on disk, however large it is: what is known of each takes some 300 bytes of memory."""
 
 
-def build_offload(config: KVTransferConfig, shape: KvShape, pages: KVPages) -> OffloadConnector:
+def build_offload(
+    config: KVTransferConfig, shape: KvShape, pages: KVPages, clock: Callable[[], float] = time.monotonic
+) -> OffloadConnector:
     """Return the connector over the pages of one worker.
 
     Raises:
@@ -33,7 +37,7 @@ def build_offload(config: KVTransferConfig, shape: KvShape, pages: KVPages) -> O
         raise ConfigError(
             f"kv_offload_memory is {config.kv_offload_memory} and one block takes {block_bytes} bytes: raise it"
         )
-    store = _open_store(config, shape, block_bytes)
+    store = _open_store(config, shape, block_bytes, clock)
     disk = None
     if store is not None:
         num_files = min(config.kv_offload_disk // store.file_bytes, MOST_FILES)
@@ -49,10 +53,12 @@ def build_offload(config: KVTransferConfig, shape: KvShape, pages: KVPages) -> O
     return OffloadConnector(mover, host, disk, shape.block_size)
 
 
-def _open_store(config: KVTransferConfig, shape: KvShape, block_bytes: int) -> BlobStore | None:
+def _open_store(
+    config: KVTransferConfig, shape: KvShape, block_bytes: int, clock: Callable[[], float]
+) -> BlobStore | None:
     if config.kv_offload_dir is None or config.kv_offload_disk == 0:
         return None
-    store = BlobStore(claim_folder(Path(config.kv_offload_dir), shape, alone=True), shape, block_bytes)
+    store = BlobStore(claim_folder(Path(config.kv_offload_dir), shape, alone=True), shape, block_bytes, clock)
     if config.kv_offload_disk < store.file_bytes:
         store.close()
         raise ConfigError(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.blob_store.manifest import MANIFEST, claim_folder
+
 from tests.fakes.byte_pages import SHAPE
 
 
@@ -76,5 +76,7 @@ def test_one_engine_at_a_time_has_a_folder_alone(tmp_path: Path) -> None:
 def test_engines_may_share_a_folder(tmp_path: Path) -> None:
     claims = [claim_folder(tmp_path, SHAPE, alone=False) for _ in range(2)]
     assert {claim.folder for claim in claims} == {tmp_path}
+    with pytest.raises(ConfigError, match="is used by another engine or connector"):
+        claim_folder(tmp_path, SHAPE, alone=True)
     for claim in claims:
         claim.release()

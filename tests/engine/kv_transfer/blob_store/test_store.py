@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pagefleet_protocol.block_hash import BlockHash
-from pagefleet_protocol.kv_blob import HEADER_BYTES
-
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
 from pagefleet_engine.kv_transfer.blob_store.store import RETRY_S, BlobStore
 from pagefleet_engine.kv_transfer.block_key import BlockKey, block_keys, group_of, hash_of
+from pagefleet_protocol.block_hash import BlockHash
+from pagefleet_protocol.kv_blob import HEADER_BYTES
+
 from tests.fakes.byte_pages import SHAPE
 
 SIZE = 5000

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from pagefleet_engine.kv_transfer.block_key import BlockKey
 from pagefleet_engine.kv_transfer.offload.eviction import Arc, EvictionPolicy, Lru, make_policy
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from pagefleet_engine.config import OffloadPolicy
 from pagefleet_engine.kv_transfer.block_key import BlockKey
 from pagefleet_engine.kv_transfer.offload.eviction import Lru, make_policy
