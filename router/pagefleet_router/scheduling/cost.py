@@ -61,8 +61,7 @@ def bounds_of(engines: Sequence[EngineView], now: float) -> Bounds:
     latest = -math.inf
     for engine in engines:
         requests += engine.num_requests
-        if engine.usable_since > latest:
-            latest = engine.usable_since
+        latest = max(latest, engine.usable_since)
         tally = engine.tally
         recent += tally.settle(now)
         stored += tally.stored
