@@ -13,12 +13,17 @@ from dataclasses import replace
 from pagefleet_operator.autoscale.asked import asked
 from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.decode_speed import Sighting
-from pagefleet_operator.autoscale.demand import EnginesSeen, Learned, prefill_engines, pressure_demands
+from pagefleet_operator.autoscale.demand import EnginesSeen, prefill_engines
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import Moment, ScalingState
 from pagefleet_operator.autoscale.steps import limited, step
 from pagefleet_operator.autoscale.surge import MEMORY_S
+
+WOKEN_WITHIN_S = 10.0
+"""From the start of the engines to the last answer to those who were held."""
+UNKNOWN_RATE = 5000.0
+"""Prompt tokens per second of an engine of which nothing was learned: what a small accelerator does."""
 
 
 def decide(
@@ -113,12 +118,9 @@ def _learned(
 def _at_zero(policy: ScalingPolicy, signals: FleetSignals, state: ScalingState, now: float) -> Decision:
     if signals.idle:
         return Decision(0, ScalingReason.IDLE, "nobody asks", state)
-    pressures = [
-        demand.engines for demand in pressure_demands(policy, signals, EnginesSeen(), Learned(state.prefill_rate))
-    ]
-    # Without a learned rate one engine has to show how fast it is.
-    wanted = math.ceil(max(pressures, default=0.0)) if state.prefill_rate else 1
-    desired, _ = limited(policy, state, max(1, wanted))
+    # Whoever is held waits for the start anyway: engines are for what they hold, not for a target missed already.
+    computed = (state.prefill_rate or UNKNOWN_RATE) * WOKEN_WITHIN_S
+    desired, _ = limited(policy, state, max(1, math.ceil(signals.queued_tokens / computed)))
     woken = replace(state, desired=desired, raised_at=now, since=now, history=(Moment(now, None, desired, desired),))
     return Decision(desired, ScalingReason.WOKEN_UP, _who_asked(signals), woken)
 

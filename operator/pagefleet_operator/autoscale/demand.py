@@ -38,6 +38,8 @@ class EnginesSeen:
     ready: int = 0
     warming: int = 0
     """Made, and not ready yet."""
+    failing: int = 0
+    """Made, and not to be expected to become ready: they start again and again, or for too long."""
     refused: int = 0
     """Wanted, and not to be created: a quota is used up."""
     start_up_s: float | None = None
@@ -46,7 +48,7 @@ class EnginesSeen:
     @property
     def count(self) -> int:
         """Of all that exist."""
-        return self.ready + self.warming
+        return self.ready + self.warming + self.failing
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pagefleet_operator.autoscale.asked import Asked
 from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.state import ScalingState
+from pagefleet_operator.autoscale.surge import rises
 
 
 def step(policy: ScalingPolicy, state: ScalingState, asked: Asked, ready: int, now: float) -> Decision:
@@ -69,7 +70,8 @@ def _lower(policy: ScalingPolicy, state: ScalingState, asked: Asked, numbers: st
     needed = max(lowest, _kept(policy, state, policy.tempo.down_window, now))
     if needed == state.desired - 1:
         needed = max(needed, _kept(policy, state, policy.tempo.one_down_window, now))
-    if needed >= state.desired or now < _rests_until(policy, state, needed):
+    rests = now < _rests_until(policy, state, needed) or rises(state.history, now)
+    if needed >= state.desired or rests:
         return Decision(state.desired, ScalingReason.COOLING_DOWN, f"{numbers}; {lowest} would do", state)
     desired = max(needed, state.desired - max(1, state.desired // 4))
     return Decision(desired, ScalingReason.LESS_DEMAND, numbers, replace(state, desired=desired, lowered_at=now))

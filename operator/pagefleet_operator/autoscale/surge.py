@@ -20,6 +20,8 @@ SHARE = 0.9
 """Of the moments that the ratio covers; targets are for nineteen of twenty requests, and a mean lags its peaks."""
 MOST = 1.6
 """A load that stands further above its mean is no burst, but another load."""
+LEAST_RISE = 0.1
+"""Of an engine: a load that grows by less in the time between the two means stays as it is."""
 LEAST_LOAD = 0.3
 """Of an engine: what a few requests do beside less than that says nothing."""
 
@@ -27,6 +29,12 @@ LEAST_LOAD = 0.3
 def level(history: Sequence[Moment], now: float) -> float:
     """Return the mean load of the last LEVEL_S seconds; 0 where none was seen."""
     return _mean(history, now - LEVEL_S) or 0.0
+
+
+def rises(history: Sequence[Moment], now: float) -> bool:
+    """Return whether the load's level is above its mean of AROUND_S: what goes now would be wanted back."""
+    around = _mean(history, now - AROUND_S)
+    return around is not None and level(history, now) > around + LEAST_RISE
 
 
 def surge_seen(history: Sequence[Moment], now: float) -> float:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -34,9 +35,14 @@ from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S = 2.0
-AT_A_TIME = 16
+ASK_S = 4.0
+"""For all routers of all services together, however many are dead: well within STALE_S of the look before."""
 TELL_S = 30.0
 """Between two looks of the reconcile at numbers that lead to the same decision."""
+FAILED_STARTS = 3
+"""Restarts of a container after which an engine that is not ready is not on its way any more."""
+START_DEADLINE_S = 1800.0
+"""An engine that is not ready by then is not on its way, where its Deployment has no progressDeadlineSeconds."""
 _ENDED = ("Failed", "Succeeded")
 
 
@@ -67,6 +73,10 @@ class _Followed:
     met: dict[str, float] = field(default_factory=dict)
     """When each router was first seen to run."""
 
+    def rest(self) -> None:
+        """Say nothing more of it while it is paused, and begin with what there is afterwards."""
+        self.state = self.decision = self.gauge = None
+
     def speakers(self, running: Sequence[str], now: float) -> list[str]:
         """Return the routers that should speak: not those that have only begun to run, and have not spoken yet."""
         self.met = {name: self.met.get(name, now) for name in running}
@@ -83,13 +93,15 @@ class Autoscaler:
         count: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         period_s: float = PERIOD_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Start without decisions; `count` is told the reason of each."""
+        """Start without decisions; `count` is told the reason of each, `now` is what people's clocks show."""
         self._pods = pods
         self._view = view
         self._count = count
         self._clock = clock
         self._period_s = period_s
+        self._now = now
         self._followed: dict[Key, _Followed] = {}
 
     def seen(self, key: Key) -> ScalingSeen | None:
@@ -120,12 +132,10 @@ class Autoscaler:
     async def look(self) -> Sequence[Key]:
         """Ask and decide once for every service; returns those to be reconciled because of it."""
         changed: list[Key] = []
-        limit = asyncio.Semaphore(AT_A_TIME)
 
         async def one(key: Key, followed: _Followed) -> None:
-            async with limit:
-                if await self._decide(key, followed):
-                    changed.append(key)
+            if await self._decide(key, followed):
+                changed.append(key)
 
         async with asyncio.TaskGroup() as group:
             for key, followed in self._follow():
@@ -145,11 +155,14 @@ class Autoscaler:
             if followed is not None:
                 found[key] = followed
         self._followed = found
+        for one in found.values():
+            if one.service.spec.paused:
+                one.rest()
         return [(key, one) for key, one in found.items() if not one.service.spec.paused]
 
     async def _decide(self, key: Key, followed: _Followed) -> bool:
         routers = [pod for pod in self._view.pods(key) if pod.component == "router" and _runs(pod)]
-        pages = await asyncio.gather(*(self._pods.router_page(pod.ip) for pod in routers))
+        pages = await asyncio.gather(*(self._page(pod.ip) for pod in routers))
         now = self._clock()
         for pod, page in zip(routers, pages, strict=True):
             reading = read_router_page(page) if page is not None else None
@@ -161,12 +174,20 @@ class Autoscaler:
             return False
         deployment = self._view.child(key, stored.uid, ("Deployment", names_of(followed.service).engine))
         body = deployment.body if deployment is not None and deployment.ours else {}
-        engines = engines_seen(self._view.pods(key), body)
+        engines = engines_seen(self._view.pods(key), body, self._now())
         if followed.state is None:
             deployed = (body.get("spec") or {}).get("replicas")
             desired = wanted_engines(followed.service, _status(stored), None, deployed)
             followed.state = begin(desired, now)
         return self._take(key, followed, signals, engines, now)
+
+    async def _page(self, ip: str) -> bytes | None:
+        """Return a router's page; None too where its turn did not come within ASK_S, as others' time ran out first."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await self._pods.router_page(ip)
+        except TimeoutError:
+            return None
 
     def _take(self, key: Key, followed: _Followed, signals: FleetSignals, engines: EnginesSeen, now: float) -> bool:
         assert followed.state is not None, "it was begun"
@@ -186,28 +207,40 @@ class Autoscaler:
         return False
 
 
-def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any]) -> EnginesSeen:
+def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any], now: datetime) -> EnginesSeen:
     """Return the engines that exist.
 
     Args:
         pods: of one service.
         deployment: of its engines, as the API server has it; empty where there is none.
+        now: to which a start may have taken too long.
     """
+    spec: Mapping[str, Any] = deployment.get("spec") or {}
+    deadline_s = float(spec.get("progressDeadlineSeconds") or START_DEADLINE_S)
     exist = [pod for pod in pods if pod.component == "engine" and pod.phase not in _ENDED]
     engines = [pod for pod in exist if not pod.deleting]
     ready = [pod for pod in engines if pod.ready]
+    warming = sum(_warms_up(pod, deadline_s, now) for pod in engines if not pod.ready)
     conditions = (deployment.get("status") or {}).get("conditions") or ()
     refused = any(one.get("type") == "ReplicaFailure" and one.get("status") == "True" for one in conditions)
-    wanted = (deployment.get("spec") or {}).get("replicas") or 0
+    wanted = spec.get("replicas") or 0
     starts = [(pod.turned - pod.created).total_seconds() for pod in ready if pod.turned and pod.created]
     return EnginesSeen(
         ready=len(ready),
-        warming=len(engines) - len(ready),
+        warming=warming,
+        failing=len(engines) - len(ready) - warming,
         # Those that leave hold their part of a quota until they are gone; then others come in their place.
         refused=max(0, wanted - len(exist)) if refused else 0,
         # One that was ready, failed and came back seems to have taken longer.
         start_up_s=max(0.0, min(starts)) if starts else None,
     )
+
+
+def _warms_up(pod: PodSeen, deadline_s: float, now: datetime) -> bool:
+    """Return whether a pod that is not ready may come to be: not one that fails again and again, or starts for ever."""
+    if any(one.restarts >= FAILED_STARTS for one in pod.containers):
+        return False
+    return pod.created is None or (now - pod.created).total_seconds() < deadline_s
 
 
 def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | None:

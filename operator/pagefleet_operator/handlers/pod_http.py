@@ -16,7 +16,8 @@ from pagefleet_protocol.model_facts import Progress
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 1 << 20
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 256
+"""Pods that are dead keep theirs for TIMEOUT_S, in which the others are to be asked."""
 _PREFIX = "pagefleet_router_fleet_"
 
 

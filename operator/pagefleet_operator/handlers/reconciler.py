@@ -22,6 +22,7 @@ from pagefleet_operator.handlers.model_report import to_keep
 from pagefleet_operator.handlers.observer import Observer
 from pagefleet_operator.handlers.planner import Plan, Planner
 from pagefleet_operator.handlers.status_writer import StatusWriter
+from pagefleet_operator.handlers.waking import wake_asleep
 from pagefleet_operator.plan.observed import ApplyFailure, Observed
 from pagefleet_operator.plan.service_plan import ANNOTATION_FACTS
 
@@ -75,6 +76,7 @@ class Reconciler:
         except InvalidDocument as error:
             previous = self._tools.statuses.previous(key, stored)
             await self._tell(key, stored, self._tools.planner.refuse(error, key, previous, glance))
+            await wake_asleep(self._tools.cluster, key, previous, glance)
             return NEVER_S
         return await self._carry_out(key, stored, service, glance)
 
@@ -101,6 +103,8 @@ class Reconciler:
         if failures:
             plan = tools.planner.plan(service, previous, replace(observed, failures=failures))
         await self._tell(key, stored, plan.status)
+        if not plan.objects and not service.spec.paused:
+            await wake_asleep(tools.cluster, key, previous, observed)
         if failures:
             raise Refused(_sentence(failures), status=failures[0].status)
         return _next_look(plan, applied, observed)

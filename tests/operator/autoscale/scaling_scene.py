@@ -51,7 +51,9 @@ class Scene:
         """Let time pass, and decide once."""
         self.now += seconds
         ready = sum(at <= self.now for at in self.ready_at)
-        engines = EnginesSeen(ready, len(self.ready_at) - ready, self.refused, self.start_up_s)
+        engines = EnginesSeen(
+            ready=ready, warming=len(self.ready_at) - ready, refused=self.refused, start_up_s=self.start_up_s
+        )
         decision = decide(self.policy, signals, engines, self.state, self.now)
         self.state = decision.state
         if not self.refused:

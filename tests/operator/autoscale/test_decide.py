@@ -142,11 +142,16 @@ def test_the_start_of_the_first_engine_is_no_idleness() -> None:
     assert scene.last(QUIET, 20).desired == 0
 
 
-def test_many_held_tokens_wake_more_than_one_engine_where_the_rate_is_known() -> None:
-    crowd = replace(QUIET, held=50.0, queued_tokens=60_000.0)
-    known, unknown = Scene(0, idle_after_s=60.0), Scene(0, idle_after_s=60.0)
-    assert known.decide(crowd).desired == 5
-    assert unknown.decide(replace(crowd, prefill_rate=None)).desired == 1
+def test_what_is_held_decides_how_many_wake_up() -> None:
+    def woken(tokens: float, rate: float | None, **policy: Any) -> int:
+        held = replace(QUIET, held=50.0, queued_tokens=tokens, prefill_rate=rate)
+        return Scene(0, idle_after_s=60.0, **policy).decide(held).desired
+
+    assert woken(60_000.0, 10_000.0) == 1, "six seconds of one engine"
+    assert woken(250_000.0, 10_000.0) == 3
+    assert woken(60_000.0, None) == 2, "by a rate that is assumed"
+    assert woken(0.0, None, queue=1.0) == 1, "not one for each of those who wait"
+    assert woken(9e9, 10_000.0) == 8
 
 
 @pytest.mark.parametrize(

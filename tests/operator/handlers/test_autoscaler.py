@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pagefleet_operator.apply.kinds import BY_NAME, INFERENCE_SERVICE, POD
 from pagefleet_operator.handlers.autoscaler import Autoscaler, engines_seen
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key
-from pagefleet_operator.plan.observed import PodSeen
+from pagefleet_operator.plan.observed import ContainerSeen, PodSeen
 from pagefleet_protocol import metric_names as names
 
 from tests.fakes.kube_operator import SilentPods
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = ("apps", "qwen")
 SCALING = {"min": 1, "max": 4, "target": {"queue": 2}, "scaleToZero": {"after": 10}}
 
@@ -52,10 +54,13 @@ class Lab:
         }
         self.view.note(INFERENCE_SERVICE, body)
 
-    def pod(self, name: str, component: str, ip: str, ready: bool = True) -> None:
-        labels = {"pagefleet.dev/service": "qwen", "app.kubernetes.io/component": component}
+    def pod(
+        self, name: str, component: str, ip: str, ready: bool = True, service: str = "qwen", restarts: int = 0
+    ) -> None:
+        labels = {"pagefleet.dev/service": service, "app.kubernetes.io/component": component}
         conditions = [{"type": "Ready", "status": str(ready)}]
-        status = {"podIP": ip, "phase": "Running", "conditions": conditions}
+        containers = [{"name": component, "restartCount": restarts}]
+        status = {"podIP": ip, "phase": "Running", "conditions": conditions, "containerStatuses": containers}
         self.view.note(POD, {"metadata": {"name": name, "namespace": "apps", "labels": labels}, "status": status})
 
     def deployment(self, replicas: int, refused: bool = False) -> None:
@@ -144,11 +149,72 @@ def test_an_edit_that_is_wrong_changes_nothing_and_one_that_is_right_counts(lab:
     assert lab.seen()[0] == 2
 
 
+def test_a_paused_service_has_no_gauge_and_is_not_decided_for(lab: Lab) -> None:
+    lab.look(page(running=1))
+    assert len(list(lab.scaler.gauges())) == 1
+    lab.service(autoscaling=SCALING, paused=True)
+    lab.look(page(running=1))
+    assert (list(lab.scaler.gauges()), lab.scaler.seen(KEY)) == ([], None)
+    lab.service(autoscaling=SCALING)
+    lab.look(page(running=1))
+    assert (len(list(lab.scaler.gauges())), lab.seen()[0]) == (1, 1)
+
+
+def test_many_dead_routers_take_no_longer_than_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked all at once: each is answered only when all of them have been asked."""
+    asked = set[str]()
+    all_asked = asyncio.Event()
+
+    async def router_page(ip: str) -> bytes | None:
+        asked.add(ip)
+        if len(asked) == 61:
+            all_asked.set()
+        await all_asked.wait()
+        return page(arrivals=1, running=1) if ip == "10.0.0.1" else None
+
+    monkeypatch.setattr(lab.pods, "router_page", router_page)
+    monkeypatch.setattr("pagefleet_operator.handlers.autoscaler.ASK_S", 60.0)
+    for number in range(60):
+        body = {"metadata": {"name": f"s{number}", "namespace": "apps", "uid": str(number)}, "status": {}}
+        spec = {"model": {"uri": "builtin://tiny"}, "autoscaling": SCALING}
+        lab.view.note(INFERENCE_SERVICE, {**body, "spec": spec})
+        lab.pod(f"dead{number}", "router", f"10.0.1.{number}", service=f"s{number}")
+    lab.look()
+    assert len(asked) == 61
+
+
+def test_a_router_that_says_nothing_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(ip: str) -> bytes | None:
+        await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr(lab.pods, "router_page", never)
+    monkeypatch.setattr("pagefleet_operator.handlers.autoscaler.ASK_S", 0.01)
+    lab.look(times=10)
+    assert lab.seen()[1] == "SignalsMissing"
+
+
+def test_an_engine_that_fails_again_and_again_or_starts_for_too_long_is_not_on_its_way() -> None:
+    starting = PodSeen("qwen-engine-1", "engine", "", phase="Running", created=NOW - timedelta(seconds=100))
+    crashed = replace(starting, containers=(ContainerSeen("engine", restarts=3),))
+    once = replace(starting, containers=(ContainerSeen("engine", restarts=1),))
+    body = {"spec": {"replicas": 3, "progressDeadlineSeconds": 300}}
+    found = engines_seen([starting, crashed, once], body, NOW)
+    assert (found.ready, found.warming, found.failing, found.count) == (0, 2, 1, 3)
+    assert engines_seen([starting], body, NOW + timedelta(seconds=250)).failing == 1
+
+
+def test_a_service_whose_engine_crashes_for_ever_goes_to_zero_when_nobody_asks(lab: Lab) -> None:
+    lab.pod("e1", "engine", "10.0.0.9", ready=False, restarts=7)
+    lab.look(page(arrivals=5), times=12)
+    assert lab.seen() == (0, "Idle")
+
+
 def test_pods_that_may_not_be_created_are_counted() -> None:
     body = {"spec": {"replicas": 3}, "status": {"conditions": [{"type": "ReplicaFailure", "status": "True"}]}}
-    assert engines_seen((), body).refused == 3
-    assert engines_seen((), {"spec": {"replicas": 3}}).refused == 0
+    assert engines_seen((), body, NOW).refused == 3
+    assert engines_seen((), {"spec": {"replicas": 3}}, NOW).refused == 0
     engine = PodSeen("qwen-engine-1", "engine", "", phase="Running", ready=True)
     leaving = [replace(engine, deleting=True)] * 2
-    assert engines_seen([engine, *leaving], body).refused == 0, "two come when two have left"
-    assert engines_seen([engine, leaving[0]], body).refused == 1
+    assert engines_seen([engine, *leaving], body, NOW).refused == 0, "two come when two have left"
+    assert engines_seen([engine, leaving[0]], body, NOW).refused == 1

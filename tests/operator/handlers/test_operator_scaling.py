@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from pagefleet_operator.handlers.settings import OperateSettings
 from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.kube_names import FIELD_MANAGER, LABEL_COMPONENT, LABEL_MANAGED_BY, LABEL_SERVICE
@@ -133,6 +134,26 @@ def test_up_with_the_load_to_zero_without_and_up_again_for_the_first_request() -
         await until(lambda: site.w.condition("Ready").get("reason") == "Serving")
         assert [site.events().count(reason) for reason in ("ScaledToZero", "WokenUp")] == [1, 1]
         assert "ScaledUp" in site.events()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("edit", [{"autoscaling": {"min": 9, "max": 2}}, {"profileRef": {"name": "gone"}}])
+def test_a_sleeping_service_wakes_up_though_its_last_edit_is_refused(edit: dict[str, Any]) -> None:
+    async def scenario(site: Site, running: Running) -> None:
+        await site.one_engine()
+        site.pods.waiting = 0
+        await until(lambda: site.wanted == 0)
+        site.carry_out()
+        await until(lambda: site.scaling.get("current") == 0)
+        site.w.apply(**{"autoscaling": SCALING, **edit})
+        await until(lambda: site.w.condition("Degraded").get("status") == "True")
+        image = site.w.get("Deployment", "qwen-engine")["spec"]["template"]
+        assert site.wanted == 0, "nobody asks"
+        site.pods.held = 1
+        await until(lambda: site.wanted == 1)
+        assert site.w.get("Deployment", "qwen-engine")["spec"]["template"] == image
+        assert site.w.condition("Degraded")["status"] == "True"
 
     run(scenario)
 
