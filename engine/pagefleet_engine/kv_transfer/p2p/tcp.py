@@ -331,10 +331,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+    except OSError as error:
         raise ConfigError(
-            f"cannot take K/V on {host} port {port} ({reason}): give another kv_port or kv_host"
+            f"cannot take K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
         ) from error
     listener.setblocking(False)
     return listener
