@@ -21,7 +21,7 @@ from pagefleet_operator.autoscale.trend import projected
 
 MARGIN_UP = 0.05
 """Of an engine: demand above a whole number by no more asks for no further one."""
-MARGIN_DOWN = 0.35
+MARGIN_DOWN = 0.3
 """Of an engine: one goes only if that much more demand would still be met without it."""
 
 

@@ -14,13 +14,12 @@ DEFAULT_KV_USAGE = 0.8
 class Tempo:
     """How quickly decisions follow their signals; seconds unless a name says otherwise."""
 
-    up_window: float = 10.0
+    up_window: float = 8.0
     """Demand has to last so long before engines are added, unless there is panic."""
-    one_up_window: float = 30.0
-    """The same where one more is enough: a burst that ends sooner ends long before that one has started."""
-    down_window: float = 90.0
-    """Engines go once the load of so long a time, with its bursts, did not ask for them: as long as an engine takes to
-    start, should it be wanted again."""
+    one_up_window: float = 15.0
+    """The same where one more is enough: noise alone asks for it now and then."""
+    down_window: float = 60.0
+    """Engines go once the load of so long a time, with its bursts, did not ask for them."""
     one_down_window: float = 150.0
     """The same where one alone could go."""
     down_after_up: float = 200.0

@@ -52,8 +52,8 @@ def test_one_engine_more_takes_longer_than_two() -> None:
     one, two = Scene(4), Scene(4)
     one.last(arriving(3.0), 60)
     two.last(arriving(3.0), 60)
-    assert (one.last(arriving(4.5), 26).desired, one.last(arriving(4.5), 8).desired) == (4, 5)
-    assert (two.last(arriving(5.5), 8).desired, two.last(arriving(5.5), 6).desired) == (4, 6)
+    assert (one.last(arriving(4.5), 14).desired, one.last(arriving(4.5), 6).desired) == (4, 5)
+    assert (two.last(arriving(5.5), 6).desired, two.last(arriving(5.5), 6).desired) == (4, 6)
 
 
 def test_one_engine_fewer_takes_longer_than_two() -> None:
