@@ -230,16 +230,16 @@ def decode(data: bytes | memoryview, compatibility: bytes) -> ControlMessage:
     if len(data) < HEADER_BYTES:
         raise KvControlError(f"{len(data)} bytes are no control message")
     *fields, theirs, transfer_id, epoch, seq, length, check = _HEADER.unpack_from(data)
-    decoder = _DECODERS.get(number)
-    if decoder is None:
-        raise KvControlError(f"there is no message of type {number}")
-    if theirs != compatibility and number != _NUMBERS[Nack]:
-        raise KvIncompatibleError("the peer's K/V is of another model, layout or type")
     body = data[HEADER_BYTES:]
     if length != len(body):
         raise KvControlError(f"{length} bytes were announced, {len(body)} came")
     if check != zlib.crc32(body, zlib.crc32(_HEADER.pack(*fields, theirs, transfer_id, epoch, seq, length, 0))):
         raise KvControlError("the message is damaged")
+    if theirs != compatibility and number != _NUMBERS[Nack]:
+        raise KvIncompatibleError("the peer's K/V is of another model, layout or type")
+    decoder = _DECODERS.get(number)
+    if decoder is None:
+        raise KvControlError(f"there is no message of type {number}")
     try:
         return ControlMessage(decoder.decode(body), transfer_id, epoch, seq)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -492,11 +492,12 @@ class Net:
     def run_quiet(self, rounds: int = 400) -> None:
         """Deliver everything that is under way, and what comes of it."""
         for _ in range(rounds):
-            if not self._round():
+            if not self.one_round():
                 return
         raise AssertionError("it never becomes quiet")
 
-    def _round(self) -> bool:
+    def one_round(self) -> bool:
+        """Move everything one step; False: there was nothing to move."""
         letters, self.letters = self.letters, []
         busy = bool(letters)
         for letter in letters:

@@ -337,7 +337,7 @@ class Target:
             return self._fail(load, verdict, now)
         commit, counters = load.commit, self.counters
         assert commit is not None
-        exposed = now - load.committed_at + commit.micros_since_computed / 1e6
+        exposed = min(now - load.started, now - load.committed_at + commit.micros_since_computed / 1e6)
         counters.completed += 1
         counters.seconds_sum += now - load.started
         counters.exposed_seconds += exposed

@@ -22,6 +22,7 @@ BUFFER_BLOCKS = 8
 OVERFLOW_BLOCKS = 6
 MAX_TRANSFERS = 12
 pick = st.integers(0, 10_000)
+rarely = st.sampled_from([False] * 4 + [True])
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -89,6 +90,43 @@ class AnyOrder(RuleBasedStateMachine):
             on_failure,
         )
         self.waiting_loads.append((decode, job, num_blocks - first))
+
+    @precondition(lambda self: self.num_transfers < MAX_TRANSFERS)
+    @rule(
+        p=st.sampled_from(ADDRESSES),
+        d=st.sampled_from(NAMES),
+        num_blocks=st.integers(1, 10),
+        cached=st.sampled_from([0, 0, 1, 5]),
+        computed=st.integers(0, 10),
+        load_first=st.booleans(),
+        rounds=st.integers(0, 16),
+    )
+    def arrive_and_begin(
+        self, p: str, d: str, num_blocks: int, cached: int, computed: int, load_first: bool, rounds: int
+    ) -> None:
+        """Both legs at once, some of the prompt computed, and a moment in which the network is well."""
+        self.arrive(p, d, num_blocks, cached, False, "fail")
+        takes = [lambda: self.take_up_leg(len(self.waiting_legs) - 1)]
+        takes.insert(0 if load_first else 1, lambda: self.take_up_load(len(self.waiting_loads) - 1, False))
+        for take in takes:
+            take()
+        if computed:
+            self.compute(len(self.legs) - 1, computed)
+        computed = min(computed, num_blocks)
+        if computed == num_blocks:
+            self.end_leg(len(self.legs) - 1, True)
+        self.flow(rounds)
+
+    @rule(rounds=st.integers(1, 8))
+    def flow(self, rounds: int) -> None:
+        """Everything moves a little, as it should."""
+        for _ in range(rounds):
+            self.net.one_round()
+
+    @rule(rounds=st.integers(1, 8), seconds=st.sampled_from([0.1, 0.5]))
+    def flow_and_tick(self, rounds: int, seconds: float) -> None:
+        self.flow(rounds)
+        self.net.tick(seconds)
 
     @precondition(lambda self: self.waiting_legs)
     @rule(n=pick)
@@ -194,9 +232,13 @@ class AnyOrder(RuleBasedStateMachine):
         data = one.data[: seed % len(one.data)] if cut else spoil(one.data, seed)
         self.net.deliver(Letter(one.to_prefill, one.address, one.decode, one.key, data))
 
-    @rule(p=st.sampled_from(ADDRESSES), d=st.sampled_from(NAMES))
-    def partition(self, p: str, d: str) -> None:
-        self.net.cut ^= {(p, d)}
+    @rule(p=st.sampled_from(ADDRESSES), d=st.sampled_from(NAMES), seconds=st.sampled_from([0.5, 4.0, 8.0]))
+    def partition(self, p: str, d: str, seconds: float) -> None:
+        self.net.cut.add((p, d))
+        for _ in range(round(seconds * 2)):
+            self.net.one_round()
+            self.net.tick(0.5)
+        self.net.cut.clear()
 
     @rule(d=st.sampled_from(NAMES))
     def lose_control_connection(self, d: str) -> None:
@@ -218,8 +260,15 @@ class AnyOrder(RuleBasedStateMachine):
         for engine in (*self.net.prefills.values(), *self.net.decodes.values()):
             engine.pass_event()
 
-    @rule(n=pick, fault=st.sampled_from(["lose", "double", "swap", "damage", "cut", "break"]), seed=pick)
-    def harm_frames(self, n: int, fault: str, seed: int) -> None:
+    @rule(
+        n=pick,
+        fault=st.sampled_from(["lose", "double", "swap", "damage", "cut", "break"]),
+        seed=pick,
+        send=st.booleans(),
+    )
+    def harm_frames(self, n: int, fault: str, seed: int, send: bool) -> None:
+        for prefill in self.net.prefills.values() if send else ():
+            self.net.send_frame(prefill)
         pairs = [pair for pair, wire in self.net.links.items() if wire or fault == "break"]
         if not pairs:
             return
@@ -241,17 +290,19 @@ class AnyOrder(RuleBasedStateMachine):
 
     # time and lives
 
-    @rule(seconds=st.sampled_from([0.1, 0.6, 2.0, 7.0, 31.0]))
+    @rule(seconds=st.sampled_from([0.1, 0.1, 0.6, 0.6, 2.0, 2.0, 7.0, 31.0]))
     def tick(self, seconds: float) -> None:
         self.net.tick(seconds)
 
-    @rule(p=st.sampled_from(ADDRESSES))
-    def prefill_crashes(self, p: str) -> None:
-        self.net.crash_prefill(p)
+    @rule(p=st.sampled_from(ADDRESSES), really=rarely)
+    def prefill_crashes(self, p: str, really: bool) -> None:
+        if really:
+            self.net.crash_prefill(p)
 
-    @rule(d=st.sampled_from(NAMES))
-    def decode_crashes(self, d: str) -> None:
-        self.net.crash_decode(d)
+    @rule(d=st.sampled_from(NAMES), really=rarely)
+    def decode_crashes(self, d: str, really: bool) -> None:
+        if really:
+            self.net.crash_decode(d)
 
     @rule(seconds=st.sampled_from([1.0, 3.0]))
     def all_is_well_for_a_while(self, seconds: float) -> None:
