@@ -256,7 +256,7 @@ class DisaggregatedRole(Object):
     replicas: Annotated[int, Field(ge=0, le=256)] = 1
     """Engines of this part; left out where autoscaling chooses them."""
     autoscaling: Autoscaling | None = None
-    """How many engines there are, by their load; prefill takes ttftMs and queue as targets, decode itlMs and kvUsage."""
+    """How many engines there are, by their load; targets of prefill: ttftMs, queue; of decode: itlMs, kvUsage."""
     args: Arguments = ()
     """More flags of these engines, after those of spec.engine.args."""
     resources: Resources = Resources()

@@ -236,9 +236,7 @@ _ENGINE = ("spec", "engine")
 _DISAGGREGATION = ("spec", "disaggregation")
 _PREFILL_TARGETS = ("ttftMs", "queue")
 _DECODE_TARGETS = ("itlMs", "kvUsage")
-_ARGS_CEL = (
-    f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
-)
+_ARGS_CEL = f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
 _ARGS_MESSAGE = f"must not hold {', '.join(f'{flag} ({remedy})' for flag, remedy in OWN_FLAGS.items())}"
 ENGINE_RULES = (
     Rule((*_ENGINE, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag),

@@ -145,7 +145,12 @@ def test_an_empty_disaggregation_is_one_pair() -> None:
     found = parse_inference_service(document("spec.disaggregation", {})).spec.disaggregation
     assert found is not None
     assert (found.prefill.replicas, found.decode.replicas) == (1, 1)
-    assert (found.connector, found.data_plane, found.send_type, found.fallback) == ("p2p", "auto", "PutAsync", "Recompute")
+    assert (found.connector, found.data_plane, found.send_type, found.fallback) == (
+        "p2p",
+        "auto",
+        "PutAsync",
+        "Recompute",
+    )
     assert found.threshold is None
 
 
@@ -216,7 +221,7 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         (
             "spec.speculation",
             {},
-            "spec.speculation: unknown field. Fields here: model, cache, engine, replicas, autoscaling, disaggregation,",
+            "spec.speculation: unknown field. Fields here: model, cache, engine, replicas, autoscaling,",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from pagefleet_protocol.inference_status import Condition, ConditionType, Infere
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.verdict import find_condition
 
-_TOLD: tuple[ConditionType, ...] = ("Degraded", "Ready", "ModelCached", "Progressing", "ScalingActive")
+_TOLD: tuple[ConditionType, ...] = ("Degraded", "Ready", "ModelCached", "KVLinkReady", "Progressing", "ScalingActive")
 """Conditions whose turns are told, the most telling first. Ready has the reasons of EngineReady and RouterReady."""
 _SILENT = frozenset(
     {
@@ -28,6 +28,7 @@ _SILENT = frozenset(
         Reason.WAKING,
         Reason.ADVISED,
         Reason.SCALED_OUTSIDE,
+        Reason.KV_LINKED,
     }
 )
 """Passing states of every start and every rollout, and what the autoscaler's own events tell."""

@@ -8,15 +8,21 @@ from __future__ import annotations
 from pagefleet_protocol.inference_service import InferenceService
 
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PairRole
+
+_SEND_TYPES = {"PutAsync": "put_async", "Put": "put", "Get": "get"}
 
 
-def engine_args(service: InferenceService, resolved: Resolved, location: str) -> tuple[str, ...]:
+def engine_args(
+    service: InferenceService, resolved: Resolved, location: str, role: PairRole | None = None
+) -> tuple[str, ...]:
     """Return what follows `pagefleet serve`.
 
     Args:
         service: what is wanted.
         resolved: the settings in force.
         location: of the model where the engine runs: a folder, or builtin://tiny.
+        role: the engine's part of a disaggregated service.
     """
     length = resolved.max_model_len
     return (
@@ -26,14 +32,27 @@ def engine_args(service: InferenceService, resolved: Resolved, location: str) ->
         *(("--quantization", resolved.quantization) if resolved.quantization else ()),
         *(("--max-model-len", str(length)) if length is not None else ()),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
+        *(_kv_args(service, role) if role else ()),
         *resolved.args,
+    )
+
+
+def _kv_args(service: InferenceService, role: PairRole) -> tuple[str, ...]:
+    """Return how an engine passes K/V; where it listens and whom it asks is for whoever starts it."""
+    both = service.spec.disaggregation
+    assert both is not None, "only such services have parts"
+    return (
+        *("--kv-connector", both.connector),
+        *("--kv-role", role),
+        *("--kv-data-plane", both.data_plane),
+        *("--kv-send-type", _SEND_TYPES[both.send_type]),
     )
 
 
 def router_args(service: InferenceService) -> tuple[str, ...]:
     """Return what follows `pagefleet route` and the flag that says where its engines are."""
     aliases, router = service.spec.model.aliases, service.spec.router
-    queue = router.queue
+    queue, both = router.queue, service.spec.disaggregation
     return (
         *("--model-name", service.model_name),
         *(word for alias in aliases for word in ("--model-alias", alias)),
@@ -45,5 +64,7 @@ def router_args(service: InferenceService) -> tuple[str, ...]:
         *(("--queue-size", str(queue.max)) if queue.max is not None else ()),
         *(("--queue-timeout", str(queue.timeout)) if queue.timeout is not None else ()),
         *("--cold-start-timeout", str(queue.cold_start_timeout)),
+        *(("--pd-threshold", str(both.threshold)) if both and both.threshold is not None else ()),
+        *(("--pd-fallback", both.fallback.lower()) if both else ()),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
     )

@@ -18,11 +18,14 @@ from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
 from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status, scaling_verdict
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
+from pagefleet_operator.plan.kv_link import kv_link_verdict
 from pagefleet_operator.plan.observed import LiveSample, Observed
+from pagefleet_operator.plan.pair_status import both_verdict, part_verdicts, parts_scaling, role_scaling
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
+from pagefleet_operator.plan.roles import role_view
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)
@@ -47,7 +50,10 @@ class Situation:
     model: Verdict | None
     """None where the spec was refused before the model's turn came."""
     engines: RoleSeen
+    """Of a disaggregated service: those of both parts."""
     routers: RoleSeen
+    parts: tuple[RoleSeen, ...] = ()
+    """Prefill and decode engines of a disaggregated service."""
     resolved: Resolved | None = None
     fit: Fit = field(default_factory=Fit)
     gate: Verdict | None = None
@@ -61,7 +67,9 @@ class Situation:
 def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
-    engine = asleep_verdict(service, now.engines.wanted) or role_verdict(now.engines, now.nothing or now.gate)
+    gate, asleep = now.nothing or now.gate, _asleep(now)
+    engine = asleep or both_verdict(now.parts, gate) or role_verdict(now.engines, gate)
+    link = kv_link_verdict(seen.kv_engines, (now.parts[0].ready, now.parts[1].ready)) if now.parts else None
     router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
@@ -70,25 +78,29 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         "Ready": _ready(now, url, (model, engine, router)),
         "ModelCached": model,
         "EngineReady": engine,
+        **part_verdicts(now.parts, gate, link, asleep),
         "RouterReady": router,
         "Progressing": progress,
-        "Degraded": _degraded(now, progress),
+        "Degraded": _degraded(now, progress, link),
     }
     if service.spec.autoscaling is not None:
         verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _routers_to_hear(now))
+    elif (active := parts_scaling(service, seen, now.parts, _routers_to_hear(now))) is not None:
+        verdicts["ScalingActive"] = active
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
-        mode="Paused" if service.spec.paused else "Aggregated",
+        mode="Paused" if service.spec.paused else "Disaggregated" if now.parts else "Aggregated",
         url=url,
         ready=f"{now.engines.ready}/{now.engines.wanted}",
         replicas=len(now.engines.pods),
         selector=f"{LABEL_SERVICE}={service.name},{LABEL_COMPONENT}=engine",
         conditions=make_conditions(verdicts, now.previous, seen.generation, rfc3339(seen.now)),
-        roles=(now.engines.status(), now.routers.status()),
+        roles=tuple(one.status() for one in (*(now.parts or (now.engines,)), now.routers)),
         resolved=_resolved(now),
         live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
         scaling=scaling_status(service, now.previous, seen.scaling, len(now.engines.pods), rfc3339(seen.now)),
+        role_scaling=role_scaling(service, now.previous, seen, now.parts, rfc3339(seen.now)),
     )
 
 
@@ -198,7 +210,7 @@ def _held(now: Situation, url: str) -> Verdict | None:
     if not now.routers.ready or now.degraded:
         return None
     fails = any(trouble.reason not in NORMAL for trouble in now.engines.troubles)
-    asleep = asleep_verdict(now.service, now.engines.wanted)
+    asleep = _asleep(now)
     return held_verdict(now.previous, url, "" if fails else now.engines.count, asleep)
 
 
@@ -215,7 +227,7 @@ def _progress(now: Situation) -> Verdict:
         return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the spec carried out")
     if now.degraded and now.resolved is None:
         return Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where")
-    engine = role_progress(now.engines)
+    engine = _engine_progress(now)
     if engine and engine.reason is Reason.ROLLOUT_STOPPED:
         return engine
     if now.gate:
@@ -225,21 +237,33 @@ def _progress(now: Situation) -> Verdict:
     return engine or _router_progress(now) or SETTLED
 
 
+def _engine_progress(now: Situation) -> Verdict | None:
+    found = [told for one in now.parts or (now.engines,) if (told := role_progress(one))]
+    return next((one for one in found if one.reason is Reason.ROLLOUT_STOPPED), found[0] if found else None)
+
+
 def _router_progress(now: Situation) -> Verdict | None:
     """Return what routers are on the way to. Where no engine is wanted they wait for nothing, and need not be ready."""
     idle = now.engines.wanted == 0 and all(trouble.reason in NORMAL for trouble in now.routers.troubles)
     return None if idle else role_progress(now.routers)
 
 
-def _degraded(now: Situation, progress: Verdict) -> Verdict:
+def _degraded(now: Situation, progress: Verdict, link: Verdict | None) -> Verdict:
     if now.degraded:
         return now.degraded
     if progress.reason is Reason.ROLLOUT_STOPPED:
         return Verdict(True, progress.reason, progress.message)
-    for seen in (now.engines, now.routers):
-        if 0 < seen.ready < seen.wanted:
+    for seen in (*(now.parts or (now.engines,)), now.routers):
+        if 0 < seen.ready < seen.wanted or (seen.wanted and not seen.ready and now.engines.ready and seen in now.parts):
             return Verdict(True, Reason.PARTLY_READY, f"{seen.count}; {seen.role.title()}Ready says why")
+    if link is not None and link.reason in (Reason.KV_INCOMPATIBLE, Reason.KV_LINK_DOWN):
+        return Verdict(True, link.reason, link.message)
     return Verdict(False, Reason.AS_WANTED, "every object is as the spec wants it")
+
+
+def _asleep(now: Situation) -> Verdict | None:
+    """Return EngineReady where an autoscaler wants no engine; of two parts either tells, as they rest together."""
+    return asleep_verdict(role_view(now.service, "decode") if now.parts else now.service, now.engines.wanted)
 
 
 def _kept(previous: InferenceServiceStatus | None, kind: ConditionType, cause: Verdict | None) -> Verdict:

@@ -14,6 +14,9 @@ from typing import Any, Literal
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.model_facts import Progress
 
+from pagefleet_operator.plan.kv_link import KvEngineSeen
+from pagefleet_operator.plan.roles import PairRole
+
 Component = Literal["engine", "router", "model"]
 ChildKey = tuple[str, str]
 """Kind and name."""
@@ -62,6 +65,8 @@ class PodSeen:
     deleting: bool = False
     node: str = ""
     ip: str = ""
+    role: PairRole | None = None
+    """Part of a disaggregated service; None: none."""
     created: datetime | None = None
     turned: datetime | None = None
     """When `ready` last changed."""
@@ -139,4 +144,8 @@ class Observed:
     live: LiveSample | None = None
     scaling: ScalingSeen | None = None
     """None: there is no autoscaling, or nothing was decided since the operator started."""
+    role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
+    """The same for the parts of a disaggregated service."""
+    kv_engines: tuple[KvEngineSeen, ...] = ()
+    """What engines of a disaggregated service said of their K/V transfer."""
     failures: tuple[ApplyFailure, ...] = ()

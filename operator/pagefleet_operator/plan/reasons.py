@@ -45,6 +45,10 @@ class Reason(StrEnum):
     CLAIM_MISSING = "ClaimMissing"
     CLAIM_PENDING = "ClaimPending"
     JOB_FAILED = "JobFailed"
+    # Prefill and decode engines.
+    KV_LINKED = "KVLinked"
+    KV_INCOMPATIBLE = "KVIncompatible"
+    KV_LINK_DOWN = "KVLinkDown"
     # Pods.
     NOT_READY = "NotReady"
     INSUFFICIENT_GPU = "InsufficientGPU"
@@ -95,6 +99,7 @@ NORMAL = frozenset(
         Reason.AT_MAXIMUM,
         Reason.ADVISED,
         Reason.SCALED_OUTSIDE,
+        Reason.KV_LINKED,
         Reason.SCALED_TO_ZERO,
         Reason.PAUSED,
     }

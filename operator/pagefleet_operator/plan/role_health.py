@@ -13,6 +13,7 @@ from pagefleet_protocol.kube_names import LABEL_REVISION
 from pagefleet_operator.plan.observed import Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
+from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.trouble import Trouble
 from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, Verdict
 
@@ -84,7 +85,12 @@ class RoleSeen:
     @property
     def count(self) -> str:
         """Words for how many are ready."""
-        return f"{self.ready} of {self.wanted} {self.role}s ready"
+        return f"{self.ready} of {self.wanted} {self.noun} ready"
+
+    @property
+    def noun(self) -> str:
+        """What they are called."""
+        return f"{self.role} engines" if self.role in PAIR_ROLES else f"{self.role}s"
 
     def status(self) -> RoleStatus:
         """Return the counts as the status has them."""
@@ -97,35 +103,50 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
     """Gather what was seen of one role.
 
     Args:
-        role: engine or router.
+        role: engine, router, or a part of a disaggregated service.
         service: its namespace and name.
         wanted: replicas in the spec; another field manager that scales the Deployment has the last word.
         revision: of the Deployment that is wanted; empty where the one that exists stays as it is.
         observed: everything that was seen.
     """
     namespace, name = service
-    child = observed.children.get(("Deployment", f"{name}-{role}"))
+    part = f"-{revision}" if role in PAIR_ROLES else ""
+    child = observed.children.get(("Deployment", f"{name}-{role}{part}"))
     body = child.body if child and child.ours else None
     if child and child.ours and child.scaled_by:
         wanted = _number(child.body, "spec", "replicas", default=wanted)
     log = EventLog(observed.events)
-    mine = [pod for pod in observed.pods if pod.component == role]
+    mine = [pod for pod in observed.pods if _is_of(pod, role)]
     live = tuple(pod for pod in mine if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
     silent = [pod for pod in live if not pod.ready] + [pod for pod in mine if _tells(pod, log, observed)]
     revision = revision or _revision_of(body)
     troubles = [(pod.revision, _trouble(pod, log, namespace, observed)) for pod in silent]
-    refused = refused_pods(f"{name}-{role}", _creation_failures(body))
+    refused = refused_pods(f"{name}-{role}{part}", _creation_failures(body))
     if refused:
         troubles.append((revision, refused))
     return RoleSeen(
         role=role,
-        deployment=f"{name}-{role}",
+        deployment=f"{name}-{role}{part}",
         wanted=wanted,
         revision=revision,
         body=body,
         pods=live,
         troubles=tuple(trouble for _, trouble in troubles),
         new_troubles=tuple(trouble for of, trouble in troubles if of == revision),
+    )
+
+
+def both_parts(prefill: RoleSeen, decode: RoleSeen) -> RoleSeen:
+    """Return the engines of a disaggregated service together."""
+    return RoleSeen(
+        role="engine",
+        deployment=decode.deployment,
+        wanted=prefill.wanted + decode.wanted,
+        revision=decode.revision,
+        body=decode.body or prefill.body,
+        pods=(*prefill.pods, *decode.pods),
+        troubles=(*prefill.troubles, *decode.troubles),
+        new_troubles=(*prefill.new_troubles, *decode.new_troubles),
     )
 
 
@@ -157,22 +178,24 @@ def role_progress(seen: RoleSeen) -> Verdict | None:
     if seen.wanted and ((seen.old and failing) or (deadline and (seen.old or seen.ready < seen.wanted))):
         return _stopped(seen, worst(troubles))
     if seen.old:
-        updated = f"{seen.updated} of {seen.wanted} {seen.role}s run the new settings"
+        updated = f"{seen.updated} of {seen.wanted} {seen.noun} run the new settings"
         hindrance = worst(troubles)
         return Verdict(True, Reason.ROLLING_OUT, f"{updated}; {hindrance.message}" if hindrance else updated)
     if len(seen.pods) != seen.wanted and not (troubles and len(seen.pods) < seen.wanted):
-        return Verdict(True, Reason.SCALING, f"{len(seen.pods)} {seen.role}s exist, {seen.wanted} are wanted")
+        return Verdict(True, Reason.SCALING, f"{len(seen.pods)} {seen.noun} exist, {seen.wanted} are wanted")
     if seen.ready >= seen.wanted:
         return None
     if troubles:
-        return Verdict(False, Reason.WAITING, f"waits for {seen.role}s to recover; {seen.role.title()}Ready says why")
+        return Verdict(False, Reason.WAITING, f"waits for {seen.noun} to recover; {seen.role.title()}Ready says why")
     return Verdict(True, Reason.STARTING, seen.count)
 
 
 def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
-    cause = failing.message if failing else f"no {seen.role} became ready within rollout.progressSeconds"
+    cause = (
+        failing.message if failing else f"no {seen.noun.removesuffix('s')} became ready within rollout.progressSeconds"
+    )
     if seen.old and seen.ready:
-        after = f"{seen.ready} of {seen.wanted} {seen.role}s keep serving"
+        after = f"{seen.count.removesuffix(' ready')} keep serving"
     elif seen.old:
         after = "The old revision is not ready either"
     else:
@@ -181,6 +204,13 @@ def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
     return Verdict(
         False, Reason.ROLLOUT_STOPPED, f"the new revision fails. {after}. Correct the spec, or undo the edit: {cause}"
     )
+
+
+def _is_of(pod: PodSeen, role: Role) -> bool:
+    """Whether a pod counts for a role: engines for whole requests do so as decode engines, where those take over."""
+    if role in PAIR_ROLES:
+        return pod.component == "engine" and (pod.role or "decode") == role
+    return pod.component == role
 
 
 def _trouble(pod: PodSeen, log: EventLog, namespace: str, observed: Observed) -> Trouble:

@@ -15,14 +15,13 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kube_names import GROUP
 from pagefleet_protocol.model_facts import DownloadResultError, ModelFacts, decode_result
 
-from pagefleet_operator.plan.autoscaling import wanted_engines
-from pagefleet_operator.plan.gpu_fit import Fit, check_fit
+from pagefleet_operator.plan.engine_groups import EngineGroups, count_engines, plan_groups, wanted_revision
+from pagefleet_operator.plan.gpu_fit import Fit
 from pagefleet_operator.plan.kube_status import Situation, refused, service_status
 from pagefleet_operator.plan.model_health import JobSeen, facts_from_pods, model_verdict, see_job
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
 from pagefleet_operator.plan.objects.fleet_key import needs_fleet_key
 from pagefleet_operator.plan.objects.model_job import model_job, needs_job
-from pagefleet_operator.plan.objects.names_and_labels import names_of
 from pagefleet_operator.plan.objects.pod_policy import check_allowed
 from pagefleet_operator.plan.objects.revision import revision_of
 from pagefleet_operator.plan.observed import ChildKey, Observed
@@ -66,6 +65,7 @@ class _Model:
     job: JobSeen | None
     resolved: Resolved
     """With the model's facts, where they are known."""
+    groups: EngineGroups
 
     @property
     def ready(self) -> bool:
@@ -87,7 +87,7 @@ def plan_service(
         observed: everything that was seen.
         settings: the administrator's.
     """
-    model = _resolve(service, observed, settings)
+    model = _resolve(service, previous, observed, settings)
     if isinstance(model, Refusal):
         return _untouched(service, previous, observed, settings, model)
     if service.spec.paused:
@@ -95,7 +95,9 @@ def plan_service(
     return _carried_out(service, previous, observed, settings, model)
 
 
-def _resolve(service: InferenceService, observed: Observed, settings: ClusterSettings) -> _Model | Refusal:
+def _resolve(
+    service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed, settings: ClusterSettings
+) -> _Model | Refusal:
     if refusal := _unusable_profile(service, observed):
         return refusal
     resolved = resolve(service, observed.profiles, None, settings)
@@ -105,7 +107,10 @@ def _resolve(service: InferenceService, observed: Observed, settings: ClusterSet
     facts = _facts(job) if job else None
     known = resolve(service, observed.profiles, facts, settings) if facts else resolved
     assert not isinstance(known, Refusal), "facts of a model refuse nothing"
-    return check_allowed(service, known, settings) or _Model(job, known)
+    if refusal := check_allowed(service, known, settings):
+        return refusal
+    groups = plan_groups(service, previous, observed, known, settings)
+    return groups if isinstance(groups, Refusal) else _Model(job, known, groups)
 
 
 def _unusable_profile(service: InferenceService, observed: Observed) -> Refusal | None:
@@ -142,7 +147,11 @@ def _untouched(
 ) -> ServicePlan:
     """Plan nothing, and tell what is: the spec is refused, or paused."""
     key = (service.metadata.namespace, service.name)
-    engines = see_role("engine", key, _engines(service, previous, observed), "", observed)
+    if isinstance(outcome, Refusal):
+        groups = EngineGroups(counts=count_engines(service, previous, observed), fit=Fit())
+    else:
+        groups = outcome.groups
+    engines, parts = groups.see(service, observed, "")
     resolved = None if isinstance(outcome, Refusal) else outcome.resolved
     model = (
         None
@@ -158,8 +167,9 @@ def _untouched(
             model=model,
             engines=engines,
             routers=see_role("router", key, service.spec.router.replicas, "", observed),
+            parts=parts,
             resolved=resolved,
-            fit=check_fit(resolved) if resolved else Fit(),
+            fit=groups.fit,
             nothing=_nothing(outcome),
             degraded=refused(outcome) if isinstance(outcome, Refusal) else None,
         )
@@ -174,20 +184,23 @@ def _carried_out(
     settings: ClusterSettings,
     model: _Model,
 ) -> ServicePlan:
-    fit = check_fit(model.resolved)
-    wanted = _engines(service, previous, observed)
+    groups = model.groups
+    fit = groups.fit
     context = ChildContext(
         children=observed.children,
         optional_kinds=observed.optional_kinds,
         model_ready=model.ready,
-        engines=wanted,
+        engines=groups.whole,
+        parts=groups.parts,
         engine_allowed=fit.refusal is None,
     )
     children = wanted_children(service, model.resolved, settings, context)
     taken = taken_names(children, observed)
     revisions = revision_of(children)
+    if groups.parts:
+        revisions["engine"] = _pair_revision(service, model, settings)
     key, namespace = (service.metadata.namespace, service.name), service.metadata.namespace
-    engines = see_role("engine", key, wanted, revisions.get("engine", ""), observed)
+    engines, parts = groups.see(service, observed, revisions.get("engine", ""))
     routers = see_role("router", key, service.spec.router.replicas, revisions.get("router", ""), observed)
     cached = model_verdict(model.resolved, model.job, engines, observed, namespace)
     situation = Situation(
@@ -198,6 +211,7 @@ def _carried_out(
         model=cached,
         engines=engines,
         routers=routers,
+        parts=parts,
         resolved=model.resolved,
         fit=fit,
         gate=_gate(model, fit),
@@ -216,15 +230,14 @@ def _carried_out(
         delete=(*((again,) if again else ()), *unwanted),
         status=status,
         needs_fleet_key=needs_fleet_key(service, children, observed),
-        look_again_s=_look_again(model, observed.now, settled and not situation.degraded),
+        look_again_s=_look_again(model, observed.now, settled and not situation.degraded and not groups.parts),
     )
 
 
-def _engines(service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed) -> int:
-    """Return how many engines are wanted: by the spec, or by the autoscaler."""
-    child = observed.children.get(("Deployment", names_of(service).engine))
-    deployed = (child.body.get("spec") or {}).get("replicas") if child and child.ours else None
-    return wanted_engines(service, previous, observed.scaling, deployed if isinstance(deployed, int) else None)
+def _pair_revision(service: InferenceService, model: _Model, settings: ClusterSettings) -> str:
+    """Return the wanted revision of both parts; empty where those that exist stay as they are."""
+    blocked = not model.ready or model.groups.fit.refusal is not None
+    return "" if blocked else wanted_revision(service, model.groups, settings)
 
 
 def _nothing(outcome: _Model | Refusal) -> Verdict:

@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.objects.engine_pairs import Part
 from pagefleet_operator.plan.observed import Child, ChildKey
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
@@ -63,12 +65,27 @@ class Case:
         return found
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """Both parts of a disaggregated service."""
+        if self.service.spec.disaggregation is None:
+            return ()
+        profiles = {name: profile(name, spec) for name, spec in self.profiles.items()}
+        found = []
+        for role in PAIR_ROLES:
+            view = role_view(self.service, role)
+            resolved = resolve(view, profiles, self.facts, self.settings)
+            assert not isinstance(resolved, Refusal), str(resolved)
+            found.append(Part(role=role, view=view, resolved=resolved, engines=view.spec.replicas))
+        return tuple(found)
+
+    @property
     def context(self) -> ChildContext:
         return ChildContext(
             children=self.children,
             optional_kinds=self.kinds,
             model_ready=self.model_ready,
             engines=self.service.spec.replicas,
+            parts=self.parts,
             engine_allowed=self.engine_allowed,
         )
 
@@ -189,6 +206,27 @@ TABLE: Mapping[str, Case] = {
                 ],
             },
         },
+    ),
+    "disaggregated": TINY.changed(disaggregation={}),
+    "disaggregated-gpus": Case(
+        {
+            "model": {"uri": "hf://Qwen/Qwen3-8B"},
+            "resources": {"gpuType": "h100"},
+            "disaggregation": {
+                "prefill": {
+                    "replicas": 2,
+                    "args": ["--max-num-batched-tokens", "16384"],
+                    "podTemplate": {"spec": {"priorityClassName": "prompts"}},
+                },
+                "decode": {"resources": {"memory": "128Gi"}},
+                "sendType": "Get",
+                "threshold": 512,
+                "fallback": "Fail",
+            },
+            "podTemplate": {"metadata": {"labels": {"team": "search"}}},
+            "fleetKey": 3,
+        },
+        profiles={"h100": H100},
     ),
     "scaled-to-zero": replace(
         TINY.changed(replicas=0), settings=replace(SETTINGS, network_policies=False), kinds=frozenset()

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
 from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.obstacles import key_of
+from pagefleet_operator.plan.roles import PairRole
 from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import find_condition
 from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
-from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, encode_result
 
 from tests.fakes import plan_inputs
@@ -116,6 +118,8 @@ class World:
     """Revision -> what becomes of its pods instead of being ready."""
     scaling: ScalingSeen | None = None
     """The autoscaler's decision."""
+    role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
+    kv_engines: tuple[KvEngineSeen, ...] = ()
     born: int = 0
     settings: ClusterSettings = SETTINGS
 
@@ -130,6 +134,8 @@ class World:
             profiles=self.profiles,
             optional_kinds=self.optional_kinds,
             scaling=self.scaling,
+            role_scaling=self.role_scaling,
+            kv_engines=self.kv_engines,
         )
 
     def plan(self) -> ServicePlan:
@@ -173,6 +179,11 @@ class World:
     def _work(self) -> None:
         jobs = {name for kind, name in self.children if kind == "Job"}
         self.pods = [one for one in self.pods if one.component != "model" or one.name.rpartition("-")[0] in jobs]
+        revisions = {body["metadata"]["labels"].get(LABEL_REVISION) for body in self.children.values()}
+        whole = ("Deployment", f"{self.service.name}-engine") in self.children
+        self.pods = [
+            one for one in self.pods if one.component != "engine" or (one.revision in revisions if one.role else whole)
+        ]  # what the garbage collector leaves
         for (kind, name), body in list(self.children.items()):
             if kind == "Job":
                 self._run_job(name, body)
@@ -196,20 +207,28 @@ class World:
         labels, spec = body["spec"]["template"]["metadata"]["labels"], body["spec"]
         component, revision, wanted = labels[LABEL_COMPONENT], labels[LABEL_REVISION], spec["replicas"]
         limits = spec["strategy"]["rollingUpdate"]
-        for one in self.of(component):
+        role = labels.get(LABEL_ROLE)
+
+        def mine() -> list[PodSeen]:
+            # Of a part, every revision has a Deployment of its own.
+            return [one for one in self.of(component) if one.role == role and (not role or one.revision == revision)]
+
+        for one in mine():
             broken = self.breaks.get(one.revision)
             if not one.ready:
                 self._replace(one, broken(one) if broken else replace(one, ready=True, turned=self.now))
-        old = [one for one in self.of(component) if one.revision != revision]
-        new = [one for one in self.of(component) if one.revision == revision]
+        old = [one for one in mine() if one.revision != revision]
+        new = [one for one in mine() if one.revision == revision]
         idle = [one for one in old if not one.ready]
-        spare = sum(one.ready for one in self.of(component)) - (wanted - limits["maxUnavailable"])
+        spare = sum(one.ready for one in mine()) - (wanted - limits["maxUnavailable"])
         going = [*idle, *[one for one in old if one.ready][: max(0, spare)], *new[wanted:]]
         self.pods = [one for one in self.pods if one not in going]
-        room = wanted + limits["maxSurge"] - len(self.of(component))
+        room = wanted + limits["maxSurge"] - len(mine())
         for _ in range(max(0, min(room, wanted - len(new)))):
             self.born += 1
-            self.pods.append(pod(f"{name}-{self.born}", component=component, revision=revision, created=self.now))
+            born = pod(f"{name}-{self.born}", component=component, revision=revision, created=self.now)
+            self.pods.append(replace(born, role=role))
+        body["status"] = {"availableReplicas": sum(one.ready for one in mine() if one.revision == revision)}
 
     def _replace(self, old: PodSeen, new: PodSeen) -> None:
         self.pods[self.pods.index(old)] = new

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from pagefleet_operator.plan.announcements import announcements
 from pagefleet_operator.plan.kube_status import invalid_service_status
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ApplyFailure, Child, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.service_plan import plan_service
@@ -73,6 +74,16 @@ def job(said: str = "", **seen: Any) -> InferenceServiceStatus:
             "containers": (container("download", state="terminated", exit_code=2, message=result(said, "so it is")),),
         }
     world.pods = [replace(one, **seen) if one.component == "model" else one for one in world.pods]
+    return world.plan().status
+
+
+def linked(compatibility: str, **peers: int) -> InferenceServiceStatus:
+    """Return the status of one pair, whose decode engine says this."""
+    world = serving(disaggregation={})
+    world.kv_engines = (
+        KvEngineSeen("qwen-prefill-a", "prefill", "one"),
+        KvEngineSeen("qwen-decode-a", "decode", compatibility, peers),
+    )
     return world.plan().status
 
 
@@ -213,6 +224,9 @@ CASES: dict[Reason, Case] = {
         lambda: scaled("", 1, {"mode": "External"}), "scale subresource"),
     Reason.SIGNALS_MISSING: ("ScalingActive", "False", lambda: scaled("SignalsMissing", 2), "so it is"),
     Reason.WAITING: ("Progressing", "False", lambda: engines(serving(), **ended(1)), "EngineReady says why"),
+    Reason.KV_LINKED: ("KVLinkReady", "True", lambda: linked("one"), "1 decode engines take"),
+    Reason.KV_INCOMPATIBLE: ("KVLinkReady", "False", lambda: linked("two"), "K/V of another form"),
+    Reason.KV_LINK_DOWN: ("KVLinkReady", "False", lambda: linked("one", dead=2), "reaches none of 2"),
     Reason.SCALED_TO_ZERO: ("Ready", "False", lambda: serving(replicas=0).settle(), "set it to 1 or more"),
     Reason.PAUSED: ("Progressing", "False", lambda: seen(spec={"paused": True}), "set it to false"),
     Reason.MODEL_NOT_FOUND: ("ModelCached", "False", lambda: job("ModelNotFound"), "so it is"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pagefleet_operator.plan.objects.fleet_key import (
-    engine_event_args,
+    event_args,
     fleet_key_secret,
     key_args,
     needs_fleet_key,
+    needs_key,
     shares_kv_events,
 )
 from pagefleet_operator.plan.observed import Child, EventSeen, Observed
@@ -44,7 +46,9 @@ def resolved(of: InferenceService) -> Resolved:
 
 
 def deployment(name: str, *volumes: str) -> dict[str, Any]:
-    spec = {"template": {"spec": {"volumes": [{"name": volume} for volume in volumes]}}}
+    secret = {"secret": {"secretName": "qwen-fleet"}}
+    mounts = [{"name": volume} | (secret if volume == "fleet-key" else {}) for volume in volumes]
+    spec = {"template": {"spec": {"volumes": mounts}}}
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
@@ -91,6 +95,22 @@ def test_without_events_nobody_mounts_a_key(spec: dict[str, Any]) -> None:
     assert not shares_kv_events(one, resolved(one))
 
 
+def test_another_number_is_another_secret_and_is_made() -> None:
+    two = service(fleetKey=2)
+    secret = fleet_key_secret(two, b"k" * 64)
+    assert secret["metadata"]["name"] == "qwen-fleet-2"
+    wanted = copy.deepcopy(ENGINE)
+    wanted["spec"]["template"]["spec"]["volumes"][1]["secret"]["secretName"] = "qwen-fleet-2"
+    assert needs_fleet_key(two, (wanted,), seen(ENGINE))
+    assert not needs_fleet_key(two, (wanted,), seen(wanted))
+
+
+def test_engines_that_pass_kv_cache_on_need_the_key_without_events_too() -> None:
+    one = service(router={"kvEvents": False}, disaggregation={})
+    assert needs_key(one, resolved(one))
+    assert not needs_key(service(router={"kvEvents": False}), resolved(one))
+
+
 def test_the_secret_goes_with_its_service() -> None:
     secret = fleet_key_secret(service(), b"k" * 64)
     assert secret["metadata"]["name"] == "qwen-fleet"
@@ -101,8 +121,7 @@ def test_the_secret_goes_with_its_service() -> None:
 
 def test_engines_and_routers_name_the_file_that_the_secret_has() -> None:
     assert key_args() == ("--fleet-key-file", "/etc/pagefleet/fleet/key")
-    assert engine_event_args()[:2] == ("--kv-events-port", "8100")
-    assert engine_event_args()[2:] == key_args()
+    assert event_args() == ("--kv-events-port", "8100")
 
 
 def test_the_spec_alone_decides() -> None:

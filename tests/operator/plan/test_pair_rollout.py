@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -120,7 +121,9 @@ sizes = st.integers(1, 6)
 bounds_given = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any).map(lambda both: Bounds(*both))
 
 
-@given(old=st.lists(st.tuples(sizes, sizes), min_size=1, max_size=2), target=st.tuples(sizes, sizes), bounds=bounds_given)
+@given(
+    old=st.lists(st.tuples(sizes, sizes), min_size=1, max_size=2), target=st.tuples(sizes, sizes), bounds=bounds_given
+)
 def test_every_rollout_ends_and_no_revision_loses_one_part_alone(
     old: list[tuple[int, int]], target: tuple[int, int], bounds: Bounds
 ) -> None:
@@ -128,7 +131,7 @@ def test_every_rollout_ends_and_no_revision_loses_one_part_alone(
     steps = all_steps(target, before, bounds)
     assert steps[-1] == {NEW: target}
     together = bounds.max_surge == 0 and min(target) <= bounds.max_unavailable
-    for last, now in zip(steps, steps[1:], strict=False):
+    for last, now in itertools.pairwise(steps):
         for name, (prefill, decode) in now.items():
             had_both = all(last.get(name, (0, 0)))
             assert not had_both or (prefill > 0) == (decode > 0), (last, now)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
 
 from pagefleet_operator.plan.objects.access import access
+from pagefleet_operator.plan.objects.as_seen import as_seen
 from pagefleet_operator.plan.objects.disruption import disruption_budgets
 from pagefleet_operator.plan.objects.drift import differences
 from pagefleet_operator.plan.objects.engine_deployment import engine_deployment
+from pagefleet_operator.plan.objects.engine_pairs import Part, deployed_pairs, engine_deployments
 from pagefleet_operator.plan.objects.exposure import http_route, ingress
 from pagefleet_operator.plan.objects.model_claim import model_claim
 from pagefleet_operator.plan.objects.model_job import model_job, needs_job
@@ -20,12 +21,10 @@ from pagefleet_operator.plan.objects.names_and_labels import Object, names_of
 from pagefleet_operator.plan.objects.network_policies import network_policies
 from pagefleet_operator.plan.objects.revision import with_applied
 from pagefleet_operator.plan.objects.router_deployment import router_deployment
-from pagefleet_operator.plan.objects.services import client_service, engine_service, openai_config
+from pagefleet_operator.plan.objects.services import client_service, engine_service, openai_config, prefill_service
 from pagefleet_operator.plan.observed import Child, ChildKey
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.settings import ClusterSettings
-
-_SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,9 @@ class ChildContext:
     model_ready: bool
     """Whether engines would find the model. Until then there are none of this revision, and older ones stay."""
     engines: int
-    """How many are wanted."""
+    """How many are wanted for whole requests."""
+    parts: tuple[Part, ...] = ()
+    """What is wanted instead where prompts and answers are computed by different engines."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
 
@@ -55,9 +56,10 @@ def wanted_children(
     fresh = [
         *access(service),
         openai_config(service),
-        *network_policies(service, resolved, settings, with_job=with_job),
+        *network_policies(service, resolved, settings, with_job=with_job, parts=context.parts),
         client_service(service),
         engine_service(service),
+        *([prefill_service(service)] if context.parts or deployed_pairs(context.children) else []),
         *disruption_budgets(service),
         *([model_claim(service, resolved)] if resolved.makes_claim else []),
         router_deployment(service, resolved, settings),
@@ -65,17 +67,21 @@ def wanted_children(
     ]
     engines = _engines(service, resolved, settings, context)
     job = _job(service, resolved, settings, context) if with_job else None
-    return (*map(with_applied, fresh), *(one for one in (job, engines) if one))
+    return (*map(with_applied, fresh), *([job] if job else []), *engines)
 
 
 def _engines(
     service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext
-) -> Object | None:
+) -> tuple[Object, ...]:
     seen = context.children.get(("Deployment", names_of(service).engine))
-    if context.model_ready and context.engine_allowed:
-        scaled = seen is not None and seen.ours and bool(seen.scaled_by)
-        return with_applied(engine_deployment(service, resolved, settings, None if scaled else context.engines))
-    return _as_seen(seen.body, "apps/v1", "Deployment") if seen and seen.ours else None
+    pairs = deployed_pairs(context.children)
+    if not (context.model_ready and context.engine_allowed):
+        bodies = [body for pair in pairs.values() for body in pair.values()]
+        bodies += [seen.body] if seen and seen.ours else []
+        return tuple(as_seen(body, "apps/v1", "Deployment") for body in bodies)
+    if not context.parts and seen is not None and seen.ours and seen.scaled_by and not pairs:
+        return (with_applied(engine_deployment(service, resolved, settings, None)),)
+    return engine_deployments(service, resolved, settings, context.children, context.parts or context.engines)
 
 
 def _job(service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext) -> Object:
@@ -84,7 +90,7 @@ def _job(service: InferenceService, resolved: Resolved, settings: ClusterSetting
     seen = context.children.get(("Job", wanted["metadata"]["name"]))
     fixed = {"spec": {name: wanted["spec"][name] for name in ("template", "podFailurePolicy")}}
     if seen and seen.ours and differences(fixed, seen.body):
-        return _as_seen(seen.body, "batch/v1", "Job")
+        return as_seen(seen.body, "batch/v1", "Job")
     return with_applied(wanted)
 
 
@@ -96,13 +102,3 @@ def _exposure(service: InferenceService, context: ChildContext) -> Iterator[Obje
         yield http_route(service)
     if service.spec.monitoring.service_monitor and "ServiceMonitor" in context.optional_kinds:
         yield service_monitor(service)
-
-
-def _as_seen(body: Mapping[str, Any], api_version: str, kind: str) -> Object:
-    """Return an object as the API server has it, without what only the API server may say.
-
-    Items of lists come from it without the two fields that say what they are.
-    """
-    metadata = {name: value for name, value in body["metadata"].items() if name not in _SET_BY_SERVER}
-    kept = {name: value for name, value in body.items() if name != "status"}
-    return {**kept, "apiVersion": api_version, "kind": kind, "metadata": metadata}

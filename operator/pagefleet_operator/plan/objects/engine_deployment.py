@@ -6,11 +6,18 @@ import math
 
 from pagefleet_protocol.inference_profile import Toleration
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
-from pagefleet_protocol.kube_names import SERVING_PORT
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT, SERVING_PORT
 from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.plan.command_lines import engine_args
-from pagefleet_operator.plan.objects.fleet_key import engine_event_args, key_mount, key_volume, shares_kv_events
+from pagefleet_operator.plan.objects.fleet_key import (
+    event_args,
+    key_args,
+    key_mount,
+    key_volume,
+    needs_key,
+    shares_kv_events,
+)
 from pagefleet_operator.plan.objects.model_files import ModelFiles, keeps_one_node, model_files, same_node
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.patched_template import patched
@@ -29,6 +36,7 @@ from pagefleet_operator.plan.objects.pod import (
     tmp_volume,
 )
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PairRole, role_spec
 from pagefleet_operator.plan.settings import ClusterSettings
 
 CONTAINER = "engine"
@@ -65,27 +73,32 @@ def engine_deployment(
     }
 
 
-def engine_template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
-    """Return the pod template without its revision, podTemplate merged into it."""
-    return patched(plain_engine_template(service, resolved, settings), service.spec.pod_template)
+def engine_template(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None = None
+) -> Object:
+    """Return the pod template without its revision, podTemplate merged into it, and then that of the role."""
+    template = patched(plain_engine_template(service, resolved, settings, role), service.spec.pod_template)
+    return patched(template, role_spec(service, role).pod_template) if role else template
 
 
-def plain_engine_template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+def plain_engine_template(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None = None
+) -> Object:
     """Return the pod template as it is where the user gives no podTemplate."""
     files = model_files(service, resolved, settings)
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resolved.shm}}
     parts = PodParts(
-        labels=labels(service.name, "engine"),
+        labels=labels(service.name, "engine", role),
         service_account=names_of(service).engine,
-        containers=(_container(service, resolved, files),),
+        containers=(_container(service, resolved, files, role),),
         init_containers=files.init_containers,
         volumes=(
             tmp_volume(_TMP_SIZE),
             shm,
-            *([key_volume(service)] if shares_kv_events(service, resolved) else []),
+            *([key_volume(service)] if needs_key(service, resolved) else []),
             *files.volumes,
         ),
-        more=_placement(service, resolved)
+        more=_placement(service, resolved, role)
         | {"terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds)},
     )
     return pod_template(parts, settings)
@@ -96,21 +109,43 @@ def tolerations_of(resolved: Resolved) -> list[Object]:
     return [_toleration(one) for one in resolved.profile.spec.tolerations] if resolved.profile else []
 
 
-def _container(service: InferenceService, resolved: Resolved, files: ModelFiles) -> Object:
-    args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location))
-    events = shares_kv_events(service, resolved)
-    if events:
-        args += engine_event_args()
+def _container(service: InferenceService, resolved: Resolved, files: ModelFiles, role: PairRole | None) -> Object:
+    args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location, role))
+    if role:
+        args += _kv_address(service, role)
+    if shares_kv_events(service, resolved):
+        args += event_args()
+    keyed = needs_key(service, resolved)
+    if keyed:
+        args += key_args()
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
     start_s = max(_START_S, service.spec.rollout.progress_seconds)
     made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
     made["env"] = _environment(resolved)
     made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
-    if events:
+    if role == "prefill":
+        made["ports"] += kv_ports("containerPort")
+    if keyed:
         made["volumeMounts"].append(key_mount())
     if resources := _resources(resolved):
         made["resources"] = resources
     return made
+
+
+def kv_ports(field: str) -> list[Object]:
+    """Return the ports where prefill engines listen to decode engines, each with its number in that field."""
+    numbers = (("kv", KV_CONTROL_PORT), ("kv-data", KV_CONTROL_PORT + 1))
+    return [{"name": name, field: number, "protocol": "TCP"} for name, number in numbers]
+
+
+def _kv_address(service: InferenceService, role: PairRole) -> tuple[str, ...]:
+    """Return where an engine listens to others, and whom it may ask: decode asks prefill, and nobody asks decode."""
+    port = ("--kv-port", str(KV_CONTROL_PORT))
+    if role == "prefill":
+        return (*port, "--kv-host", "0.0.0.0")  # noqa: S104 pods are reached from outside themselves
+    # Without the cluster's domain: every pod's own search path has it.
+    name = f"{names_of(service).part('prefill')}.{service.metadata.namespace}.svc"
+    return (*port, "--kv-peers", f"dns:{name}:{KV_CONTROL_PORT}")
 
 
 def _device_args(resolved: Resolved) -> tuple[str, ...]:
@@ -160,8 +195,8 @@ def _resources(resolved: Resolved) -> Object:
     return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
 
 
-def _placement(service: InferenceService, resolved: Resolved) -> Object:
-    placement: Object = {"topologySpreadConstraints": [spread(selector(service.name, "engine"))]}
+def _placement(service: InferenceService, resolved: Resolved, role: PairRole | None) -> Object:
+    placement: Object = {"topologySpreadConstraints": [spread(selector(service.name, "engine", role))]}
     if keeps_one_node(service, resolved):
         placement = {"affinity": same_node(service)}
     if resolved.runtime_class:

@@ -17,6 +17,7 @@ from pagefleet_protocol.kube_names import FLEET_KEY_ENTRY, KV_EVENTS_PORT
 from pagefleet_operator.plan.objects.names_and_labels import Object, metadata, names_of
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import is_disaggregated
 
 KEY_PATH = "/etc/pagefleet/fleet"
 _VOLUME = "fleet-key"
@@ -29,6 +30,11 @@ _MOUNT_FAILED = "FailedMount"
 def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
     """Return whether engines tell routers what they have cached."""
     return service.spec.router.kv_events and _NO_CACHING not in resolved.args
+
+
+def needs_key(service: InferenceService, resolved: Resolved) -> bool:
+    """Return whether engines and routers have to know each other."""
+    return shares_kv_events(service, resolved) or is_disaggregated(service)
 
 
 def fleet_key_secret(service: InferenceService, key: bytes) -> Object:
@@ -54,11 +60,12 @@ def needs_fleet_key(service: InferenceService, wanted: Iterable[Object], observe
         wanted: the children that are about to be applied.
         observed: what was seen.
     """
-    mounting = [child["metadata"]["name"] for child in wanted if child["kind"] == "Deployment" and _mounts_key(child)]
-    seen = [observed.children.get(("Deployment", name)) for name in mounting]
-    if any(child is None or not _mounts_key(child.body) for child in seen):
+    secret = names_of(service).fleet
+    deployments = [child for child in wanted if child["kind"] == "Deployment" and _mounts_key(child, secret)]
+    seen = [observed.children.get(("Deployment", child["metadata"]["name"])) for child in deployments]
+    if any(child is None or not _mounts_key(child.body, secret) for child in seen):
         return True
-    lost = f'"{names_of(service).fleet}" not found'
+    lost = f'"{secret}" not found'
     return any(
         event.reason == _MOUNT_FAILED and lost in event.message and observed.now - event.last_seen < _RECENT
         for event in observed.events
@@ -81,12 +88,14 @@ def key_args() -> tuple[str, ...]:
     return ("--fleet-key-file", f"{KEY_PATH}/{FLEET_KEY_ENTRY}")
 
 
-def engine_event_args() -> tuple[str, ...]:
+def event_args() -> tuple[str, ...]:
     """Return the flags of an engine that publishes."""
-    return ("--kv-events-port", str(KV_EVENTS_PORT), *key_args())
+    return ("--kv-events-port", str(KV_EVENTS_PORT))
 
 
-def _mounts_key(deployment: Mapping[str, Any]) -> bool:
+def _mounts_key(deployment: Mapping[str, Any], secret: str) -> bool:
     pod = deployment.get("spec", {}).get("template", {}).get("spec", {})
     volumes = pod.get("volumes") or ()
-    return any(volume.get("name") == _VOLUME for volume in volumes)
+    return any(
+        volume.get("name") == _VOLUME and (volume.get("secret") or {}).get("secretName") == secret for volume in volumes
+    )

@@ -14,10 +14,12 @@ from pagefleet_protocol.kube_names import (
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
     LABEL_NAME,
+    LABEL_ROLE,
     LABEL_SERVICE,
 )
 
 from pagefleet_operator.plan.observed import Component
+from pagefleet_operator.plan.roles import PairRole
 
 Object = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON has it."""
@@ -32,11 +34,17 @@ class ChildNames:
 
     service: str
     """Of the Service, Ingress, HTTPRoute and ServiceMonitor too: it is what people see."""
+    fleet_key: int = 1
+    """Number of the fleet key."""
 
     @property
     def engine(self) -> str:
         """Of all that belongs to the engines, the headless Service included."""
         return f"{self.service}-engine"
+
+    def part(self, role: PairRole) -> str:
+        """Of what belongs to one part of a disaggregated service; its Deployments have their revision after it."""
+        return f"{self.service}-{role}"
 
     @property
     def router(self) -> str:
@@ -56,7 +64,8 @@ class ChildNames:
     @property
     def fleet(self) -> str:
         """Of the Secret with the fleet key."""
-        return f"{self.service}-fleet"
+        first = f"{self.service}-fleet"
+        return first if self.fleet_key == 1 else f"{first}-{self.fleet_key}"
 
     def model_job(self, revision: str) -> str:
         """Of the job; a job cannot be changed, so another revision has another name."""
@@ -65,12 +74,13 @@ class ChildNames:
 
 def names_of(service: InferenceService) -> ChildNames:
     """Return what the children of `service` are called."""
-    return ChildNames(service.name)
+    return ChildNames(service.name, service.spec.fleet_key)
 
 
-def labels(service: str, component: Component) -> dict[str, str]:
+def labels(service: str, component: Component, role: PairRole | None = None) -> dict[str, str]:
     """Return the labels of a child, and of its pods."""
     return {
+        **({LABEL_ROLE: role} if role else {}),
         LABEL_NAME: PROGRAM,
         LABEL_MANAGED_BY: FIELD_MANAGER,
         LABEL_INSTANCE: service,
@@ -79,9 +89,10 @@ def labels(service: str, component: Component) -> dict[str, str]:
     }
 
 
-def selector(service: str, component: Component) -> dict[str, str]:
+def selector(service: str, component: Component, role: PairRole | None = None) -> dict[str, str]:
     """Return what selects the pods. A Deployment's selector can never change, so it holds no more than this."""
-    return {LABEL_COMPONENT: component, LABEL_SERVICE: service}
+    part = {LABEL_ROLE: str(role)} if role else {}
+    return {LABEL_COMPONENT: component, LABEL_SERVICE: service, **part}
 
 
 def metadata(service: InferenceService, name: str, component: Component) -> Object:

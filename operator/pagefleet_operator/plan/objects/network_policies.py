@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import KV_EVENTS_PORT, SERVING_PORT
+from collections.abc import Sequence
 
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, SERVING_PORT
+
+from pagefleet_operator.plan.objects.engine_pairs import Part
 from pagefleet_operator.plan.objects.fleet_key import shares_kv_events
 from pagefleet_operator.plan.objects.names_and_labels import Object, metadata, names_of, selector
 from pagefleet_operator.plan.observed import Component
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, is_disaggregated
 from pagefleet_operator.plan.settings import ClusterSettings
 
 METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
 """Where clouds hand out the node's own credentials."""
+_KV_PORTS = (KV_CONTROL_PORT, KV_CONTROL_PORT + 1)
 _EVENT_PORTS = (KV_EVENTS_PORT, KV_EVENTS_PORT + 1)
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 _PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
@@ -20,23 +25,63 @@ _PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 
 
 def network_policies(
-    service: InferenceService, resolved: Resolved, settings: ClusterSettings, *, with_job: bool
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    *,
+    with_job: bool,
+    parts: Sequence[Part] = (),
 ) -> tuple[Object, ...]:
-    """Return the policies of engines, routers and, where there is one, the model job."""
+    """Return the policies of engines, routers and, where there are any, of the model job and the engines' parts."""
     if not settings.network_policies:
         return ()
     names = names_of(service)
-    engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved))
+    engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved, settings))
     routers = _policy(service, names.router, "router", *_router_rules(service, resolved, settings))
     job = _policy(service, names.model, "model", *_job_rules(resolved, settings))
-    return (engines, routers, job) if with_job else (engines, routers)
+    return (engines, routers, *([job] if with_job else []), *(_part_policies(service, parts) if parts else ()))
 
 
-def _engine_rules(service: InferenceService, resolved: Resolved) -> tuple[list[Object], list[Object]]:
+def _part_policies(service: InferenceService, parts: Sequence[Part]) -> tuple[Object, Object]:
+    """Return what parts may do beside what all engines may: decode engines dial prefill engines, and nobody else does.
+
+    NCCL dials from either side, to ports of its own choice.
+    """
+    both = service.spec.disaggregation
+    plane = both.data_plane if both else "tcp"
+    by_nccl = plane == "nccl" or (plane == "auto" and any(one.resolved.gpus for one in parts))
+    prefill, decode = ({"podSelector": {"matchLabels": selector(service.name, "engine", role)}} for role in PAIR_ROLES)
+    asked: Object = {} if by_nccl else {"ports": _tcp(*_KV_PORTS)}
+    answers = {"egress": [{"to": [decode]}]} if by_nccl else {}
+    asks = {"ingress": [{"from": [prefill]}]} if by_nccl else {}
+    return (
+        _part_policy(service, "prefill", {"ingress": [{"from": [decode], **asked}], **answers}),
+        _part_policy(service, "decode", {**asks, "egress": [{"to": [prefill], **asked}]}),
+    )
+
+
+def _part_policy(service: InferenceService, role: PairRole, rules: Object) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, names_of(service).part(role), "engine"),
+        "spec": {
+            "podSelector": {"matchLabels": selector(service.name, "engine", role)},
+            "policyTypes": [name.title() for name in rules],
+            **rules,
+        },
+    }
+
+
+def _engine_rules(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings
+) -> tuple[list[Object], list[Object]]:
     router: Object = {"podSelector": {"matchLabels": selector(service.name, "router")}}
     sources: list[Object] = [router]
     if service.spec.monitoring.service_monitor:
         sources.append({"namespaceSelector": {}, "podSelector": {"matchLabels": _PROMETHEUS}})
+    if is_disaggregated(service):
+        sources.append(_operator(settings))  # it asks engines whether they reach each other
     downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
     ingress: list[Object] = [{"from": sources, "ports": _tcp(SERVING_PORT)}]
     if shares_kv_events(service, resolved):
@@ -59,8 +104,7 @@ def _router_rules(
 def _job_rules(resolved: Resolved, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
     egress = [_names(), *([_everywhere()] if resolved.uri.remote else [])]
     # The operator asks how far it is.
-    operator = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}}}
-    return [{"from": [operator], "ports": _tcp(SERVING_PORT)}], egress
+    return [{"from": [_operator(settings)], "ports": _tcp(SERVING_PORT)}], egress
 
 
 def _policy(
@@ -77,6 +121,10 @@ def _policy(
             "egress": egress,
         },
     }
+
+
+def _operator(settings: ClusterSettings) -> Object:
+    return {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}}}
 
 
 def _names() -> Object:

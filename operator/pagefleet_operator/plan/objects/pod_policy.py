@@ -7,19 +7,20 @@ one form to know. Pod Security may refuse more; that is its namespace's matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from posixpath import normpath
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
 
-from pagefleet_operator.plan.objects.engine_deployment import CONTAINER, plain_engine_template
+from pagefleet_operator.plan.objects.engine_deployment import CONTAINER, engine_template, plain_engine_template
 from pagefleet_operator.plan.objects.names_and_labels import names_of, selector
 from pagefleet_operator.plan.objects.patched_template import CONTAINER_LISTS, patched
 from pagefleet_operator.plan.objects.template_shape import shape_problem
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PairRole, role_spec
 from pagefleet_operator.plan.settings import ClusterSettings
 
 _ANY_TEMPLATE = "policy.allowAnyPodTemplate"
@@ -108,6 +109,28 @@ def check_pod_template(service: InferenceService, resolved: Resolved, settings: 
     return _check_ours(service, template) or next(_refused(service, resolved, template, settings), None)
 
 
+def check_part_template(
+    view: InferenceService, role: PairRole, resolved: Resolved, settings: ClusterSettings
+) -> Refusal | None:
+    """Return what stands against the podTemplate of one part, on top of spec.podTemplate, which was looked at before.
+
+    Args:
+        view: the service with that part's engines for its own.
+        role: the part.
+        resolved: the settings in force for it.
+        settings: the administrator's.
+    """
+    patch, place = role_spec(view, role).pod_template, f"spec.disaggregation.{role}.podTemplate"
+    if not patch:
+        return None
+    problem = shape_problem(patch)
+    if problem:
+        return Refusal(f"{place}{problem[0]}", Reason.INVALID_SPEC, problem[1])
+    template = engine_template(view, resolved, settings, role)
+    found = _check_ours(view, template, role) or next(_refused(view, resolved, template, settings), None)
+    return replace(found, path=found.path.replace(_PATH, place, 1)) if found else None
+
+
 def image_allowed(image: str, settings: ClusterSettings) -> bool:
     """Whether pods may run an image; the ones that the operator was installed with always may."""
     own = (settings.engine_image, settings.router_image, settings.operator_image)
@@ -123,9 +146,9 @@ def host_path_allowed(path: str, settings: ClusterSettings) -> bool:
     return any(plain == top or plain.startswith(top.rstrip("/") + "/") for top in tops)
 
 
-def _check_ours(service: InferenceService, template: Mapping[str, Any]) -> Refusal | None:
+def _check_ours(service: InferenceService, template: Mapping[str, Any], role: PairRole | None = None) -> Refusal | None:
     """Refuse what would leave the Deployment without its pods, or the pod without its engine."""
-    for name, value in selector(service.name, "engine").items():
+    for name, value in selector(service.name, "engine", role).items():
         if template.get("metadata", {}).get("labels", {}).get(name) != value:
             path = f"{_PATH}.metadata.labels[{name}]"
             return Refusal(path, Reason.INVALID_SPEC, "is how engines are found: leave it as it is")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagefleet_protocol.kube_names import ANNOTATION_APPLIED, LABEL_COMPONENT, LABEL_REVISION
+from pagefleet_protocol.kube_names import ANNOTATION_APPLIED, LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
 from pagefleet_operator.plan.objects.names_and_labels import Object
 
@@ -40,10 +40,14 @@ def with_applied(child: Object) -> Object:
 
 
 def revision_of(children: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the revision of the pods of each Deployment among `children`, by component: engine, router."""
+    """Return the revision of the pods of each Deployment among `children`, by component: engine, router.
+
+    Parts of a disaggregated service have Deployments of several revisions, and are left out.
+    """
     found = {}
     for child in children:
         if child.get("kind") == "Deployment":
             pod_labels = child["spec"]["template"]["metadata"]["labels"]
-            found[pod_labels[LABEL_COMPONENT]] = pod_labels.get(LABEL_REVISION, "")
+            if LABEL_ROLE not in pod_labels:
+                found[pod_labels[LABEL_COMPONENT]] = pod_labels.get(LABEL_REVISION, "")
     return found

@@ -6,7 +6,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import LIVE_PATH, SERVING_PORT
 
 from pagefleet_operator.plan.command_lines import router_args
-from pagefleet_operator.plan.objects.fleet_key import key_args, key_mount, key_volume, shares_kv_events
+from pagefleet_operator.plan.objects.fleet_key import key_args, key_mount, key_volume, needs_key
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.pod import (
     PodParts,
@@ -54,16 +54,16 @@ def router_deployment(service: InferenceService, resolved: Resolved, settings: C
 
 
 def _template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
-    events = shares_kv_events(service, resolved)
+    keyed = needs_key(service, resolved)
     parts = PodParts(
         labels=labels(service.name, "router"),
         service_account=names_of(service).router,
-        containers=(_container(service, settings, events=events),),
+        containers=(_container(service, settings, keyed=keyed),),
         volumes=(
             tmp_volume(_TMP_SIZE),
             _token_volume(),
             *_keys_volumes(service),
-            *([key_volume(service)] if events else []),
+            *([key_volume(service)] if keyed else []),
         ),
         more={
             "topologySpreadConstraints": [spread(selector(service.name, "router"))],
@@ -73,19 +73,19 @@ def _template(service: InferenceService, resolved: Resolved, settings: ClusterSe
     return pod_template(parts, settings)
 
 
-def _container(service: InferenceService, settings: ClusterSettings, *, events: bool) -> Object:
+def _container(service: InferenceService, settings: ClusterSettings, *, keyed: bool) -> Object:
     args = ["route", "--kubernetes-service", names_of(service).engine, *router_args(service)]
     args += ["--host", "0.0.0.0", "--port", str(SERVING_PORT)]  # noqa: S104 pods are reached from outside themselves
     auth = service.spec.router.auth
     if auth:
         args += ["--api-key-file", f"{KEYS_PATH}/{auth.secret_ref.key}"]
-    if events:
+    if keyed:
         args += key_args()
     made = container(CONTAINER, settings.router_image, args) | serving(_PROBE)
     made["volumeMounts"].append({"name": _TOKEN_VOLUME, "mountPath": _TOKEN_PATH, "readOnly": True})
     if auth:
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": KEYS_PATH, "readOnly": True})
-    if events:
+    if keyed:
         made["volumeMounts"].append(key_mount())
     wanted = service.spec.router.resources
     memory = wanted.memory or _DEFAULT_MEMORY

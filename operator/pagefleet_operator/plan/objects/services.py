@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import SERVING_PORT
 
+from pagefleet_operator.plan.objects.engine_deployment import kv_ports
 from pagefleet_operator.plan.objects.names_and_labels import PORT_NAME, Object, metadata, names_of, selector
 from pagefleet_operator.plan.observed import Component
 
@@ -20,6 +21,23 @@ def engine_service(service: InferenceService) -> Object:
     """Return the headless Service. It has EndpointSlices, and no address that could hide an engine from the routers."""
     headless = {"type": "ClusterIP", "clusterIP": "None"}
     return _service(service, names_of(service).engine, headless, SERVING_PORT, "engine")
+
+
+def prefill_service(service: InferenceService) -> Object:
+    """Return the headless Service by which decode engines find prefill engines."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(service, names_of(service).part("prefill"), "engine"),
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            # It says who may be asked, not who is ready: an engine that leaves still hands over what it has computed.
+            "publishNotReadyAddresses": True,
+            "selector": selector(service.name, "engine", "prefill"),
+            "ports": [one | {"targetPort": one["name"]} for one in kv_ports("port")],
+        },
+    }
 
 
 def openai_config(service: InferenceService) -> Object:

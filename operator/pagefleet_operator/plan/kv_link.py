@@ -1,0 +1,83 @@
+"""KVLinkReady: whether decode engines can take K/V from prefill engines, by what the engines themselves say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.verdict import Verdict
+
+_BROKEN = ("suspect", "dead", "broken", "refused")
+"""States of a peer that cannot be asked now."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEngineSeen:
+    """What one engine said."""
+
+    name: str
+    role: Literal["both", "prefill", "decode"]
+    compatibility: str
+    """Digest of model, types and layout: only equal ones can pair; empty: it passes no K/V."""
+    peers: dict[str, int] = field(default_factory=dict)
+    """Engines that it knows, by state."""
+
+
+def kv_link_verdict(engines: Sequence[KvEngineSeen], ready: tuple[int, int]) -> Verdict:
+    """Return KVLinkReady.
+
+    Args:
+        engines: that were asked and have answered.
+        ready: prefill and decode engines that take requests.
+    """
+    if 0 in ready:
+        missing = "prefill" if ready[0] == 0 else "decode"
+        text = f"no {missing} engine is ready; decode engines compute prompts themselves meanwhile"
+        return Verdict(False, Reason.WAITING, text if ready[1] else f"no {missing} engine is ready")
+    silent = [one.name for one in engines if not one.compatibility]
+    if silent:
+        text = (
+            f"{silent[0]} passes no K/V: leave --kv-connector out of spec.engine.args, or name p2p in it; an image of "
+            "another version may not know it"
+        )
+        return Verdict(False, Reason.KV_LINK_DOWN, text)
+    sources = [one for one in engines if one.role == "prefill"]
+    takers = [one for one in engines if one.role == "decode"]
+    if not sources or not takers:
+        return Verdict(None, Reason.WAITING, "the engines were not asked yet")
+    return _incompatible(sources, takers) or _cut_off(takers) or _linked(sources, takers)
+
+
+def _incompatible(sources: Sequence[KvEngineSeen], takers: Sequence[KvEngineSeen]) -> Verdict | None:
+    """Tell of decode engines that no prefill engine fits. While revisions change, some may fit each other alone."""
+    offered = Counter(one.compatibility for one in sources)
+    alone = [one for one in takers if one.compatibility not in offered]
+    if not alone:
+        return None
+    text = (
+        f"{alone[0].name} has K/V of another form than {sources[0].name} (digest {alone[0].compatibility[:8]}, not "
+        f"{sources[0].compatibility[:8]}): model, dtype, block size or cache type differ; decode engines compute "
+        "prompts themselves until args and images of prefill and decode agree"
+    )
+    return Verdict(False, Reason.KV_INCOMPATIBLE, text)
+
+
+def _cut_off(takers: Sequence[KvEngineSeen]) -> Verdict | None:
+    """Tell of a decode engine that knows peers, none of which answers."""
+    for one in takers:
+        bad = sum(one.peers.get(state, 0) for state in _BROKEN)
+        if bad and bad == sum(one.peers.values()):
+            text = (
+                f"{one.name} reaches none of {bad} prefill engine{'' if bad == 1 else 's'} (ports 8102 and 8103); a "
+                "NetworkPolicy, or the network between their nodes; prompts are computed by decode engines meanwhile"
+            )
+            return Verdict(False, Reason.KV_LINK_DOWN, text)
+    return None
+
+
+def _linked(sources: Sequence[KvEngineSeen], takers: Sequence[KvEngineSeen]) -> Verdict:
+    text = f"{len(takers)} decode engines take K/V from {len(sources)} prefill engines"
+    return Verdict(True, Reason.KV_LINKED, text)

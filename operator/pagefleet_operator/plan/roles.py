@@ -1,0 +1,68 @@
+"""The two parts of a disaggregated service, each seen as if it were a service of its own.
+
+All that plans engines by an InferenceService so plans those of one part, without knowing of the other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pagefleet_protocol.inference_service import DisaggregatedRole, InferenceService, Resources
+from pagefleet_protocol.inference_status import InferenceServiceStatus
+
+from pagefleet_operator.plan.pair_rollout import Pair
+
+PairRole = Literal["prefill", "decode"]
+PAIR_ROLES: tuple[PairRole, PairRole] = ("prefill", "decode")
+
+
+def is_disaggregated(service: InferenceService) -> bool:
+    """Return whether prompts and answers are computed by different engines."""
+    return service.spec.disaggregation is not None
+
+
+def role_spec(service: InferenceService, role: PairRole) -> DisaggregatedRole:
+    """Return what is wanted of one part of a disaggregated service."""
+    both = service.spec.disaggregation
+    assert both is not None, "asked of disaggregated services"
+    return both.prefill if role == "prefill" else both.decode
+
+
+def role_view(service: InferenceService, role: PairRole) -> InferenceService:
+    """Return the service with the engines of one part for its engines: their number, flags and resources."""
+    part = role_spec(service, role)
+    spec = service.spec
+    return service.model_copy(
+        update={
+            "spec": spec.model_copy(
+                update={
+                    "engine": spec.engine.model_copy(update={"args": (*spec.engine.args, *part.args)}),
+                    "replicas": part.replicas,
+                    "autoscaling": part.autoscaling,
+                    "resources": _over(part.resources, spec.resources),
+                }
+            ),
+            "status": role_status_view(service.status, role),
+        }
+    )
+
+
+def role_status_view(status: InferenceServiceStatus | None, role: PairRole) -> InferenceServiceStatus | None:
+    """Return a status whose `scaling` is that of one part."""
+    if status is None:
+        return None
+    found = next((one.scaling for one in status.role_scaling if one.name == role), None)
+    return status.model_copy(update={"scaling": found})
+
+
+def both_or_none(service: InferenceService, wanted: Pair) -> Pair:
+    """Return the engines of both parts; an autoscaler that wants none of one part has to wait for the other's word."""
+    if wanted.empty or (wanted.prefill and wanted.decode):
+        return wanted
+    least = [scaling.min if (scaling := role_spec(service, role).autoscaling) else 1 for role in PAIR_ROLES]
+    return Pair(wanted.prefill or least[0], wanted.decode or least[1])
+
+
+def _over(given: Resources, default: Resources) -> Resources:
+    written = {name: value for name, value in given if value is not None}
+    return default.model_copy(update=written)
