@@ -21,6 +21,7 @@ from pagefleet_operator.handlers.operator import Operator, Outside
 from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.settings import OperateSettings, Timing
 from pagefleet_operator.handlers.watches import WatchTimes
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.objects.drift import differences
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_protocol.model_facts import Progress
@@ -54,6 +55,7 @@ class SilentPods:
     def __init__(self) -> None:
         self.metrics: dict[str, Mapping[str, float]] = {}
         self.pages: dict[str, bytes] = {}
+        self.kv_engines: dict[str, KvEngineSeen] = {}
         self.told: Progress | None = None
 
     async def progress(self, ip: str) -> Progress | None:
@@ -61,6 +63,9 @@ class SilentPods:
 
     async def fleet_metrics(self, ip: str) -> Mapping[str, float] | None:
         return self.metrics.get(ip)
+
+    async def kv_engine(self, name: str, ip: str) -> KvEngineSeen | None:
+        return self.kv_engines.get(ip)
 
     async def router_page(self, ip: str) -> bytes | None:
         return self.pages.get(ip)

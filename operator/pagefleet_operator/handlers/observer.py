@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +20,11 @@ from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredSer
 from pagefleet_operator.handlers.event_reader import EventReader, suspects
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.pod_http import PodHttp
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import Child, ChildKey, Observed, PodSeen
+from pagefleet_operator.plan.roles import is_disaggregated
+
+AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,7 @@ class Observer:
         )
 
     async def look(self, key: Key, service: InferenceService, glance: Observed) -> Observed:
-        """Add what has to be asked for: events, and the download's progress.
+        """Add what has to be asked for: events, the download's progress, and whether engines reach each other.
 
         Raises:
             ClusterError: the API server does not answer.
@@ -67,6 +72,7 @@ class Observer:
             glance,
             events=await self._sources.events.read(*key, suspects(glance, named_claims(service))),
             progress=await self._progress(glance.pods),
+            kv_engines=await self._kv_engines(glance.pods) if is_disaggregated(service) else (),
         )
 
     async def find(self, key: Key, uid: str, names: Sequence[ChildKey]) -> dict[ChildKey, Child]:
@@ -84,6 +90,16 @@ class Observer:
             if body is not None:
                 found[kind, name] = stored_child(body, kind, BY_NAME[kind].api_version).open(uid)
         return found
+
+    async def _kv_engines(self, pods: Sequence[PodSeen]) -> tuple[KvEngineSeen, ...]:
+        limit = asyncio.Semaphore(AT_A_TIME)
+
+        async def ask(pod: PodSeen) -> KvEngineSeen | None:
+            async with limit:
+                return await self._sources.pods.kv_engine(pod.name, pod.ip)
+
+        engines = [pod for pod in pods if pod.role and pod.ready and pod.ip and not pod.deleting]
+        return tuple(one for one in await asyncio.gather(*map(ask, engines)) if one is not None)
 
     async def _progress(self, pods: Sequence[PodSeen]) -> Progress | None:
         for pod in pods:

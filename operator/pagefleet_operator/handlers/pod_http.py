@@ -5,14 +5,19 @@ Pods are not trusted: answers have a size limit, and what they say becomes numbe
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Protocol
 
 import aiohttp
 import msgspec
+from pagefleet_protocol.engine_facts import FACTS_PATH
 from pagefleet_protocol.kube_names import SERVING_PORT
 from pagefleet_protocol.model_facts import Progress
+
+from pagefleet_operator.plan.kv_engine_page import read_kv_engine
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 1 << 20
@@ -32,6 +37,9 @@ class PodHttp(Protocol):
 
     async def router_page(self, ip: str) -> bytes | None:
         """Return a router's metrics in Prometheus' text format; None: it does not say."""
+
+    async def kv_engine(self, name: str, ip: str) -> KvEngineSeen | None:
+        """Return what an engine says of its K/V transfer; None: it does not say."""
 
 
 class HttpPods:
@@ -65,6 +73,11 @@ class HttpPods:
     async def router_page(self, ip: str) -> bytes | None:
         """Return a router's metrics in Prometheus' text format; None: it does not say."""
         return await self._get(ip, "/metrics")
+
+    async def kv_engine(self, name: str, ip: str) -> KvEngineSeen | None:
+        """Return what an engine says of its K/V transfer; None: it does not say."""
+        facts, metrics = await asyncio.gather(self._get(ip, FACTS_PATH), self._get(ip, "/metrics"))
+        return read_kv_engine(name, facts, metrics)
 
     async def _get(self, ip: str, path: str) -> bytes | None:
         host = f"[{ip}]" if ":" in ip else ip

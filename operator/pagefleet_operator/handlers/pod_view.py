@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, get_args
 
-from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
 from pagefleet_operator.plan.observed import Component, ContainerSeen, PodSeen
+from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole
 
 _COMPONENTS: Mapping[str, Component] = {name: name for name in get_args(Component)}
+
+_ROLES: Mapping[str, PairRole] = {name: name for name in PAIR_ROLES}
 
 
 def pod_seen(body: Mapping[str, Any]) -> PodSeen | None:
@@ -34,6 +37,7 @@ def pod_seen(body: Mapping[str, Any]) -> PodSeen | None:
         deleting="deletionTimestamp" in metadata,
         node=(body.get("spec") or {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
+        role=_ROLES.get(labels.get(LABEL_ROLE, "")),
         created=timestamp(metadata.get("creationTimestamp")),
         turned=timestamp(ready.get("lastTransitionTime")),
         reason=status.get("reason", ""),

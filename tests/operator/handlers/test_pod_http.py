@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 from pagefleet_operator.handlers.pod_http import MAX_ANSWER_BYTES, HttpPods, parse_fleet_metrics
+from pagefleet_operator.plan.kv_engine_page import read_kv_engine
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_protocol.model_facts import Progress
 
 METRICS = b"""# HELP pagefleet_router_fleet_engines Engines.
@@ -28,7 +31,7 @@ def ask(answer: web.Response, question: Callable[[HttpPods], Awaitable[Any]]) ->
 
     async def handle(request: web.BaseRequest) -> web.Response:
         asked.append(request.path)
-        return answer
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
 
     async def scenario() -> Any:
         runner = web.ServerRunner(web.Server(handle))
@@ -60,6 +63,48 @@ def test_a_router_tells_what_its_fleet_does() -> None:
         "pagefleet_router_fleet_requests_running": 3.0,
         "pagefleet_router_fleet_kv_usage_ratio": 0.25,
     }
+
+
+FACTS = {
+    "incarnation": "0" * 32,
+    "model": "qwen",
+    "scope": "s",
+    "block_size": 16,
+    "num_blocks": 9,
+    "max_model_len": 99,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "vocab_size": 10,
+}
+KV = {"role": "decode", "port": 8102, "compatibility": "ab" * 32, "bytes_per_token": 64}
+PEERS = b"""pagefleet_engine_kv_transfer_peers{state="alive"} 2.0
+pagefleet_engine_kv_transfer_peers{model_name="m",state="dead"} 1
+pagefleet_engine_kv_transfer_peers{state="late"} many
+pagefleet_engine_kv_transfer_peers 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "metrics", "seen"),
+    [
+        (FACTS | {"kv_transfer": KV}, PEERS, KvEngineSeen("a", "decode", "ab" * 32, {"alive": 2, "dead": 1})),
+        (FACTS | {"kv_transfer": KV}, None, KvEngineSeen("a", "decode", "ab" * 32)),
+        (FACTS, PEERS, KvEngineSeen("a", "both", "")),
+        (FACTS | {"kv_transfer": KV | {"port": 0}}, PEERS, None),
+        (None, PEERS, None),
+    ],
+)
+def test_what_an_engine_says_of_its_transfer(
+    facts: dict[str, Any] | None, metrics: bytes | None, seen: KvEngineSeen | None
+) -> None:
+    assert read_kv_engine("a", json.dumps(facts).encode() if facts else None, metrics) == seen
+
+
+def test_an_engine_is_asked_for_facts_and_metrics() -> None:
+    body = json.dumps(FACTS | {"kv_transfer": KV}).encode()
+    told, asked = ask(web.Response(body=body), lambda pods: pods.kv_engine("a", "127.0.0.1"))
+    assert told == KvEngineSeen("a", "decode", "ab" * 32)
+    assert sorted(asked) == ["/internal/v1/facts", "/metrics"]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ def test_a_running_pod() -> None:
     assert seen.containers == (ContainerSeen("engine", state="running", restarts=2),)
 
 
+@pytest.mark.parametrize(("role", "seen"), [("prefill", "prefill"), ("decode", "decode"), ("king", None)])
+def test_an_engine_tells_its_part(role: str, seen: str | None) -> None:
+    body = pod()
+    body["metadata"]["labels"]["pagefleet.dev/role"] = role
+    found = pod_seen(body)
+    assert found is not None
+    assert found.role == seen
+
+
 def test_a_pod_without_a_node_says_why() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     seen = pod_seen(pod({"conditions": [condition]}))

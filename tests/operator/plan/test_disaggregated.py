@@ -62,7 +62,7 @@ def test_an_empty_disaggregation_is_one_pair_that_serves() -> None:
         ("router", 1, 1),
     ]
     for kind in ("Ready", "EngineReady", "PrefillReady", "DecodeReady", "KVLinkReady", "RouterReady"):
-        assert condition(status, kind).status == "True", kind  # type: ignore[arg-type]
+        assert condition(status, kind).status == "True", kind
     assert told(status, "Progressing") == ("False", Reason.SETTLED)
     assert told(status, "Degraded") == ("False", Reason.AS_WANTED)
 
