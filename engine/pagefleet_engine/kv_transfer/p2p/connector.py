@@ -35,10 +35,10 @@ class P2PConnector:
         self._block_size = block_size
         self._legs: set[str] = set()
         """Requests that are prefill legs, and were told."""
-        self._loading: dict[str, str] = {}
-        """Transfers whose load runs -> the request that it is for."""
+        self._askers: dict[str, str] = {}
+        """Transfers that are to be loaded -> the request that does; the others of it wait."""
         self._loads: dict[str, str] = {}
-        """The same, the other way."""
+        """Requests whose load runs -> its transfer."""
         self._settled: OrderedDict[str, None] = OrderedDict()
         """Transfers that were loaded, or in vain, or not needed: they are asked for no more."""
         self._num_saves = 0
@@ -55,9 +55,11 @@ class P2PConnector:
         transfer = request.transfer
         if transfer is None or transfer.leg != "decode" or transfer.transfer_id in self._settled:
             return 0
-        if transfer.transfer_id in self._loading:
-            return None
-        return (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        num_tokens = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        if num_tokens <= num_cached_tokens:
+            return 0
+        asker = self._askers.setdefault(transfer.transfer_id, request.request_id)
+        return num_tokens if asker == request.request_id else None
 
     def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
         """Ask the prefill engine, if the configuration knows it."""
@@ -65,11 +67,10 @@ class P2PConnector:
         assert transfer is not None
         if self._parts.peers.find(transfer.peer_address) is None:
             self._num_refused_peers += 1
-            self._remember(transfer.transfer_id)
+            self._settle(transfer.transfer_id)
             failure = "the prefill engine is none of kv_peers" if transfer.on_failure == "fail" else None
             self._agent.end(LoadDone(request.request_id, 0, failure))
             return
-        self._loading[transfer.transfer_id] = request.request_id
         self._loads[request.request_id] = transfer.transfer_id
         job = LoadJob(
             request.request_id,
@@ -94,6 +95,8 @@ class P2PConnector:
         if transfer is None:
             return None
         if transfer.leg == "decode":
+            if self._askers.get(transfer.transfer_id) == request.request_id:  # others have computed it meanwhile
+                del self._askers[transfer.transfer_id]
             self._not_needed(transfer)
             return None
         self._begin(request, transfer)
@@ -108,8 +111,9 @@ class P2PConnector:
         if transfer is None:
             return
         if transfer.leg == "decode":
-            if request.request_id not in self._loads:
-                self._not_needed(transfer)
+            if self._askers.get(transfer.transfer_id) == request.request_id and request.request_id not in self._loads:
+                del self._askers[transfer.transfer_id]
+            self._not_needed(transfer)
             return
         self._begin(request, transfer)
         self._legs.discard(request.request_id)
@@ -126,8 +130,7 @@ class P2PConnector:
         for load in done.loads:
             transfer_id = self._loads.pop(load.request_id, None)
             if transfer_id is not None:
-                del self._loading[transfer_id]
-                self._remember(transfer_id)
+                self._settle(transfer_id)
         return done
 
     def reset(self) -> None:
@@ -164,10 +167,10 @@ class P2PConnector:
         self._agent.at_source(lambda source, now: source.begin(transfer_id, transfer.peer_incarnation, now))
 
     def _not_needed(self, transfer: KvTransfer) -> None:
-        """Tell the prefill engine of a transfer that nobody has asked for, once."""
-        if transfer.transfer_id in self._settled or transfer.transfer_id in self._loading:
+        """Tell the prefill engine of a transfer that nobody asks for any more, once."""
+        if transfer.transfer_id in self._settled or transfer.transfer_id in self._askers:
             return
-        self._remember(transfer.transfer_id)
+        self._settle(transfer.transfer_id)
         if self._parts.peers.find(transfer.peer_address) is None:
             return
         transfer_id, peer, incarnation = (
@@ -177,7 +180,8 @@ class P2PConnector:
         )
         self._agent.at_target(lambda target, now: target.not_needed(transfer_id, peer, incarnation, now))
 
-    def _remember(self, transfer_id: str) -> None:
+    def _settle(self, transfer_id: str) -> None:
+        self._askers.pop(transfer_id, None)
         self._settled[transfer_id] = None
         if len(self._settled) > MAX_REMEMBERED:
             self._settled.popitem(last=False)

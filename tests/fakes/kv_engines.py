@@ -1,0 +1,166 @@
+"""Whole engine cores in this process that pass K/V to each other over loopback, stepped by the test."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagefleet_engine.config import CacheConfig, EngineConfig, KVTransferConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.engine_core.build import build_core
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
+from pagefleet_engine.kv_transfer.p2p.connector import METRIC, P2PConnector
+from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.kv_handoff import KvTransfer, OnFailure
+
+PATIENCE_S = 60.0
+NUM_BLOCKS = 64
+ANSWER = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+FIRST_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+def prompt_of(number: int, num_tokens: int = 165) -> list[int]:
+    """Tokens that no other number's begin with."""
+    return [40 + (number * 31 + place * place) % 200 for place in range(num_tokens)]
+
+
+@dataclass(eq=False)
+class FleetEngine:
+    """One core, and all that it said."""
+
+    core: EngineCore
+    incarnation: str
+    address: str
+    """Of its control socket."""
+    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams = ANSWER,
+        transfer: KvTransfer | None = None,
+    ) -> None:
+        """Give it a request."""
+        self.outputs[request_id] = []
+        refused = self.core.add(AddRequest(request_id, prompt, sampling, (1,), transfer=transfer))
+        assert refused is None
+
+    def step(self) -> None:
+        """Do what is to be done now."""
+        for output in self.core.step() if self.core.has_work else self.core.settle():
+            self.outputs[output.request_id].append(output)
+
+    def tokens(self, request_id: str) -> list[int]:
+        """What it answered."""
+        return [token for output in self.outputs[request_id] for token in output.new_token_ids]
+
+    def ended(self, request_id: str) -> bool:
+        """Whether the request is over."""
+        return any(output.finish_reason is not None for output in self.outputs[request_id])
+
+    def num_cached(self, request_id: str) -> int | None:
+        """Prompt tokens that it need not compute."""
+        return self.outputs[request_id][0].num_cached_tokens
+
+    def figure(self, name: str) -> float:
+        """One of the connector's figures, as of now."""
+        stats = self.core._scheduler.connector.stats()  # the core's own copy is up to a quarter second old
+        return {**stats.counters, **stats.gauges}.get(f"{METRIC}_{name}", 0.0)
+
+    @property
+    def bell(self) -> int:
+        """Readable when a transfer has ended."""
+        assert self.core.bell is not None
+        return self.core.bell
+
+    @property
+    def peers(self) -> AllowedPeers:
+        """Whom it may ask."""
+        connector = self.core._scheduler.connector
+        assert isinstance(connector, P2PConnector)
+        return connector._parts.peers
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks of the pool that are no one's to take."""
+        cache = self.core._scheduler._kv_cache
+        return NUM_BLOCKS - cache.num_available_blocks
+
+
+class Fleet:
+    """Makes engines with one key, and lets them run together."""
+
+    def __init__(self, model: Path, key_file: Path) -> None:
+        self.engines: list[FleetEngine] = []
+        self._model = model
+        self._key_file = key_file
+
+    def engine(self, name: str, block_size: int = 16, key_file: Path | None = None, **kv: Any) -> FleetEngine:
+        """Start one; `name` is a hexadecimal digit, of which its incarnation is made; `kv`: of `KVTransferConfig`."""
+        identity = EngineIdentity(name * 32, str(key_file or self._key_file))
+        core, ready = build_core(
+            EngineConfig(
+                model=ModelConfig(
+                    model=str(self._model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256
+                ),
+                cache=CacheConfig(num_kv_blocks=NUM_BLOCKS * 16 // block_size, block_size=block_size),
+                scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=48),
+                kv_transfer=KVTransferConfig(kv_connector="p2p", **kv),
+            ),
+            identity=identity,
+        )
+        assert ready.kv_transfer is not None
+        made = FleetEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
+        self.engines.append(made)
+        return made
+
+    def until(self, holds: Callable[[], bool], *engines: FleetEngine) -> None:
+        """Let engines (default: all) run until something holds."""
+        engines = engines or tuple(self.engines)
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, "it never happens"
+            for engine in engines:
+                engine.step()
+            if all(engine.core.is_stalled or not engine.core.has_work for engine in engines):
+                select.select([engine.bell for engine in engines], [], [], 0.01)
+
+    def stop(self, engine: FleetEngine) -> None:
+        """End one; its sockets close as if its process were gone."""
+        self.engines.remove(engine)
+        engine.core.shutdown()
+
+    def close(self) -> None:
+        """Check and end all."""
+        for engine in self.engines:
+            engine.core.check_integrity()
+            engine.core.shutdown()
+
+
+@contextlib.contextmanager
+def running_fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
+    """A fleet that ends with the block."""
+    fleet = Fleet(model, key_file)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def legs(
+    number: int, prefill: FleetEngine, decode: FleetEngine, on_failure: OnFailure = "recompute"
+) -> tuple[KvTransfer, KvTransfer]:
+    """What the router tells each of two engines."""
+    transfer_id = f"{number:032x}"
+    return (
+        KvTransfer("prefill", transfer_id, decode.incarnation),
+        KvTransfer("decode", transfer_id, prefill.incarnation, prefill.address, on_failure),
+    )
