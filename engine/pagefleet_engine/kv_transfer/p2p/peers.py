@@ -103,6 +103,8 @@ class AllowedPeers:
         """Every address by which a peer may be named -> the numeric one to dial. Replaced, never changed."""
         self._files: dict[Path, list[Address]] = {}
         """What files said last."""
+        self._names: dict[str, Sequence[str]] = {}
+        """What host names meant last."""
         self._complained: set[str] = set()
         self._asked = threading.Event()
         self._closing = False
@@ -130,9 +132,8 @@ class AllowedPeers:
                 numeric = self._resolve(address.host)
             except OSError as error:
                 self._complain(f"the K/V peer {address} cannot be looked up ({error.strerror or error})")
-                if address in self._dialled:
-                    dialled[address] = self._dialled[address]
-                continue
+                numeric = self._names.get(address.host, ())
+            self._names[address.host] = numeric
             for host in numeric:
                 one = Address(host.lower(), address.port)
                 dialled[one] = str(one)
