@@ -145,7 +145,10 @@ class OffloadConnector:
 
     def ended(self, request: Request, completed: bool) -> None:
         """See KVConnector. Its blocks are equally old now, and its tail is to go before its head."""
-        self._host.settle(block_keys(request.block_hashes))
+        keys = block_keys(request.block_hashes)
+        self._host.settle(keys)
+        if self._spiller is not None:
+            self._spiller.settle(keys)
 
     def finished(self) -> TransfersDone:
         """See KVConnector."""
@@ -213,11 +216,11 @@ class OffloadConnector:
                 self._drop([key])
 
     def _end_save(self, save: _Save, move: MoveDone) -> None:
-        for index, key in enumerate(save.keys):
-            if index >= move.num_blocks:
-                self._host.abandon(key)
-            elif self._host.commit(key) and self._spiller is not None:
-                self._spiller.stored(key)
+        kept = [key for key in save.keys[: move.num_blocks] if self._host.commit(key)]
+        for key in save.keys[move.num_blocks :]:
+            self._host.abandon(key)
+        if self._spiller is not None:
+            self._spiller.stored(kept)
 
     def _end_spill(self, spill: _Spill, move: MoveDone) -> None:
         assert self._spiller is not None

@@ -1,7 +1,7 @@
 """Which blocks of host memory are written to disk, and when: before memory has to give them up, coldest first.
 
-Once three quarters of the memory hold blocks that the disk has not, the coldest of them are written, so that the last
-quarter can go at once. Where the disk cannot keep up, memory gives up blocks unwritten: nobody waits for a disk.
+Once half of the memory holds blocks that the disk has not, the coldest of them are written, so that the other half can
+go at once. Where the disk cannot keep up, memory gives up blocks unwritten: nobody waits for a disk.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 from pagefleet_engine.kv_transfer.block_key import BlockKey
 from pagefleet_engine.kv_transfer.offload.tier import Tier
-
-MOST_SPILLS = 64
-"""Blocks on their way to the disk at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +30,26 @@ class Spiller:
     def __init__(self, host: Tier, disk: Tier) -> None:
         self._host = host
         self._disk = disk
-        self._most_unspilled = host.capacity - -(-host.capacity // 4)
+        self._most_unspilled = host.capacity // 2
+        self._most_under_way = -(-host.capacity // 4)  # many, as what is next is only looked at between steps
         self._unspilled: OrderedDict[BlockKey, None] = OrderedDict()
         """Blocks in memory that the disk has not, least recently used first."""
         self._num_under_way = 0
         self._drop_found = False
 
-    def stored(self, key: BlockKey) -> None:
-        """A block is in memory now."""
-        if key not in self._disk:
-            self._unspilled[key] = None
+    def stored(self, keys: Sequence[BlockKey]) -> None:
+        """Blocks that follow each other are in memory now; the last of them go first, as they do in the tiers."""
+        for key in reversed(keys):
+            if key not in self._disk:
+                self._unspilled[key] = None
 
     def used(self, keys: Sequence[BlockKey]) -> None:
         """Blocks of a prefix were used, wherever they are."""
         self._disk.touch(keys)
+        self.settle(keys)
+
+    def settle(self, keys: Sequence[BlockKey]) -> None:
+        """Put the blocks of a prefix in order, the head last."""
         for key in reversed(keys):
             if key in self._unspilled:
                 self._unspilled.move_to_end(key)
@@ -57,7 +60,7 @@ class Spiller:
 
     def due(self) -> Iterator[Spill]:
         """Take the blocks whose turn it is."""
-        while len(self._unspilled) > self._most_unspilled and self._num_under_way < MOST_SPILLS:
+        while len(self._unspilled) > self._most_unspilled and self._num_under_way < self._most_under_way:
             key = next(iter(self._unspilled))
             place = self._disk.reserve(key) if self._host.has(key) and key not in self._disk else None
             del self._unspilled[key]

@@ -260,7 +260,7 @@ def save_prompts(scene: ConnectorScene, numbers: Iterable[int]) -> None:
 def start_with_four_on_disk(folder: Path) -> ConnectorScene:
     """A second start over the folder of a first, which has left there the prompts 0 and 1."""
     scene = make_scene(8, folder, 64)
-    save_prompts(scene, range(5))
+    save_prompts(scene, range(4))
     assert num_bytes(scene, "disk") == 4 * FILE
     scene.connector.close()
     return make_scene(8, folder, 64)
