@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -31,6 +31,7 @@ from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
+from prometheus_client.core import Metric
 
 from tests.fakes.noting_engine import Noted, rest_of_answer
 
@@ -189,6 +190,9 @@ class SlowPrompts:
 
     async def stop(self) -> None:
         return
+
+    def collect(self) -> Iterable[Metric]:
+        return ()
 
 
 @dataclass(eq=False)
