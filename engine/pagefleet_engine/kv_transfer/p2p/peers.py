@@ -130,8 +130,9 @@ class AllowedPeers:
         for address in self._listed():
             try:
                 numeric = self._resolve(address.host)
-            except OSError as error:
-                self._complain(f"the K/V peer {address} cannot be looked up ({error.strerror or error})")
+            except (OSError, UnicodeError) as error:  # the second for what cannot be a host name at all
+                reason = error.strerror if isinstance(error, OSError) else "it is no host name"
+                self._complain(f"the K/V peer {address} cannot be looked up ({reason})")
                 numeric = self._names.get(address.host, ())
             self._names[address.host] = numeric
             for host in numeric:

@@ -144,6 +144,14 @@ def test_nobody_waits_for_a_name_server() -> None:
     found.close()
 
 
+def test_what_cannot_be_a_name_is_told_and_nobody_minds(caplog: pytest.LogCaptureFixture) -> None:
+    found = AllowedPeers(())
+    found._entries = parse_peers(f"{'x' * 80}.y:8102,127.0.0.1:9")
+    found.refresh()
+    assert "it is no host name" in caplog.text
+    assert found.find("127.0.0.1:9") == "127.0.0.1:9"
+
+
 def test_numbers_are_looked_up_without_asking_anybody() -> None:
     assert look_up("127.0.0.1") == ["127.0.0.1"]
     assert look_up("::1") == ["::1"]
