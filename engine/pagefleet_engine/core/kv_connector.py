@@ -43,7 +43,7 @@ class LoadDone:
     num_blocks: int
     """Leading blocks of what was to be loaded that are right, to be used."""
     failure: str | None = None
-    """Why the request must not go on; None: it does, and computes what is missing."""
+    """Why the request must not go on; None: it does, and computes what is missing, as one does that has run before."""
 
 
 @dataclass(frozen=True, slots=True)

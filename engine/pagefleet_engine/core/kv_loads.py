@@ -147,12 +147,15 @@ class KVLoads:
     # --- the steps of settle()
 
     def _finish(self, load: LoadDone) -> Request | None:
-        """Take in the end of a load; returns its request if that must not go on."""
+        """Take in the end of a load; returns its request if that must not go on.
+
+        One that has run before goes on in any case: its client has had tokens, so nobody else can take it over.
+        """
         request_id, holds = load.request_id, self._kv_cache.holds
         if request_id not in self._loading:
             raise IntegrityError(f"a load ended that {request_id} did not begin")
         request = self._loading.pop(request_id)
-        if request is None or load.failure is not None:
+        if request is None or (load.failure is not None and not request.num_preemptions):
             holds.unreserve(request_id)
             return request
         holds.publish(request_id, load.num_blocks)
@@ -172,9 +175,12 @@ class KVLoads:
                 self._waiting.put_back(request)
 
     def _give_up_holds(self, num_running: int) -> None:
-        """Let ready requests lose their blocks, least important first, while others cannot get on without."""
+        """Let ready requests lose their blocks, least important first, while others cannot get on without.
+
+        Where nothing runs, the head of the queue is the one to get on. Where something does, it may be more important.
+        """
         while self._ready and self._is_short(num_running):
-            head = self._waiting.peek()
+            head = None if num_running else self._waiting.peek()
             others = [request for request in self._ready.values() if request is not head]
             if not others:
                 return

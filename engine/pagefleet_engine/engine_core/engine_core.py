@@ -96,9 +96,10 @@ class EngineCore:
         Raises:
             EngineDead: the worker is broken.
         """
-        outputs = self.settle()
+        outputs: list[RequestOutput] = []
         steps = self._steps
         while steps.takes_another:
+            outputs += self.settle()
             plan = self._scheduler.schedule()
             if plan.num_tokens == 0:
                 break
