@@ -43,14 +43,16 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         StateDir(tmp_path / "file" / "state")
 
 
-def test_a_fleet_key_is_random_kept_and_for_its_owner_only(tmp_path: Path) -> None:
+def test_a_fleet_key_is_random_for_its_owner_only_and_another_in_every_run(tmp_path: Path) -> None:
     with StateDir(tmp_path) as state:
         one, other = state.fleet_key_path("one"), state.fleet_key_path("other")
         key = read_fleet_key(one)
         assert one.stat().st_mode & 0o777 == 0o600
         assert key != read_fleet_key(other)
+        assert read_fleet_key(state.fleet_key_path("one")) == key, "what starts again finds the same"
+        assert read_fleet_key(state.fleet_key_path("one", 2)) != key
     with StateDir(tmp_path) as state:
-        assert read_fleet_key(state.fleet_key_path("one")) == key
+        assert read_fleet_key(state.fleet_key_path("one")) != key
         one.write_text("too short")
         assert read_fleet_key(state.fleet_key_path("one")) != key
 

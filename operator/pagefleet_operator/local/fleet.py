@@ -149,7 +149,7 @@ class Fleet:
             self._reporter.say(f"{name}: skipped, only InferenceServices are run here")
         self._wanted = {one.name: one for one in wanted}
         self._launcher.num_engines = sum(map(most_engines, manifest.services))
-        self._launcher.gpus.promise({f"{one.name}-engine": one.gpus for one in wanted})
+        self._launcher.gpus.promise({name: gpus for one in wanted for name, gpus in one.gpus_by_workload.items()})
         for name, runner in self._runners.items():
             found = self._wanted.get(name)
             if found is None:

@@ -12,6 +12,7 @@ from pagefleet_operator.local.machine import Gpus, Ports, free_pair, free_port, 
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.workloads import Workload, router_name
 
 _LOOPBACK = "127.0.0.1"
@@ -47,6 +48,8 @@ class Launcher:
         if devices is None:
             raise OperatorError("waits for a free GPU")
         port = free_port(_LOOPBACK)
+        events = free_pair(_LOOPBACK, port)
+        transfer = free_pair(_LOOPBACK, port, events, events + 1)
         threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines)
         # Those that come from Secrets in a cluster are in our own environment here.
         written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
@@ -56,15 +59,27 @@ class Launcher:
         return Launch(
             (
                 *(*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
-                *(("--kv-events-port", str(free_pair(_LOOPBACK, port))) if workload.kv_events else ()),
+                *(("--kv-events-port", str(events)) if workload.kv_events else ()),
+                *self._kv_address(service, workload, transfer),
                 *self._key(service, workload),
             ),
             environment,
             base_url(_LOOPBACK, port),
+            f"{_LOOPBACK}:{transfer}" if workload.role == "prefill" else "",
         )
 
+    def _kv_address(self, service: str, workload: Workload, port: int) -> tuple[str, ...]:
+        """Return where an engine of a disaggregated service listens to others, and whom it may ask."""
+        if workload.role not in PAIR_ROLES:
+            return ()
+        own = ("--kv-host", _LOOPBACK, "--kv-port", str(port))
+        peers = ("--kv-peers", f"file:{self._state.kv_peers_path(service)}")
+        return own if workload.role == "prefill" else (*own, *peers)
+
     def _key(self, service: str, workload: Workload) -> tuple[str, ...]:
-        return ("--fleet-key-file", str(self._state.fleet_key_path(service))) if workload.kv_events else ()
+        return (
+            ("--fleet-key-file", str(self._state.fleet_key_path(service, workload.fleet_key))) if workload.keyed else ()
+        )
 
     def claim_ports(self, service: InferenceService) -> str:
         """Give each router of a service its port, the same one as before. Returns the first router's URL.

@@ -128,7 +128,7 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def free_pair(host: str, taken: int) -> int:
+def free_pair(host: str, *taken: int) -> int:
     """Return the lower of two ports in a row of `host` that nothing listens on now, neither of which is `taken`.
 
     Raises:
@@ -136,7 +136,7 @@ def free_pair(host: str, taken: int) -> int:
     """
     for _ in range(_NUM_TRIED_PAIRS):
         port = free_port(host)
-        if taken not in (port, port + 1) and port < 65535 and _refusal(host, port + 1) is None:
+        if not {port, port + 1} & set(taken) and port < 65535 and _refusal(host, port + 1) is None:
             return port
     raise PortError(f"no two ports in a row are free on {host}")
 

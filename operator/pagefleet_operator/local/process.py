@@ -27,6 +27,8 @@ class Launch:
     """Added to our own."""
     url: str
     """Base URL without trailing slash."""
+    kv_address: str = ""
+    """HOST:PORT where a prefill engine will answer decode engines; empty: it is none."""
 
 
 class Child:

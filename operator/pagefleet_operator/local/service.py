@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus, Role
 
 from pagefleet_operator.autoscale.demand import EnginesSeen
-from pagefleet_operator.local.autoscaler import Autoscaler, Surroundings, scales_itself
+from pagefleet_operator.local.autoscaler import Surroundings
 from pagefleet_operator.local.backoff import Backoff
+from pagefleet_operator.local.kv_watch import KvWatch
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
 from pagefleet_operator.local.reporter import ServiceView
+from pagefleet_operator.local.scalers import Scalers, engine_views
 from pagefleet_operator.local.supervisor import Supervisor, World
 from pagefleet_operator.local.wanted import Wanted
-from pagefleet_operator.plan.autoscaling import least_engines, most_engines, wanted_engines
-from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.autoscaling import least_of_view, most_engines
+from pagefleet_operator.plan.pair_steps import engine_steps
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.rollout import Drain, State, next_steps
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
+from pagefleet_operator.plan.rollout import Drain, Instance, State, Step, next_steps
 from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
 from pagefleet_operator.plan.verdict import Verdict, find_condition
-from pagefleet_operator.plan.workloads import Plan, Role, Workload, plan_workloads
+from pagefleet_operator.plan.workloads import PartSettings, Plan, Workload, plan_workloads
+
+_ENGINES: tuple[EngineRole, ...] = ("engine", "prefill", "decode")
+_ROLES: tuple[Role, ...] = ("engine", "prefill", "decode", "router")
 
 
 class ServiceRunner:
@@ -31,16 +38,18 @@ class ServiceRunner:
     def __init__(self, wanted: Wanted, world: World, tasks: asyncio.TaskGroup) -> None:
         self.service = wanted.service
         """What is wanted; its `status` is the last one."""
-        self._resolved = wanted.resolved
+        self._wanted = wanted
         self._world = world
         self._tasks = tasks
         self._generation = 1
         self._fetch: ModelFetch | None = None
         self._fetching: asyncio.Task[None] | None = None
-        self._supervisors: dict[Role, dict[int, Supervisor]] = {"engine": {}, "router": {}}
+        self._supervisors: dict[Role, dict[int, Supervisor]] = {role: {} for role in _ROLES}
         self._endpoints: tuple[Endpoint, ...] | None = None
-        self._scaler: Autoscaler | None = None
-        self._scaling: asyncio.Task[None] | None = None
+        self._kv_peers: tuple[str, ...] | None = None
+        self._scalers = Scalers(world.timing, tasks, self._surroundings, self._tell)
+        self._kv_watch: KvWatch | None = None
+        self._kv_watching: asyncio.Task[None] | None = None
         self._start_up_s: float | None = None
         self._leaving = False
 
@@ -64,10 +73,10 @@ class ServiceRunner:
         """Take a new spec, or new settings by a profile. Returns whether they differ from the last ones."""
         before, service = self.service, wanted.service
         same = before.spec == service.spec and before.metadata == service.metadata
-        if same and self._resolved == wanted.resolved:
+        if same and (self._wanted.resolved, self._wanted.parts) == (wanted.resolved, wanted.parts):
             return False
         self._generation += before.spec != service.spec
-        self._resolved = wanted.resolved
+        self._wanted = wanted
         self.service = service.model_copy(update={"status": before.status})
         return True
 
@@ -84,15 +93,17 @@ class ServiceRunner:
     def reconcile(self) -> None:
         """Take the next steps towards the wanted state, and tell the routers and the status what is so."""
         self._follow_model()
-        self._follow_autoscaling()
+        self._scalers.follow(None if self._leaving else self.service, lambda role: len(self._supervisors[role]))
+        self._follow_links()
+        self._write_peers()
         plan = self._plan()
         if self._leaving:
             self._drain_in_order()
         elif not self.service.spec.paused:
             # Engines of the model before serve until the next one is here.
-            if self._fetch is None or self._fetch.complete or plan.engine.replicas == 0:
-                self._take_steps(plan.engine)
-            self._take_steps(plan.router)
+            if self._fetch is None or self._fetch.complete or plan.num_engines == 0:
+                self._take_engine_steps(plan)
+            self._take_steps(plan.router, next_steps(plan.router, self._observe("router")))
         self._write_endpoints()
         if not self._leaving:
             self._update_status(plan)
@@ -104,43 +115,48 @@ class ServiceRunner:
 
     def _plan(self) -> Plan:
         plan = self._unlimited_plan()
-        return replace(plan, engine=replace(plan.engine, replicas=self._within_gpus(plan.engine)))
+        parts = tuple(replace(one, replicas=self._within_gpus(one)) for one in plan.parts)
+        return replace(plan, engine=replace(plan.engine, replicas=self._within_gpus(plan.engine)), parts=parts)
 
     def _unlimited_plan(self) -> Plan:
-        gpus, resolved = self._world.launcher.gpus, self._resolved
-        spare = gpus.total > resolved.gpus * most_engines(self.service)
-        scaling = ScalingSeen(self._scaler.desired, "", "") if self._scaler else None
-        return plan_workloads(self.service, resolved, self._location(), spare_gpu=spare, scaling=scaling)
+        wanted, gpus = self._wanted, self._world.launcher.gpus
+        each = max(one.gpus for one in (wanted.parts.values() or (wanted.resolved,)))
+        spare = gpus.total > each * most_engines(self.service)
+        parts = {role: PartSettings(own, self._scalers.desired(role)) for role, own in wanted.parts.items()}
+        location, scaling = self._location(), self._scalers.desired("engine")
+        return plan_workloads(self.service, wanted.resolved, location, spare_gpu=spare, scaling=scaling, parts=parts)
 
     def _within_gpus(self, engines: Workload) -> int:
         """Return how many of the wanted engines there are GPUs for; `check_gpus` knows that there are for the least."""
-        if not engines.gpus or self._scaler is None:
+        role: EngineRole = "engine" if engines.role == "router" else engines.role
+        view = engine_views(self.service).get(role)
+        if not engines.gpus or view is None or self._scalers.desired(role) is None:
             return engines.replicas
         room = self._world.launcher.gpus.room(engines.name) // engines.gpus
-        return min(engines.replicas, max(room, least_engines(self.service)))
+        return min(engines.replicas, max(room, least_of_view(view)))
 
-    def _follow_autoscaling(self) -> None:
-        """Have decisions made while somebody here has to make them."""
-        autoscaling = None if self._leaving else self.service.spec.autoscaling
-        if autoscaling is None or not scales_itself(autoscaling):
-            if self._scaling is not None:
-                self._scaling.cancel()
-            self._scaler = self._scaling = None
-            return
-        if self._scaler is None:
-            desired = wanted_engines(self.service, self.service.status, None, len(self._supervisors["engine"]))
-            self._scaler = Autoscaler(desired, self._world.timing, self._surroundings, self._tell)
-            self._scaling = self._tasks.create_task(self._scaler.run())
-        self._scaler.follow(autoscaling)
+    def _follow_links(self) -> None:
+        """Have prefill and decode engines asked about each other while there are any."""
+        wanted = is_disaggregated(self.service) and not self._leaving
+        if wanted and self._kv_watching is None:
+            self._kv_watch = KvWatch(self._world.timing, self._part_urls, self._world.changed)
+            self._kv_watching = self._tasks.create_task(self._kv_watch.run())
+        elif not wanted and self._kv_watching is not None:
+            self._kv_watching.cancel()
+            self._kv_watch = self._kv_watching = None
 
-    def _surroundings(self) -> Surroundings:
-        """Return what the autoscaler has to know."""
-        engines = [one.observe() for one in self._supervisors["engine"].values()]
-        wanted = self._unlimited_plan().engine
+    def _part_urls(self) -> dict[str, str]:
+        supervisors = [one for role in PAIR_ROLES for one in self._supervisors[role].values()]
+        return {one.name: one.url for one in supervisors if one.url and one.observe().state is State.READY}
+
+    def _surroundings(self, role: EngineRole) -> Surroundings:
+        """Return what the autoscaler of engines of a kind has to know."""
+        engines, plan = self._observe(role), self._unlimited_plan()
+        wanted = next((one for one in plan.parts if one.role == role), plan.engine)
         starting = sum(one.state is State.STARTING and not one.failing for one in engines)
         # Engines that wait for their model are on their way too.
         waiting = self._fetch is not None and not self._fetch.complete
-        taken = [one.start_up_s for one in self._supervisors["engine"].values() if one.start_up_s is not None]
+        taken = [one.start_up_s for one in self._engines() if one.start_up_s is not None]
         self._start_up_s = max(taken, default=self._start_up_s)
         return Surroundings(
             engines=EnginesSeen(
@@ -161,13 +177,13 @@ class ServiceRunner:
         """Return what engines load: known before it is there."""
         if self._fetch is not None:
             return str(self._fetch.order.folder)
-        uri = self._resolved.uri
+        uri = self._wanted.resolved.uri
         return uri.local_path if uri.scheme == "file" else self.service.spec.model.uri
 
     def _follow_model(self) -> None:
         """Have the wanted model downloaded, and no other."""
         world, service = self._world, self.service
-        order = None if self._leaving else model_order(service, self._resolved.uri, world.settings.models_dir)
+        order = None if self._leaving else model_order(service, self._wanted.resolved.uri, world.settings.models_dir)
         if order == (self._fetch.order if self._fetch else None) or (service.spec.paused and not self._leaving):
             return
         if self._fetching is not None:
@@ -182,7 +198,7 @@ class ServiceRunner:
     def _model_seen(self) -> ModelSeen:
         if self._fetch is not None:
             return self._fetch.seen()
-        if self._resolved.uri.remote:
+        if self._wanted.resolved.uri.remote:
             paused = Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the model downloaded")
             return ModelSeen(complete=False, failure=paused)
         return ModelSeen()
@@ -192,15 +208,28 @@ class ServiceRunner:
             self._world.reporter.say(f"{self.service.name}: {text}")
         self._world.changed()
 
-    def _take_steps(self, workload: Workload) -> None:
+    def _take_engine_steps(self, plan: Plan) -> None:
+        steps = engine_steps(plan, {role: self._observe(role) for role in _ENGINES})
+        workloads: dict[Role, Workload] = {one.role: one for one in (plan.engine, *plan.parts)}
+        for role, found in steps.items():
+            self._take_steps(workloads.get(role, replace(plan.engine, role=role)), found)
+
+    def _take_steps(self, workload: Workload, steps: Sequence[Step]) -> None:
         supervisors = self._supervisors[workload.role]
-        for step in next_steps(workload, [one.observe() for one in supervisors.values()]):
+        for step in steps:
             if isinstance(step, Drain):
-                supervisors[step.number].drain(routed=workload.role == "engine")
+                supervisors[step.number].drain(routed=workload.role != "router")
             else:
                 supervisor = Supervisor(self.service.name, workload, step.number, self._world)
                 supervisors[step.number] = supervisor
                 self._tasks.create_task(self._run(workload.role, supervisor))
+
+    def _observe(self, role: Role) -> list[Instance]:
+        return [one.observe() for one in self._supervisors[role].values()]
+
+    def _engines(self) -> Iterator[Supervisor]:
+        """Iterate over engines of every kind."""
+        return (one for role in _ENGINES for one in self._supervisors[role].values())
 
     async def _run(self, role: Role, supervisor: Supervisor) -> None:
         try:
@@ -212,13 +241,26 @@ class ServiceRunner:
             self._world.changed()
 
     def _drain_in_order(self) -> None:
-        first = self._supervisors["router"] or self._supervisors["engine"]
-        for supervisor in first.values():
+        routers = self._supervisors["router"].values()
+        for supervisor in routers or self._engines():
             supervisor.drain(routed=False)
+
+    def _write_peers(self) -> None:
+        """Tell decode engines whom they may ask; engines that leave may still be asked for what they have computed."""
+        if not is_disaggregated(self.service) and self._kv_peers is None:
+            return
+        addresses = tuple(one.kv_address for one in self._supervisors["prefill"].values() if one.kv_address)
+        if addresses == self._kv_peers:
+            return
+        try:
+            self._world.state.write_kv_peers(self.service.name, addresses)
+            self._kv_peers = addresses
+        except OSError as error:  # tried again at the next reconcile
+            self._world.reporter.say(f"{self.service.name}: the file of KV peers cannot be written: {error.strerror}")
 
     def _write_endpoints(self) -> None:
         endpoints = []
-        for supervisor in self._supervisors["engine"].values():
+        for supervisor in self._engines():
             state = supervisor.observe().state
             if supervisor.url and state in (State.READY, State.DRAINING):
                 draining = state is State.DRAINING
@@ -234,12 +276,16 @@ class ServiceRunner:
     def _update_status(self, plan: Plan) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         seen = Observation(
-            engines=tuple(one.observe() for one in self._supervisors["engine"].values()),
-            routers=tuple(one.observe() for one in self._supervisors["router"].values()),
+            engines=tuple(self._observe("engine")),
+            prefill=tuple(self._observe("prefill")),
+            decode=tuple(self._observe("decode")),
+            routers=tuple(self._observe("router")),
             generation=self._generation,
             model=self._model_seen(),
             url=self.url,
-            scaling=self._scaler.seen if self._scaler else None,
+            scaling=self._scalers.seen("engine"),
+            role_scaling={role: seen for role in PAIR_ROLES if (seen := self._scalers.seen(role))},
+            kv_engines=self._kv_watch.seen if self._kv_watch else (),
         )
         before, status = self.service.status, service_status(self.service, plan, seen, now)
         self.service = self.service.model_copy(update={"status": status})

@@ -48,6 +48,7 @@ class StateDir:
         """
         self.path = path
         self._processes: dict[str, tuple[int, str]] = {}
+        self._keyed: set[Path] = set()
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             (path / _LOGS).mkdir(exist_ok=True)
@@ -83,20 +84,31 @@ class StateDir:
         """Return the endpoints file of a service's routers."""
         return self.path / f"{service}.endpoints.json"
 
-    def fleet_key_path(self, service: str) -> Path:
-        """Return the file with the secret that a service's engines and routers share; made when it is first needed.
+    def kv_peers_path(self, service: str) -> Path:
+        """Return the file that says which prefill engines a service's decode engines may ask."""
+        return self.path / f"{service}.kv-peers"
+
+    def write_kv_peers(self, service: str, addresses: tuple[str, ...]) -> None:
+        """Replace that file: one HOST:PORT a line.
+
+        Raises:
+            OSError: the disk refuses; the old file is still there.
+        """
+        _replace(self.kv_peers_path(service), "".join(f"{address}\n" for address in addresses).encode())
+
+    def fleet_key_path(self, service: str, number: int = 1) -> Path:
+        """Return the file with the secret that a service's engines and routers share; another one in every run.
 
         Raises:
             StateDirError: it cannot be written.
         """
-        path = self.path / f"{service}.fleet-key"
-        try:
-            read_fleet_key(path)
-        except FleetKeyError:  # none yet, or damaged
+        path = self.path / (f"{service}.fleet-key" if number == 1 else f"{service}.fleet-key-{number}")
+        if not (path in self._keyed and _is_whole(path)):
             try:
                 _write_secret(path, secrets.token_hex(_KEY_BYTES))
             except OSError as error:
                 raise StateDirError(f"{path}: cannot be written ({error.strerror})") from error
+            self._keyed.add(path)
         return path
 
     def write_endpoints(self, service: str, endpoints: tuple[Endpoint, ...]) -> None:
@@ -143,6 +155,14 @@ class StateDir:
             return {str(name): (int(pid), str(started)) for name, (pid, started) in record.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}  # none, or damaged: then nobody can say whose those processes are
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_fleet_key(path)
+    except FleetKeyError:
+        return False
+    return True
 
 
 def start_time(pid: int) -> str | None:

@@ -50,6 +50,8 @@ class Supervisor:
         """Where its process listens, while there is one that was ready."""
         self.address: str | None = None
         """Where its process listens or is going to, while there is one."""
+        self.kv_address = ""
+        """HOST:PORT where its process answers decode engines; empty where it does not."""
         self.start_up_s: float | None = None
         """What it took to be ready when it last started; None: it never was."""
         self._service = service
@@ -115,7 +117,7 @@ class Supervisor:
             child = await Child.start(launch, self._log)
         except OSError as error:
             return f"{launch.argv[0]} cannot be started: {error.strerror}"
-        self._child, self.address = child, launch.url
+        self._child, self.address, self.kv_address = child, launch.url, launch.kv_address
         self._world.state.record(self.name, child.pid)
         if not self._leave.is_set():
             self._enter(State.STARTING, f"process {child.pid}")
@@ -124,6 +126,7 @@ class Supervisor:
             return await self._accompany(child, exited, launch)
         finally:
             self.url = self.address = self._child = None
+            self.kv_address = ""
             if not exited.done():
                 child.kill()
                 exited.cancel()
@@ -178,7 +181,7 @@ class Supervisor:
                 self._enter(State.NOT_READY, problem)
             if ready_since is None:
                 # A router waits for engines as long as it has to.
-                if elapsed > longest and self._workload.role == "engine":
+                if elapsed > longest and self._workload.role != "router":
                     return f"not ready after {longest:g} s: {problem}"
                 continue
             dead = await probe(url + paths.live, timing.probe_timeout)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagefleet_protocol.inference_service import Cache, InferenceService, Monitoring, RouterResources
 
 from pagefleet_operator.errors import ManifestError
 from pagefleet_operator.local.autoscaler import scales_itself
 from pagefleet_operator.local.manifest import Manifest
-from pagefleet_operator.plan.autoscaling import least_engines
+from pagefleet_operator.plan.autoscaling import least_engines, least_of_view
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, is_disaggregated, role_spec, role_view
 
 _NOT_HERE = {
     "pvc": "pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files",
@@ -36,6 +37,8 @@ class Wanted:
 
     service: InferenceService
     resolved: Resolved
+    parts: Mapping[PairRole, Resolved] = field(default_factory=dict)
+    """The settings of both parts of a disaggregated service."""
 
     @property
     def name(self) -> str:
@@ -45,7 +48,15 @@ class Wanted:
     @property
     def gpus(self) -> int:
         """Of all its engines, of the least number where autoscaling chooses it."""
-        return self.resolved.gpus * least_engines(self.service)
+        return sum(self.gpus_by_workload.values())
+
+    @property
+    def gpus_by_workload(self) -> Mapping[str, int]:
+        """The same for each of its workloads of engines, by its name."""
+        if self.parts:
+            views = {role: role_view(self.service, role) for role in self.parts}
+            return {f"{self.name}-{role}": self.parts[role].gpus * least_of_view(view) for role, view in views.items()}
+        return {f"{self.name}-engine": self.resolved.gpus * least_engines(self.service)}
 
 
 def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wanted, ...]:
@@ -62,11 +73,19 @@ def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wan
         if isinstance(resolved, Refusal):
             problems.append(f"{service.name}: {resolved}")
             continue
-        wanted.append(Wanted(service, resolved))
+        parts = {role: resolve(role_view(service, role), profiles, None, None) for role in _roles(service)}
+        refusals = [part for part in parts.values() if isinstance(part, Refusal)]
+        problems += [f"{service.name}: {refusal}" for refusal in refusals[:1]]
+        usable = {role: part for role, part in parts.items() if isinstance(part, Resolved)}
+        wanted.append(Wanted(service, resolved, usable))
         problems += [f"{service.name}: {problem}" for problem in _obstacles(resolved, environment)]
     if problems:
         raise ManifestError(problems)
     return tuple(wanted)
+
+
+def _roles(service: InferenceService) -> tuple[PairRole, ...]:
+    return PAIR_ROLES if is_disaggregated(service) else ()
 
 
 def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
@@ -86,6 +105,10 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
         "expose": spec.expose.type != "ClusterIP",
         "monitoring": spec.monitoring != Monitoring(),
         "podTemplate": bool(spec.pod_template),
+        **{
+            f"disaggregation.{role}.podTemplate": bool(role_spec(wanted.service, role).pod_template)
+            for role in _roles(wanted.service)
+        },
     }
     names = [name for name, is_given in given.items() if is_given]
     return tuple(f"spec.{name} ({_INSTEAD[name]})" if name in _INSTEAD else f"spec.{name}" for name in names)

@@ -9,6 +9,7 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus, ScalingS
 
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_view
 from pagefleet_operator.plan.verdict import Verdict, find_condition
 
 STATUS_PERIOD = timedelta(seconds=30)
@@ -47,12 +48,25 @@ def wanted_engines(
 
 def most_engines(service: InferenceService) -> int:
     """Return how many engines there may come to be."""
+    if is_disaggregated(service):
+        return sum(_most(role_view(service, role)) for role in PAIR_ROLES)
+    return _most(service)
+
+
+def _most(service: InferenceService) -> int:
     scaling = service.spec.autoscaling
     return scaling.max or scaling.min if scaling is not None and scaling.mode == "Internal" else service.spec.replicas
 
 
 def least_engines(service: InferenceService) -> int:
     """Return how many engines there have to be room for: those that run unless nobody asks."""
+    if is_disaggregated(service):
+        return sum(least_of_view(role_view(service, role)) for role in PAIR_ROLES)
+    return least_of_view(service)
+
+
+def least_of_view(service: InferenceService) -> int:
+    """Return the same of one part alone, or of a service without parts."""
     scaling = service.spec.autoscaling
     return scaling.min if scaling is not None and scaling.mode == "Internal" else service.spec.replicas
 

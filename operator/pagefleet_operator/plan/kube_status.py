@@ -13,6 +13,7 @@ from pagefleet_protocol.inference_status import (
     InferenceServiceStatus,
     LiveStatus,
     ResolvedStatus,
+    RoleScalingStatus,
 )
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
@@ -20,12 +21,13 @@ from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, sc
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.kv_link import kv_link_verdict
 from pagefleet_operator.plan.observed import LiveSample, Observed
-from pagefleet_operator.plan.pair_status import both_verdict, part_verdicts, parts_scaling, role_scaling
+from pagefleet_operator.plan.pair_status import both_verdict, part_verdicts
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
-from pagefleet_operator.plan.roles import role_view
+from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
+from pagefleet_operator.plan.roles import PairRole, role_view
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)
@@ -85,7 +87,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
     }
     if service.spec.autoscaling is not None:
         verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _routers_to_hear(now))
-    elif (active := parts_scaling(service, seen, now.parts, _routers_to_hear(now))) is not None:
+    elif (active := parts_scaling(service, seen.role_scaling, _routers_to_hear(now))) is not None:
         verdicts["ScalingActive"] = active
     return InferenceServiceStatus(
         observed_generation=seen.generation,
@@ -100,7 +102,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         resolved=_resolved(now),
         live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
         scaling=scaling_status(service, now.previous, seen.scaling, len(now.engines.pods), rfc3339(seen.now)),
-        role_scaling=role_scaling(service, now.previous, seen, now.parts, rfc3339(seen.now)),
+        role_scaling=_role_scaling(now),
     )
 
 
@@ -259,6 +261,13 @@ def _degraded(now: Situation, progress: Verdict, link: Verdict | None) -> Verdic
     if link is not None and link.reason in (Reason.KV_INCOMPATIBLE, Reason.KV_LINK_DOWN):
         return Verdict(True, link.reason, link.message)
     return Verdict(False, Reason.AS_WANTED, "every object is as the spec wants it")
+
+
+def _role_scaling(now: Situation) -> tuple[RoleScalingStatus, ...]:
+    if not now.parts:
+        return ()
+    counts: dict[PairRole, int] = {"prefill": len(now.parts[0].pods), "decode": len(now.parts[1].pods)}
+    return role_scaling(now.service, now.previous, now.observed.role_scaling, counts, rfc3339(now.observed.now))
 
 
 def _asleep(now: Situation) -> Verdict | None:

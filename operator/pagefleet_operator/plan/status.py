@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.inference_status import ConditionType, InferenceServiceStatus, RoleStatus
+from pagefleet_protocol.inference_status import (
+    ConditionType,
+    InferenceServiceStatus,
+    Role,
+    RoleScalingStatus,
+    RoleStatus,
+)
 from pagefleet_protocol.model_facts import Progress
 
 from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status, scaling_verdict
+from pagefleet_operator.plan.kv_link import KvEngineSeen, kv_link_verdict
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
+from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, role_view
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
 from pagefleet_operator.plan.workloads import Plan, Workload
@@ -49,6 +58,22 @@ class Observation:
     """Where its first router listens."""
     scaling: ScalingSeen | None = None
     """The autoscaler's decision, where there is one."""
+    prefill: tuple[Instance, ...] = ()
+    decode: tuple[Instance, ...] = ()
+    """Engines of a disaggregated service."""
+    role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
+    kv_engines: tuple[KvEngineSeen, ...] = ()
+    """What those said of their K/V transfer."""
+
+    @property
+    def all_engines(self) -> tuple[Instance, ...]:
+        """Engines of every kind."""
+        return (*self.engines, *self.prefill, *self.decode)
+
+    def of(self, role: Role) -> tuple[Instance, ...]:
+        """Return the instances of one role."""
+        found = {"prefill": self.prefill, "decode": self.decode, "router": self.routers}
+        return found.get(role, self.engines)
 
 
 def service_status(service: InferenceService, plan: Plan, seen: Observation, now: str) -> InferenceServiceStatus:
@@ -62,49 +87,55 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
     """
     paused = service.spec.paused
     model = _model_verdict(seen.model)
-    engine = _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
+    parts = tuple(_workload_verdict(one, seen.of(one.role), _gate(model, paused)) for one in plan.parts)
+    engine = _both(plan, seen, parts) or _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
     router = _workload_verdict(plan.router, seen.routers, _gate(None, paused))
-    asleep = asleep_verdict(service, plan.engine.replicas)
+    asleep = asleep_verdict(role_view(service, "decode") if parts else service, plan.num_engines)
     engine = asleep or engine
+    link = kv_link_verdict(seen.kv_engines, (_count_ready(seen.prefill), _count_ready(seen.decode))) if parts else None
     progress = _progress(plan, seen, model, paused)
     verdicts: dict[ConditionType, Verdict] = {
         "Ready": _held(service, seen, asleep) or _ready(seen, model, engine, router),
         "ModelCached": model,
         "EngineReady": engine,
+        **_part_verdicts(parts, link, asleep),
         "RouterReady": router,
         "Progressing": progress,
-        "Degraded": _degraded(plan, seen, engine, router, progress),
+        "Degraded": _degraded(plan, seen, (engine, *parts), router, progress, link),
     }
     if service.spec.autoscaling is not None:
         verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _count_ready(seen.routers))
-    exist = sum(one.state is not State.DRAINING for one in seen.engines)
+    elif (active := parts_scaling(service, seen.role_scaling, _count_ready(seen.routers))) is not None:
+        verdicts["ScalingActive"] = active
+    exist = sum(one.state is not State.DRAINING for one in seen.all_engines)
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
-        mode="Paused" if paused else "Aggregated",
+        mode="Paused" if paused else "Disaggregated" if parts else "Aggregated",
         url=seen.url,
-        ready=f"{_count_ready(seen.engines)}/{plan.engine.replicas}",
+        ready=f"{_count_ready(seen.all_engines)}/{plan.num_engines}",
         replicas=exist,
         conditions=make_conditions(verdicts, service.status, seen.generation, now),
-        roles=(_role_status(plan.engine, seen.engines), _role_status(plan.router, seen.routers)),
+        roles=tuple(_role_status(one, seen.of(one.role)) for one in (*(plan.parts or (plan.engine,)), plan.router)),
+        role_scaling=_role_scaling(service, seen, now) if parts else (),
         scaling=scaling_status(service, service.status, seen.scaling, exist, now),
     )
 
 
 def _held(service: InferenceService, seen: Observation, asleep: Verdict | None) -> Verdict | None:
     """Return Ready where routers hold requests until an engine comes, as after a scale to zero; None: they do not."""
-    if not _count_ready(seen.routers) or _count_ready(seen.engines):
+    if not _count_ready(seen.routers) or _count_ready(seen.all_engines):
         return None
-    fails = any(one.failing for one in seen.engines)
+    fails = any(one.failing for one in seen.all_engines)
     return held_verdict(service.status, seen.url or "the routers", "" if fails else "an engine is starting", asleep)
 
 
 def _ready(seen: Observation, model: Verdict, engine: Verdict, router: Verdict) -> Verdict:
-    if _count_ready(seen.engines) and _count_ready(seen.routers):
+    if _count_ready(seen.all_engines) and _count_ready(seen.routers):
         where = f" at {seen.url}" if seen.url else ""
         few = "" if engine.holds else f"; {engine.message.partition(';')[0]}"
         return Verdict(True, Reason.SERVING, f"requests are answered{where}{few}")
-    if _count_ready(seen.engines):
+    if _count_ready(seen.all_engines):
         return router
     return model if not model.holds and engine.reason == Reason.WAITING_FOR_MODEL else engine
 
@@ -160,9 +191,13 @@ def _progress(plan: Plan, seen: Observation, model: Verdict, paused: bool) -> Ve
     """Say what is still on its way to the wanted state; engines first, they take longer."""
     if paused:
         return Verdict(False, Reason.PAUSED, "spec.paused is true: nothing is changed until it is false")
-    if not model.holds and plan.engine.replicas:
+    if not model.holds and plan.num_engines:
         return Verdict(seen.model.failure is None, Reason.WAITING, "waits for the model; ModelCached says more")
-    return _workload_progress(plan.engine, seen.engines) or _workload_progress(plan.router, seen.routers) or SETTLED
+    # What is left of engines of the other kind is on its way out.
+    kinds = (*plan.parts, plan.engine, plan.router)
+    found = [told for one in kinds if (told := _workload_progress(one, seen.of(one.role)))]
+    stopped = next((one for one in found if one.reason == Reason.ROLLOUT_STOPPED), None)
+    return stopped or (found[0] if found else SETTLED)
 
 
 def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> Verdict | None:
@@ -194,13 +229,25 @@ def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> Ver
     return None
 
 
-def _degraded(plan: Plan, seen: Observation, engine: Verdict, router: Verdict, progress: Verdict) -> Verdict:
+def _degraded(
+    plan: Plan,
+    seen: Observation,
+    engines: tuple[Verdict, ...],
+    router: Verdict,
+    progress: Verdict,
+    link: Verdict | None,
+) -> Verdict:
     """Say whether something is wrong although requests are answered, or were."""
     if progress.reason == Reason.ROLLOUT_STOPPED:
         return Verdict(True, Reason.ROLLOUT_STOPPED, progress.message)
-    for workload, instances, verdict in ((plan.engine, seen.engines, engine), (plan.router, seen.routers, router)):
-        if 0 < _count_ready(instances) < workload.replicas:
+    told = engines[1:] if plan.parts else engines
+    for workload, verdict in (*zip(plan.parts or (plan.engine,), told, strict=True), (plan.router, router)):
+        ready = _count_ready(seen.of(workload.role))
+        alone = bool(plan.parts) and workload.role != "router" and _count_ready(seen.all_engines) > 0
+        if ready < workload.replicas and (ready or alone):
             return Verdict(True, Reason.PARTLY_READY, verdict.message)
+    if link is not None and link.reason in (Reason.KV_INCOMPATIBLE, Reason.KV_LINK_DOWN):
+        return Verdict(True, link.reason, link.message)
     return Verdict(False, Reason.AS_WANTED, "nothing is wrong with what runs")
 
 
@@ -219,4 +266,26 @@ def _count_ready(instances: Sequence[Instance]) -> int:
 
 
 def _plural(workload: Workload) -> str:
-    return f"{workload.role}s"
+    return f"{workload.role} engines" if workload.role in PAIR_ROLES else f"{workload.role}s"
+
+
+def _both(plan: Plan, seen: Observation, parts: tuple[Verdict, ...]) -> Verdict | None:
+    """Return EngineReady of a disaggregated service: the part that is worse off has the word."""
+    if not parts or plan.num_engines == 0:
+        return SCALED_TO_ZERO if parts else None
+    first = next((one for one in parts if not one.holds), None)
+    counts = [f"{_count_ready(seen.of(one.role))} of {one.replicas} {_plural(one)} ready" for one in plan.parts]
+    return first or Verdict(True, Reason.ALL_READY, ", ".join(counts))
+
+
+def _part_verdicts(
+    parts: tuple[Verdict, ...], link: Verdict | None, asleep: Verdict | None
+) -> dict[ConditionType, Verdict]:
+    if link is None:
+        return {}
+    return {"PrefillReady": asleep or parts[0], "DecodeReady": asleep or parts[1], "KVLinkReady": asleep or link}
+
+
+def _role_scaling(service: InferenceService, seen: Observation, now: str) -> tuple[RoleScalingStatus, ...]:
+    counts = {role: sum(one.state is not State.DRAINING for one in seen.of(role)) for role in PAIR_ROLES}
+    return role_scaling(service, service.status, seen.role_scaling, counts, now)

@@ -1,4 +1,4 @@
-"""What an InferenceService needs to run: one workload of engines, one of routers.
+"""What an InferenceService needs to run: one workload of engines, or one for each part, and one of routers.
 
 A workload says what every one of its instances is like. Where it runs (host, port, device) is for whoever runs it:
 `local/` here. In a cluster `objects/` says the same with Deployments, from the same command lines.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
+from pagefleet_protocol.inference_status import Role
 from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.command_lines import engine_args, router_args
-from pagefleet_operator.plan.objects.fleet_key import shares_kv_events
+from pagefleet_operator.plan.objects.fleet_key import needs_key, shares_kv_events
 from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, both_or_none, is_disaggregated, role_view
 
-Role = Literal["engine", "router"]
 Verb = Literal["serve", "route"]
 
 
@@ -70,13 +73,24 @@ class Workload:
     """An instance that is not ready after so long has failed."""
     probes: Probes = Probes()
     kv_events: bool = False
-    """Whether engines tell routers what they have cached: those then share the fleet key."""
+    """Whether engines tell routers what they have cached."""
+    keyed: bool = False
+    """Whether engines and routers have to know each other by the fleet key."""
+    fleet_key: int = 1
+    """Number of that key."""
+    pair_revision: str = ""
+    """Of both parts of a disaggregated service; empty: it is none of them."""
 
     @property
     def revision(self) -> str:
         """Hash of all that needs a new process when it changes; `replicas` does not."""
+        return self.pair_revision or self.own_revision
+
+    @property
+    def own_revision(self) -> str:
+        """The same of this workload alone, where another one has to change with it."""
         env = [variable.model_dump(mode="json") for variable in self.env]
-        parts = [self.verb, self.args, env, self.gpus, self.cpu, self.kv_events]
+        parts = [self.verb, self.args, env, self.gpus, self.cpu, self.kv_events, self.fleet_key if self.keyed else 0]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -85,7 +99,24 @@ class Plan:
     """The wanted workloads of one InferenceService."""
 
     engine: Workload
+    """For whole requests; none of them where there are parts."""
     router: Workload
+    parts: tuple[Workload, ...] = ()
+    """Prefill and decode engines of a disaggregated service."""
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that are wanted, of whatever kind."""
+        return sum(one.replicas for one in self.parts or (self.engine,))
+
+
+@dataclass(frozen=True, slots=True)
+class PartSettings:
+    """What is in force for one part of a disaggregated service."""
+
+    resolved: Resolved
+    scaling: ScalingSeen | None = None
+    """The autoscaler's decision, where there is one."""
 
 
 def plan_workloads(
@@ -94,6 +125,7 @@ def plan_workloads(
     location: str,
     spare_gpu: bool = True,
     scaling: ScalingSeen | None = None,
+    parts: Mapping[PairRole, PartSettings] | None = None,
 ) -> Plan:
     """Return what `service` needs.
 
@@ -104,36 +136,69 @@ def plan_workloads(
         spare_gpu: whether one engine more than `replicas` finds a GPU. Without one, an old engine has to go before the
             new one starts.
         scaling: the autoscaler's decision, where there is one.
+        parts: of a disaggregated service.
     """
     spec = service.spec
-    drain_timeout_s = float(spec.rollout.drain_seconds)
-    kv_events = shares_kv_events(service, resolved)
-    return Plan(
-        engine=Workload(
-            name=f"{service.name}-engine",
-            role="engine",
-            verb="serve",
-            args=engine_args(service, resolved, location),
-            replicas=wanted_engines(service, service.status, scaling, None),
-            drain_timeout_s=drain_timeout_s,
-            rollout=_engine_rollout(service, resolved, spare_gpu),
-            env=resolved.env,
-            gpus=resolved.gpus,
-            cpu=resolved.cpu,
-            progress_s=float(spec.rollout.progress_seconds),
-            kv_events=kv_events,
-        ),
-        router=Workload(
-            name=router_name(service),
-            role="router",
-            verb="route",
-            args=router_args(service),
-            replicas=spec.router.replicas,
-            drain_timeout_s=drain_timeout_s,
-            rollout=Rollout(max_surge=0, max_unavailable=1, keep_slots=True),
-            kv_events=kv_events,
-        ),
+    paired = is_disaggregated(service)
+    whole = Workload(
+        name=f"{service.name}-engine",
+        role="engine",
+        verb="serve",
+        args=engine_args(service, resolved, location),
+        replicas=0 if paired else wanted_engines(service, service.status, scaling, None),
+        drain_timeout_s=float(spec.rollout.drain_seconds),
+        rollout=_engine_rollout(service, resolved, spare_gpu),
+        env=resolved.env,
+        gpus=resolved.gpus,
+        cpu=resolved.cpu,
+        progress_s=float(spec.rollout.progress_seconds),
+        kv_events=shares_kv_events(service, resolved),
+        keyed=needs_key(service, resolved),
+        fleet_key=spec.fleet_key,
     )
+    router = Workload(
+        name=router_name(service),
+        role="router",
+        verb="route",
+        args=router_args(service),
+        replicas=spec.router.replicas,
+        drain_timeout_s=float(spec.rollout.drain_seconds),
+        rollout=Rollout(max_surge=0, max_unavailable=1, keep_slots=True),
+        kv_events=shares_kv_events(service, resolved),
+        keyed=needs_key(service, resolved),
+        fleet_key=spec.fleet_key,
+    )
+    return Plan(whole, router, _parts(service, whole, location, parts or {}, spare_gpu) if paired else ())
+
+
+def _parts(
+    service: InferenceService,
+    whole: Workload,
+    location: str,
+    settings: Mapping[PairRole, PartSettings],
+    spare_gpu: bool,
+) -> tuple[Workload, ...]:
+    """Return the workloads of both parts; a change of one changes the revision of both."""
+    views = {role: role_view(service, role) for role in PAIR_ROLES}
+    counts = (wanted_engines(view, view.status, settings[role].scaling, None) for role, view in views.items())
+    wanted = both_or_none(service, Pair(*counts))
+    parts = []
+    for role, replicas in zip(PAIR_ROLES, (wanted.prefill, wanted.decode), strict=True):
+        resolved = settings[role].resolved
+        parts.append(
+            replace(
+                whole,
+                name=f"{service.name}-{role}",
+                role=role,
+                args=engine_args(views[role], resolved, location, role),
+                replicas=replicas,
+                rollout=_engine_rollout(service, resolved, spare_gpu),
+                gpus=resolved.gpus,
+                cpu=resolved.cpu,
+            )
+        )
+    joint = hashlib.sha256("".join(one.own_revision for one in parts).encode()).hexdigest()[:10]
+    return tuple(replace(one, pair_revision=joint) for one in parts)
 
 
 def router_name(service: InferenceService) -> str:

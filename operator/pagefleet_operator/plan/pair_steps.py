@@ -1,0 +1,100 @@
+"""The next steps of a disaggregated service whose engines are started and ended one by one, as on one machine.
+
+`pair_rollout` says how many there are of each revision; this says which ones go, and under which numbers others come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pagefleet_protocol.inference_status import EngineRole
+
+from pagefleet_operator.plan.pair_rollout import Bounds, Pair, RevisionSeen, next_counts
+from pagefleet_operator.plan.rollout import Drain, Instance, Start, State, Step, next_steps
+from pagefleet_operator.plan.workloads import Plan, Workload
+
+WHOLE = ""
+"""Stands for the revision of engines for whole requests."""
+Instances = Mapping[EngineRole, Sequence[Instance]]
+
+
+def engine_steps(plan: Plan, existing: Instances) -> Mapping[EngineRole, tuple[Step, ...]]:
+    """Return what to do now with engines of every kind.
+
+    Args:
+        plan: the wanted workloads.
+        existing: engines for whole requests, and of both parts.
+    """
+    engines, prefill, decode = (existing.get(role, ()) for role in ("engine", "prefill", "decode"))
+    if not plan.parts and not prefill and not decode:
+        return {"engine": next_steps(plan.engine, engines)}
+    counts = _counts(plan, existing)
+    kept = counts.get(WHOLE, Pair()).decode
+    steps: dict[EngineRole, tuple[Step, ...]] = {"engine": next_steps(replace(plan.engine, replicas=kept), engines)}
+    if not plan.parts:
+        steps["prefill"] = _drains(prefill, {name: pair.prefill for name, pair in counts.items()})
+        steps["decode"] = _drains(decode, {name: pair.decode for name, pair in counts.items()})
+        return steps
+    old = [one for one in (*prefill, *decode) if one.revision != plan.parts[0].revision and _is_live(one)]
+    new = [one for one in (*prefill, *decode) if one.revision == plan.parts[0].revision]
+    stopped = bool(old or kept) and any(one.failing for one in new)
+    for workload, have, wanted in zip(plan.parts, (prefill, decode), ("prefill", "decode"), strict=True):
+        numbers = {name: getattr(pair, wanted) for name, pair in counts.items()}
+        starts = () if stopped else _starts(workload, have, numbers[workload.revision])
+        steps["prefill" if wanted == "prefill" else "decode"] = (*_drains(have, numbers), *starts)
+    return steps
+
+
+def _counts(plan: Plan, existing: Instances) -> Mapping[str, Pair]:
+    """Return the engines of both parts that each revision has next."""
+    seen = _revisions(existing)
+    wanted = plan.parts[0].revision if plan.parts else WHOLE
+    target = Pair(*(one.replicas for one in plan.parts)) if plan.parts else Pair(0, plan.engine.replicas)
+    rollouts = [one.rollout for one in plan.parts or (plan.engine,)]
+    bounds = Bounds(min(one.max_surge for one in rollouts), max(one.max_unavailable for one in rollouts))
+    nothing = RevisionSeen(wanted, Pair(), Pair())
+    return next_counts(target, seen.pop(wanted, nothing), tuple(seen.values()), bounds)
+
+
+def _revisions(existing: Instances) -> dict[str, RevisionSeen]:
+    """Return the engines by revision; those for whole requests have one, and count as decode engines."""
+    names = {one.revision for role in ("prefill", "decode") for one in existing.get(role, ()) if _is_live(one)}
+    whole = [one for one in existing.get("engine", ()) if _is_live(one)]
+    found = {name: _seen(name, existing) for name in names}
+    if whole:
+        ready = sum(one.state is State.READY for one in whole)
+        found[WHOLE] = RevisionSeen(WHOLE, Pair(0, len(whole)), Pair(0, ready))
+    return found
+
+
+def _seen(revision: str, existing: Instances) -> RevisionSeen:
+    def of(role: EngineRole, *, ready: bool) -> int:
+        live = [one for one in existing.get(role, ()) if one.revision == revision and _is_live(one)]
+        return sum(one.state is State.READY or not ready for one in live)
+
+    asked = Pair(of("prefill", ready=False), of("decode", ready=False))
+    return RevisionSeen(revision, asked, Pair(of("prefill", ready=True), of("decode", ready=True)))
+
+
+def _drains(have: Sequence[Instance], counts: Mapping[str, int]) -> tuple[Step, ...]:
+    """Return what goes of each revision: those that do not serve first, then the highest numbers."""
+    going: list[Step] = []
+    for name in {one.revision for one in have}:
+        live = [one for one in have if one.revision == name and _is_live(one)]
+        by_worth = sorted(live, key=lambda one: (one.state is not State.READY, one.failing, one.number))
+        going += [Drain(one.number) for one in by_worth[counts.get(name, 0) :]]
+    return tuple(going)
+
+
+def _starts(workload: Workload, have: Sequence[Instance], count: int) -> tuple[Step, ...]:
+    """Return what comes. An engine holds its place until it is gone."""
+    taken = {one.number for one in have}
+    missing = count - sum(one.revision == workload.revision and _is_live(one) for one in have)
+    room = workload.replicas + workload.rollout.max_surge - len(taken)
+    free = (number for number in range(len(taken) + max(0, missing)) if number not in taken)
+    return tuple(Start(number) for number, _ in zip(free, range(min(missing, room)), strict=False))
+
+
+def _is_live(one: Instance) -> bool:
+    return one.state is not State.DRAINING

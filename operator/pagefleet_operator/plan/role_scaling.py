@@ -1,0 +1,61 @@
+"""What the status says of the autoscalers of both parts of a disaggregated service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus
+
+from pagefleet_operator.plan.autoscaling import scaling_status, scaling_verdict
+from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.reasons import NORMAL
+from pagefleet_operator.plan.roles import (
+    PAIR_ROLES,
+    PairRole,
+    is_disaggregated,
+    role_spec,
+    role_status_view,
+    role_view,
+)
+from pagefleet_operator.plan.verdict import Verdict
+
+
+def parts_scaling(service: InferenceService, seen: Mapping[PairRole, ScalingSeen], routers: int) -> Verdict | None:
+    """Return ScalingActive: the word of the part that wants something done, else of prefill. None: nobody scales.
+
+    Args:
+        service: what is wanted.
+        seen: the decisions.
+        routers: that have been ready for long enough to have been asked.
+    """
+    if not is_disaggregated(service):
+        return None
+    scaled = [role for role in PAIR_ROLES if role_spec(service, role).autoscaling is not None]
+    found = [scaling_verdict(role_view(service, one), seen.get(one), routers) for one in scaled]
+    return next((one for one in found if not one.holds or one.reason not in NORMAL), found[0] if found else None)
+
+
+def role_scaling(
+    service: InferenceService,
+    previous: InferenceServiceStatus | None,
+    seen: Mapping[PairRole, ScalingSeen],
+    current: Mapping[PairRole, int],
+    at: str,
+) -> tuple[RoleScalingStatus, ...]:
+    """Return status.roleScaling of a disaggregated service.
+
+    Args:
+        service: what is wanted.
+        previous: its last status.
+        seen: the decisions.
+        current: engines of each part that exist.
+        at: now, RFC 3339.
+    """
+    found = []
+    for role in PAIR_ROLES:
+        view, before = role_view(service, role), role_status_view(previous, role)
+        told = scaling_status(view, before, seen.get(role), current[role], at)
+        if told is not None:
+            found.append(RoleScalingStatus(name=role, scaling=told))
+    return tuple(found)
