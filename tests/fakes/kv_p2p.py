@@ -12,7 +12,7 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagefleet_engine.core.kv_connector import BlockRun
 from pagefleet_engine.kv_transfer.p2p.actions import (
@@ -49,7 +49,8 @@ from pagefleet_engine.kv_transfer.p2p.source import Source
 from pagefleet_engine.kv_transfer.p2p.target import LoadJob, Target
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, checksum, decode_header
-from pagefleet_protocol.kv_control import ControlMessage, KvControlError, decode, encode
+from pagefleet_protocol.kv_control import ControlMessage, KvControlError, encode
+from pagefleet_protocol.kv_control import decode as decode_message
 
 BLOCK_BYTES = 8
 SHAPE = KvShape(
@@ -116,6 +117,9 @@ class Prefill:
         self.spills: dict[int, list[bytes]] = {}
         self.copying: list[Spill] = []
         self.queue: list[SendFrame] = []
+        self.reading: SendFrame | None = None
+        """A frame whose first byte was read, and not its last."""
+        self.read_withdrawn = False
         self.events: deque[PlaneEvent] = deque()
         self.legs: dict[bytes, Leg] = {}
         self.settled: dict[bytes, LegSettled] = {}
@@ -166,21 +170,37 @@ class Prefill:
                 self.queue.append(action)
             elif isinstance(action, Withdraw):
                 self.queue = [frame for frame in self.queue if frame.transfer_id != action.transfer_id]
-                self.events.append(Withdrawn(action.transfer_id))
+                if self.reading is not None and self.reading.transfer_id == action.transfer_id:
+                    self.read_withdrawn = True
+                else:
+                    self.events.append(Withdrawn(action.transfer_id))
             elif isinstance(action, Disconnect):
                 self.net.break_link(self.incarnation, action.peer, "disconnected", tell_prefill=False)
-            elif isinstance(action, Spill):
-                self.copying.append(action)
-            elif isinstance(action, DropSpill):
-                del self.spills[action.number]
-            elif isinstance(action, Unpin):
-                self.pool.give_back(self.pins.pop(action.save))
+            elif isinstance(action, Spill | DropSpill | Unpin):
+                self._in_memory(action)
             elif isinstance(action, LegSettled):
                 assert action.transfer_id not in self.settled
                 self.settled[action.transfer_id] = action
 
+    def _in_memory(self, action: Spill | DropSpill | Unpin) -> None:
+        if isinstance(action, Spill):
+            self.copying.append(action)
+        elif isinstance(action, DropSpill):
+            del self.spills[action.number]
+        else:
+            self.pool.give_back(self.pins.pop(action.save))
+
+    def stop_reading(self, peer: str) -> None:
+        if self.reading is None or self.reading.peer != peer:
+            return
+        if self.read_withdrawn:
+            self.events.append(Withdrawn(self.reading.transfer_id))
+        self.reading, self.read_withdrawn = None, False
+
     def read(self, frame: SendFrame) -> bytes:
         if frame.blocks:
+            pinned = {block for blocks in self.pins.values() for block in blocks}
+            assert pinned.issuperset(frame.blocks), "it reads blocks that it gave back"
             return b"".join(self.pool.blocks[block] for block in frame.blocks)
         held = self.spills[frame.spill]
         return b"".join(held[frame.spill_offset : frame.spill_offset + frame.num_blocks])
@@ -410,14 +430,14 @@ class Net:
 
     def _at_prefill(self, prefill: Prefill, letter: Letter) -> Sequence[SourceAction]:
         try:
-            message = decode(letter.data, prefill.shape.compatibility)
+            message = decode_message(letter.data, prefill.shape.compatibility)
         except KvControlError as error:
             return prefill.source.refused(letter.key, error)
         return prefill.source.message(letter.key, message, self.now)
 
     def _at_decode(self, engine: Decode, letter: Letter) -> Sequence[TargetAction]:
         try:
-            message = decode(letter.data, engine.shape.compatibility)
+            message = decode_message(letter.data, engine.shape.compatibility)
         except KvControlError as error:
             return engine.target.refused(letter.address, error, self.now)
         return engine.target.message(letter.address, message, self.now)
@@ -445,6 +465,7 @@ class Net:
         for source in self.prefills.values():
             if source.incarnation == prefill:
                 source.queue = [frame for frame in source.queue if frame.peer != decode]
+                source.stop_reading(decode)
                 if tell_prefill:
                     source.events.append(LinkDown(decode, reason))
         for target in self.decodes.values():
@@ -454,16 +475,21 @@ class Net:
                     target.events.append(LinkDown(prefill, reason))
 
     def send_frame(self, prefill: Prefill) -> None:
-        """Let a prefill engine's plane read the oldest frame and put it on the wire."""
-        if not prefill.queue:
+        """Let a prefill engine's plane read a frame and put it on the wire, or begin with the oldest."""
+        frame, prefill.reading = prefill.reading, None
+        if frame is None:
+            prefill.reading = prefill.queue.pop(0) if prefill.queue else None
             return
-        frame = prefill.queue.pop(0)
+        payload = prefill.read(frame)
+        if prefill.read_withdrawn:
+            prefill.read_withdrawn = False
+            prefill.events.append(Withdrawn(frame.transfer_id))
+            return
         wire = self.links.get((prefill.incarnation, frame.peer))
         if wire is None:
             prefill.queue = [other for other in prefill.queue if other.peer != frame.peer]
             prefill.events.append(LinkDown(frame.peer, "there is no connection"))
             return
-        payload = prefill.read(frame)
         name = FrameName(frame.transfer_id, frame.epoch, frame.seq).encode()
         check = checksum(payload)
         header = BlobHeader(prefill.shape.compatibility, name, frame.first_block, frame.num_blocks, len(payload), check)
@@ -503,7 +529,7 @@ class Net:
         for letter in letters:
             self.deliver(letter)
         for prefill in list(self.prefills.values()):
-            busy |= bool(prefill.queue or prefill.events or prefill.copying)
+            busy |= bool(prefill.queue or prefill.reading or prefill.events or prefill.copying)
             self.send_frame(prefill)
             prefill.pass_event()
             prefill.end_copy(True)
@@ -523,6 +549,13 @@ class Net:
         while self.now < until:
             self.tick(step)
             self.run_quiet()
+
+
+def forge(data: bytes, compatibility: bytes) -> bytes:
+    """Return a frame of other bytes, whose own check sums are right."""
+    header = decode_header(data, compatibility, BLOCK_BYTES)
+    payload = bytes(255 - byte for byte in data[HEADER_BYTES:])
+    return replace(header, checksum=checksum(payload)).encode() + payload
 
 
 def spoil(data: bytes, seed: int) -> bytes:

@@ -6,6 +6,7 @@ network is well again and time passes: then every request must have ended and no
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 from hypothesis import settings as hypothesis_settings
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings, SendType
 from pagefleet_engine.kv_transfer.p2p.target import LoadJob
+from pagefleet_protocol.kv_blob import BlobError
 
-from tests.fakes.kv_p2p import BLOCK_BYTES, Decode, Leg, Letter, Net, Prefill, block_hash, spoil
+from tests.fakes.kv_p2p import BLOCK_BYTES, SHAPE, Decode, Leg, Letter, Net, Prefill, block_hash, forge, spoil
 
 ADDRESSES = ("p:1", "p:2")
 NAMES = ("d1", "d2")
@@ -99,13 +101,22 @@ class AnyOrder(RuleBasedStateMachine):
         cached=st.sampled_from([0, 0, 1, 5]),
         computed=st.integers(0, 10),
         load_first=st.booleans(),
-        rounds=st.integers(0, 16),
+        rounds=st.integers(0, 20),
+        prompts_differ=rarely,
     )
     def arrive_and_begin(
-        self, p: str, d: str, num_blocks: int, cached: int, computed: int, load_first: bool, rounds: int
+        self,
+        p: str,
+        d: str,
+        num_blocks: int,
+        cached: int,
+        computed: int,
+        load_first: bool,
+        rounds: int,
+        prompts_differ: bool,
     ) -> None:
         """Both legs at once, some of the prompt computed, and a moment in which the network is well."""
-        self.arrive(p, d, num_blocks, cached, False, "fail")
+        self.arrive(p, d, num_blocks, cached, prompts_differ, "fail")
         takes = [lambda: self.take_up_leg(len(self.waiting_legs) - 1)]
         takes.insert(0 if load_first else 1, lambda: self.take_up_load(len(self.waiting_loads) - 1, False))
         for take in takes:
@@ -262,7 +273,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(
         n=pick,
-        fault=st.sampled_from(["lose", "double", "swap", "damage", "cut", "break"]),
+        fault=st.sampled_from(["lose", "double", "swap", "damage", "forge", "cut", "break"]),
         seed=pick,
         send=st.booleans(),
     )
@@ -283,6 +294,9 @@ class AnyOrder(RuleBasedStateMachine):
             wire.rotate(1)
         elif fault == "damage":
             wire[at] = spoil(wire[at], seed)
+        elif fault == "forge":
+            with suppress(BlobError):  # it may be spoiled already
+                wire[at] = forge(wire[at], SHAPE.compatibility)
         elif fault == "cut":
             wire[at] = wire[at][: seed % len(wire[at])]
         else:
