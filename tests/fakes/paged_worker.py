@@ -16,6 +16,7 @@ from zlib import crc32
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request
@@ -39,6 +40,15 @@ def _next_token(digest: int) -> int:
 
 def _root(scope: PrefixScope) -> int:
     return crc32(repr(scope).encode())
+
+
+def contents(token_ids: Sequence[int], scope: PrefixScope, block: int, block_size: int) -> list[tuple[int, int]]:
+    """What the slots of a request's full block hold once it is computed; for models with one KV group."""
+    digest, digests = _root(scope), []
+    for token in token_ids[: (block + 1) * block_size]:
+        digest = _extend(digest, token)
+        digests.append((0, digest))
+    return digests[block * block_size :]
 
 
 def complete(prompt: Sequence[int], sampling: SamplingParams, scope: PrefixScope, max_model_len: int) -> list[int]:
@@ -84,6 +94,15 @@ class PagedWorker:
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}
         """Block and offset -> group and digest of the prefix."""
         self._rows: dict[str, _Row] = {}
+
+    def read(self, block: int) -> list[tuple[int, int] | None]:
+        """What the slots of a block hold: group and digest of the prefix."""
+        return [self._slots.get((block, offset)) for offset in range(self._block_size)]
+
+    def write(self, block: int, content: Sequence[tuple[int, int]]) -> None:
+        """Fill a block from outside of any step."""
+        for offset, slot in enumerate(content):
+            self._slots[block, offset] = slot
 
     @property
     def request_ids(self) -> set[str]:
@@ -257,6 +276,7 @@ class FakeEngine:
         max_in_flight: int = 1,
         windows: Sequence[int | None] = (None,),
         cascade: bool = False,
+        connector: KVConnector | None = None,
     ) -> None:
         config = config or SchedulerConfig()
         groups = group_layers(windows)
@@ -265,7 +285,9 @@ class FakeEngine:
         self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching, groups, chunk, self.told)
         self.now = 0.0
         limits = ModelLimits(max_model_len, VOCAB_SIZE)
-        self.scheduler = Scheduler(config, self.kv_cache, limits, clock=lambda: self.now, cascade=cascade)
+        self.scheduler = Scheduler(
+            config, self.kv_cache, limits, clock=lambda: self.now, cascade=cascade, connector=connector
+        )
         self.worker = PagedWorker(block_size, self.scheduler.max_model_len, groups)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self._max_in_flight = max_in_flight
@@ -300,7 +322,8 @@ class FakeEngine:
         return aborted
 
     def launch(self) -> StepPlan:
-        """Plan one step and compute it; its result is not told yet."""
+        """Settle transfers, then plan one step and compute it; its result is not told yet."""
+        self.take(self.scheduler.settle_transfers())
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan.num_tokens > 0:

@@ -56,14 +56,20 @@ class KVHolds:
         return reservation
 
     def publish(self, request_id: str, num_blocks: int) -> None:
-        """Make the first `num_blocks` filled ones findable, and give back those after them."""
+        """Make the first `num_blocks` filled ones findable, and give back those after them.
+
+        Where others have published the same meanwhile, theirs is held instead.
+        """
         reservation = self._reservations[request_id]
         first, last = reservation.num_cached, reservation.num_cached + num_blocks
         if not first <= last <= len(reservation.blocks):
             raise IntegrityError(f"{request_id}: {num_blocks} blocks were filled and fewer were reserved")
-        self._pool.publish(reservation.blocks[first:last], reservation.hashes[first:last])
-        self._pool.release(reservation.blocks[last:])
-        del reservation.blocks[last:]
+        own = reservation.blocks[first:last]
+        self._pool.publish(own, reservation.hashes[first:last])
+        found = self._pool.find_prefix(reservation.hashes[first:last], num_blocks)
+        self._pool.hold(found)
+        self._pool.release([*own, *reservation.blocks[last:]])
+        reservation.blocks[first:] = found
 
     def unreserve(self, request_id: str) -> None:
         """Give a reservation back; what of it was published stays findable."""

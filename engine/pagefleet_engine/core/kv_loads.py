@@ -177,14 +177,10 @@ class KVLoads:
     def _give_up_holds(self, num_running: int) -> None:
         """Let ready requests lose their blocks, least important first, while others cannot get on without.
 
-        Where nothing runs, the head of the queue is the one to get on. Where something does, it may be more important.
+        That may come to the head of the queue itself: its blocks are of no use to it when they are not found any more.
         """
         while self._ready and self._is_short(num_running):
-            head = None if num_running else self._waiting.peek()
-            others = [request for request in self._ready.values() if request is not head]
-            if not others:
-                return
-            self._forget(max(others, key=self._importance).request_id)
+            self._forget(max(self._ready.values(), key=self._importance).request_id)
 
     def _is_short(self, num_running: int) -> bool:
         num_available = self._kv_cache.num_available_blocks
