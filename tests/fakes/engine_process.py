@@ -28,6 +28,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--kv-events-port", type=int)
     parser.add_argument("--fleet-key-file", type=Path)
+    parser.add_argument("--kv-connector")
+    parser.add_argument("--kv-role", default="both")
+    parser.add_argument("--kv-host")
+    parser.add_argument("--kv-port", type=int)
+    parser.add_argument("--kv-peers")
+    parser.add_argument("--kv-data-plane")
+    parser.add_argument("--kv-send-type")
+    parser.add_argument("--kv-form", default="ab", help="two digits of its compatibility")
     parser.add_argument("--marker", default="one")
     parser.add_argument("--answer-s", type=float, default=0.0)
     parser.add_argument("--answer-when", type=Path, help="not before this file exists")
@@ -86,6 +94,8 @@ class FakeEngine:
         if path == "/sick":
             self.sick = True
             return 200, {}
+        if path == "/internal/v1/facts":
+            return 200, self.facts()
         if self.stopping.is_set():
             return 503, {"error": "drains"}
         self.num_running += 1
@@ -105,6 +115,20 @@ class FakeEngine:
             "pid": os.getpid(),
             "devices": seen,
             "note": os.environ.get("FLEET_NOTE"),
+            "role": arguments.kv_role,
+        }
+
+    def facts(self) -> dict[str, object]:
+        arguments = self.arguments
+        transfer = {"role": arguments.kv_role, "port": arguments.kv_port, "bytes_per_token": 64}
+        counts = dict.fromkeys(("block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size"), 16)
+        return {
+            **counts,
+            "max_num_batched_tokens": 64,
+            "incarnation": "0" * 32,
+            "model": "m",
+            "scope": "s",
+            "kv_transfer": {**transfer, "compatibility": arguments.kv_form * 32} if arguments.kv_connector else None,
         }
 
 

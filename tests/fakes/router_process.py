@@ -29,6 +29,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fleet-key-file", type=Path)
     parser.add_argument("--no-kv-events", action="store_true")
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--pd-threshold", type=int)
+    parser.add_argument("--pd-fallback")
     return parser.parse_args()
 
 

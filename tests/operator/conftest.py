@@ -78,6 +78,7 @@ def quick() -> Timing:
         backoff_most=0.4,
         settle=0.2,
         kill_grace=10.0,
+        kv_link_period=0.1,
         file_poll=0.05,
         resync=0.3,
     )
@@ -160,7 +161,7 @@ class RunningFleet:
         ):
             return False
         quiet = all(one.reason == "Settled" for one in view.status.conditions if one.type == "Progressing")
-        return quiet and sum(name.startswith(f"{service}-engine") for name, _ in view.instances) == engines
+        return quiet and sum(not name.startswith(f"{service}-router") for name, _ in view.instances) == engines
 
     def url(self, service: str = "qwen") -> str:
         view = self.view(service)

@@ -65,6 +65,7 @@ def router_args(service: InferenceService) -> tuple[str, ...]:
         *(("--queue-timeout", str(queue.timeout)) if queue.timeout is not None else ()),
         *("--cold-start-timeout", str(queue.cold_start_timeout)),
         *(("--pd-threshold", str(both.threshold)) if both and both.threshold is not None else ()),
-        *(("--pd-fallback", both.fallback.lower()) if both else ()),
+        # Not the default: routers need not start again where a service becomes a disaggregated one.
+        *(("--pd-fallback", "fail") if both and both.fallback == "Fail" else ()),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
     )
