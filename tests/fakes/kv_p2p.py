@@ -284,7 +284,8 @@ class Decode:
     def _load_ended(self, ended: LoadEnded) -> None:
         job, prompt = self.jobs.pop(ended.request_id)
         assert ended.request_id not in self.ended
-        assert job.transfer_id not in self.landed_in, "something may still write to its blocks"
+        writable = {block for blocks in self.landed_in.values() for block in blocks}
+        assert writable.isdisjoint(job.blocks), "something may still write to its blocks"
         self.ended[ended.request_id] = ended
         if ended.num_blocks:
             assert ended.num_blocks == len(job.blocks)

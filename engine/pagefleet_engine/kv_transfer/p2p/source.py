@@ -160,7 +160,8 @@ class Source:
         if isinstance(body, Ping):
             return [self._answer(peer, message, Pong(self._incarnation, *self._load, self._draining))]
         if isinstance(body, Plane):
-            return [Hear(body.name, session.incarnation, body.payload)]
+            agreed = body.name == session.plane
+            return [Hear(body.name, session.incarnation, body.payload)] if agreed else []
         if isinstance(body, Reserve):
             return self._out(self._reserve(session, message, body, now))
         return self._out(self._about(session, message, now))
@@ -260,6 +261,8 @@ class Source:
         actions: list[SourceAction] = [self._answer(session.peer, message, Ack("reserve"))]
         if found.reservation is None:
             found.reserve(Reservation(session, message.epoch, body, body.credit, session.plane))
+        else:
+            found.reservation.credit = max(found.reservation.credit, body.credit)
         return actions + self._go_on(found, now)
 
     def _refusal(

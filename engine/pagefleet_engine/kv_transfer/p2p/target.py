@@ -135,7 +135,8 @@ class Target:
         if isinstance(body, Nack) and body.reason in ("no_session", "incompatible"):
             return self._link_refused(link, body, now)
         if isinstance(body, Plane):
-            return [Hear(body.name, link.incarnation, body.payload)] if link.incarnation is not None else []
+            agreed = link.incarnation is not None and body.name == link.plane
+            return [Hear(body.name, link.incarnation or "", body.payload)] if agreed else []
         return self._about(link, message, now)
 
     def refused(self, peer: str, error: KvControlError, now: float) -> list[TargetAction]:
@@ -272,7 +273,9 @@ class Target:
         return [load.landing, load.link.say(load.reserve(self._credit.granted(transfer_id))), *others]
 
     def _share(self, but: bytes = b"") -> list[TargetAction]:
-        return [self._tell_credit(self._loads[raised]) for raised in self._credit.share() if raised != but]
+        raised = [self._loads[transfer_id] for transfer_id in self._credit.share() if transfer_id != but]
+        # While P may not know of the reservation it would refuse the credit; it is in the next Reserve, or it asks.
+        return [self._tell_credit(load) for load in raised if load.phase is Phase.RECEIVING]
 
     def _tell_credit(self, load: Incoming) -> TargetAction:
         return load.link.say(load.message(Credit(self._credit.granted(load.job.transfer_id))))
@@ -358,7 +361,7 @@ class Target:
             load.pause = min(load.pause * 2, 4 * settings.retry)
             load.repeat_at = now + load.pause
             actions.append(load.link.say(load.reserve(self._credit.granted(load.job.transfer_id))))
-        if load.phase is not Phase.LINKING and now >= load.renew_at:
+        if load.phase is Phase.RECEIVING and now >= load.renew_at:
             load.renew_at = now + load.link.lease / 6
             actions.append(load.link.say(load.message(Renew())))
         return actions
