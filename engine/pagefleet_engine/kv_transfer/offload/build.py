@@ -16,7 +16,7 @@ from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
 from pagefleet_engine.kv_transfer.block_mover.mover import BlockMover
 from pagefleet_engine.kv_transfer.offload.connector import OffloadConnector
 from pagefleet_engine.kv_transfer.offload.eviction import make_policy
-from pagefleet_engine.kv_transfer.offload.host_memory import allocate_slots
+from pagefleet_engine.kv_transfer.offload.host_memory import HostMemory
 from pagefleet_engine.kv_transfer.offload.tier import Tier
 
 MOST_FILES = 2**20
@@ -43,14 +43,14 @@ def build_offload(
         num_files = min(config.kv_offload_disk // store.file_bytes, MOST_FILES)
         disk = Tier(num_files, make_policy(config.kv_offload_policy, num_files))
     try:
-        slots = allocate_slots(num_slots * block_bytes, pinned=pages.host is None)
+        memory = HostMemory(num_slots * block_bytes, pinned=pages.host is None)
     except ConfigError:
         if store is not None:
             store.close()
         raise
-    mover = BlockMover(pages, slots, store, scan=None if disk is None else disk.capacity)
+    mover = BlockMover(pages, memory.view, store, scan=None if disk is None else disk.capacity)
     host = Tier(num_slots, make_policy(config.kv_offload_policy, num_slots))
-    return OffloadConnector(mover, host, disk, shape.block_size)
+    return OffloadConnector(mover, host, disk, shape.block_size, memory.release)
 
 
 def _open_store(

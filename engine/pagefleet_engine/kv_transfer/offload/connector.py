@@ -10,7 +10,7 @@ so it is not evicted. A block is known by its hash, which covers model, adapter 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import extend_hashes
@@ -52,14 +52,18 @@ class OffloadConnector:
         host: the blocks in memory.
         disk: those on disk; None: there is no disk.
         block_size: tokens per block.
+        release: called when nothing touches the host memory any more.
     """
 
-    def __init__(self, mover: BlockMover, host: Tier, disk: Tier | None, block_size: int) -> None:
+    def __init__(
+        self, mover: BlockMover, host: Tier, disk: Tier | None, block_size: int, release: Callable[[], None]
+    ) -> None:
         self._mover = mover
         self._host = host
         self._disk = disk
         self._spiller = None if disk is None else Spiller(host, disk)
         self._block_size = block_size
+        self._release = release
         self._jobs: dict[int, _Load | _Save | _Spill] = {}
         self._load_of_request: dict[str, int] = {}
         self._num_jobs = 0
@@ -130,8 +134,6 @@ class OffloadConnector:
                 place = self._host.reserve(key)
                 if place is None:
                     break
-                if place.evicted is not None and self._spiller is not None:
-                    self._spiller.evicted(place.evicted)
                 self._num_misses += is_new and index < num_prompt_blocks
                 keys.append(key)
                 blocks.append(block)
@@ -145,10 +147,8 @@ class OffloadConnector:
 
     def ended(self, request: Request, completed: bool) -> None:
         """See KVConnector. Its blocks are equally old now, and its tail is to go before its head."""
-        keys = block_keys(request.block_hashes)
-        self._host.settle(keys)
-        if self._spiller is not None:
-            self._spiller.settle(keys)
+        self._host.settle(block_keys(request.block_hashes))
+        self._spill()
 
     def finished(self) -> TransfersDone:
         """See KVConnector."""
@@ -169,8 +169,8 @@ class OffloadConnector:
                     pass
         if self._spiller is not None:
             self._drop(self._spiller.adopt(self._mover.found()))
-            if saves:
-                self._spill(self._spiller)
+        if saves:
+            self._spill()
         return TransfersDone(loads, saves)
 
     def reset(self) -> None:
@@ -196,11 +196,12 @@ class OffloadConnector:
     def close(self) -> None:
         """See KVConnector."""
         self._mover.close()
+        self._release()
 
     def _use(self, keys: Sequence[BlockKey]) -> None:
         self._host.touch(keys)
-        if self._spiller is not None:
-            self._spiller.used(keys)
+        if self._disk is not None:
+            self._disk.touch(keys)
 
     def _end_load(self, load: _Load, move: MoveDone) -> None:
         if self._load_of_request.get(load.request_id) == move.job_id:
@@ -216,22 +217,18 @@ class OffloadConnector:
                 self._drop([key])
 
     def _end_save(self, save: _Save, move: MoveDone) -> None:
-        kept = [key for key in save.keys[: move.num_blocks] if self._host.commit(key)]
+        for key in save.keys[: move.num_blocks]:
+            self._host.commit(key)
         for key in save.keys[move.num_blocks :]:
             self._host.abandon(key)
-        if self._spiller is not None:
-            self._spiller.stored(kept)
 
     def _end_spill(self, spill: _Spill, move: MoveDone) -> None:
         assert self._spiller is not None
-        written = move.num_blocks == 1
-        if self._spiller.ended(spill.key, written=written):
+        if self._spiller.ended(spill.key, written=move.num_blocks == 1):
             self._drop([spill.key])
-        if written:  # else the disk takes none; the next blocks that are saved try again
-            self._spill(self._spiller)
 
-    def _spill(self, spiller: Spiller) -> None:
-        for spill in spiller.due():
+    def _spill(self) -> None:
+        for spill in self._spiller.due() if self._spiller is not None else ():
             if spill.evicted is not None:
                 self._drop([spill.evicted])
             self._mover.start(SpillJob(self._number(_Spill(spill.key)), spill.slot, spill.key))

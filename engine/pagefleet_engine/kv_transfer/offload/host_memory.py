@@ -9,17 +9,32 @@ import torch
 from pagefleet_engine.errors import ConfigError
 
 
-def allocate_slots(num_bytes: int, *, pinned: bool) -> memoryview:
-    """Return writable bytes. Plain memory is taken from the system page by page, as it is first used.
+class HostMemory:
+    """Writable bytes. The system gives plain memory page by page, as it is first used, and pinned memory at once.
 
-    Raises:
-        ConfigError: the system does not give as much.
+    Memory is pinned where it lies: torch's own pinned memory comes in powers of two, up to twice what is asked for.
     """
-    try:
-        if not pinned:
-            return memoryview(mmap.mmap(-1, num_bytes))
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy().data
-    except (OSError, RuntimeError):
-        raise ConfigError(
-            f"kv_offload_memory takes {num_bytes} bytes and the system does not give as much: lower it"
-        ) from None
+
+    def __init__(self, num_bytes: int, *, pinned: bool) -> None:
+        """Take the memory.
+
+        Raises:
+            ConfigError: the system does not give as much.
+        """
+        self._address: int | None = None
+        try:
+            self.view = memoryview(mmap.mmap(-1, num_bytes))
+            if pinned:
+                address = torch.frombuffer(self.view, dtype=torch.uint8).data_ptr()
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))  # type: ignore[no-untyped-call]
+                self._address = address
+        except (OSError, RuntimeError):
+            raise ConfigError(
+                f"kv_offload_memory takes {num_bytes} bytes and the system does not give as much: lower it"
+            ) from None
+
+    def release(self) -> None:
+        """Pin it no more; no copy may be under way. May be called twice."""
+        if self._address is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+            self._address = None

@@ -6,8 +6,9 @@ has holders, and a block with holders is never evicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pagefleet_engine.kv_transfer.block_key import BlockKey
 from pagefleet_engine.kv_transfer.offload.eviction import EvictionPolicy
@@ -53,6 +54,15 @@ class Tier:
     def __contains__(self, key: BlockKey) -> bool:
         """True if the block takes a slot: ready, being filled, or doomed."""
         return key in self._entries
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a block."""
+        return self.capacity - len(self._entries)
+
+    def coldest(self, count: int) -> Iterator[BlockKey]:
+        """Those that would go first, held or not, at most `count`. Nothing may come or go while it is read."""
+        return islice(self._policy.candidates(), max(0, count))
 
     def has(self, key: BlockKey) -> bool:
         """True if the block can be read."""
