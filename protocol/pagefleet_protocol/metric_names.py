@@ -10,6 +10,9 @@ ENGINE_GPU_IDLE_SECONDS = "pagefleet_engine_gpu_idle_seconds_total"
 ENGINE_NAN_REQUESTS = "pagefleet_engine_nan_requests_total"
 ENGINE_OUT_OF_MEMORY_STEPS = "pagefleet_engine_out_of_memory_steps_total"
 ENGINE_STARTUP_SECONDS = "pagefleet_engine_startup_seconds"
+ENGINE_KV_RECEIVED_BYTES = "pagefleet_engine_kv_transfer_received_bytes_total"
+ENGINE_KV_EXPOSED_SECONDS = "pagefleet_engine_kv_transfer_exposed_seconds_total"
+ENGINE_KV_HIDDEN_SECONDS = "pagefleet_engine_kv_transfer_hidden_seconds_total"
 ENGINE_REQUESTS_MAX = "pagefleet_engine_requests_max"
 """Requests that run at once."""
 
@@ -45,6 +48,10 @@ ROUTER_PROMPTS_LATE = "pagefleet_router_prompts_late_total"
 """Prompts that went on without: they took too long, or too many waited."""
 ROUTER_SEGMENTS_REUSED = "pagefleet_router_prompt_segments_reused_total"
 """Parts of prompts whose tokens were remembered."""
+
+ROUTER_TRACE_SPANS = "pagefleet_router_trace_spans_total"
+ENGINE_TRACE_SPANS = "pagefleet_engine_trace_spans_total"
+"""Spans that a collector of traces has taken, or has not."""
 
 # What a router has learned of engines: take the mean over routers.
 ROUTER_PREFILL_RATE = "pagefleet_router_prefill_tokens_per_second"

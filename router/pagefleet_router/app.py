@@ -10,8 +10,12 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
+
+from pagefleet_protocol.tracing import Tracer, TracesError, make_tracer
+from pagefleet_protocol.version import VERSION
 
 from pagefleet_router.access_log import AccessLog
 from pagefleet_router.admission.admission_metrics import collect_admission
@@ -33,6 +37,7 @@ from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.front import FrontDoor, FrontLimits
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.services import Services
+from pagefleet_router.proxy.tracing import RequestTraces
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
@@ -113,9 +118,12 @@ class Router:
         self.gate = make_gate(config, self.table, keys)
         self.table.watch(self.gate.engines_changed)
         self.metrics.include(lambda: collect_admission(self.gate))
+        self._tracer = make_router_tracer(config)
+        traces = RequestTraces(self._tracer, config.policy)
+        self.metrics.include(traces.collect)
         services = Services(
             self._dispatcher, self.pools, self.gate, self._prompts, config.first_byte_timeout, config.gap_timeout,
-            timing.hold, bool(config.cold_start_timeout), config.explain,
+            timing.hold, bool(config.cold_start_timeout), config.explain, traces=traces,
         )  # fmt: skip
         self.front = FrontDoor(
             self.table,
@@ -159,6 +167,7 @@ class Router:
             self.pools.keep_only(set())
             if self._log is not None:
                 self._log.flush()
+            await asyncio.to_thread(self._tracer.close)
 
     async def drain(self) -> None:
         """Answer what comes for a moment more, then take nothing new and wait for what runs, up to `drain_timeout`.
@@ -247,6 +256,19 @@ def make_source(config: RouterConfig) -> EndpointSource:
     from pagefleet_router.discovery.in_cluster import make_kubernetes_source  # noqa: PLC0415
 
     return make_kubernetes_source(config.kubernetes_service, config.kubernetes_namespace, config.model_name)
+
+
+def make_router_tracer(config: RouterConfig) -> Tracer:
+    """Return what sends this process's spans to where the settings say.
+
+    Raises:
+        ConfigError: the packages for that are not installed.
+    """
+    resource = {"service.name": "pagefleet-router", "service.version": VERSION, "service.instance.id": uuid.uuid4().hex}
+    try:
+        return make_tracer(config.otlp_traces_endpoint, config.otlp_traces_sample, resource, logger)
+    except TracesError as error:
+        raise ConfigError(f"otlp_traces_endpoint {error}") from None
 
 
 def make_table(config: RouterConfig) -> EndpointTable:

@@ -10,6 +10,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from pagefleet_protocol import headers
+from pagefleet_protocol.tracing import TracesError, traces_url
 
 from pagefleet_router.errors import ConfigError
 
@@ -70,6 +71,12 @@ class RouterConfig:
     gap_timeout: float = field(default=120.0, metadata={"help": "Longest pause within an engine's answer."})
     prefix_pieces: int = field(default=262_144, metadata={"help": "Pieces of 512 bytes that the prefix index holds."})
     access_log: bool = field(default=False, metadata={"help": "One JSON line per request on standard output."})
+    otlp_traces_endpoint: str | None = field(
+        default=None, metadata={"help": "URL of an OpenTelemetry collector (OTLP over HTTP) that gets spans."}
+    )
+    otlp_traces_sample: float = field(
+        default=1.0, metadata={"help": "Share of the requests that are traced; of a client's trace it decides."}
+    )
 
     def __post_init__(self) -> None:
         """Check every field, and what belongs together."""
@@ -81,6 +88,7 @@ class RouterConfig:
         for name in ("workers", "max_body_bytes", "max_concurrent", "max_connections", "prefix_pieces"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a number above 0")
+        self._check_traces()
         if self.queue_size < 0:
             raise ConfigError(f"queue_size is {self.queue_size}: give a number from 0")
         if not _HEADER_NAME.fullmatch(self.session_header):
@@ -91,6 +99,15 @@ class RouterConfig:
             may_be_zero = name in may_be_zero_names
             if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
                 raise ConfigError(f"{name} is {value:g}: give seconds {'from' if may_be_zero else 'above'} 0")
+
+    def _check_traces(self) -> None:
+        if not 0.0 <= self.otlp_traces_sample <= 1.0:
+            raise ConfigError(f"otlp_traces_sample is {self.otlp_traces_sample:g}: give a share from 0 to 1")
+        try:
+            if self.otlp_traces_endpoint is not None:
+                traces_url(self.otlp_traces_endpoint)
+        except TracesError as error:
+            raise ConfigError(f"otlp_traces_endpoint {error}") from None
 
     def _check_source(self) -> None:
         if sum((self.endpoints_file is not None, bool(self.engine), self.kubernetes_service is not None)) != 1:

@@ -7,6 +7,8 @@ are known goes on at another engine; any other client gets the rest, or is told 
 from __future__ import annotations
 
 import msgspec
+from pagefleet_protocol import trace_names
+from pagefleet_protocol.tracing import NO_SPAN, Span
 
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure, Refusal, no_engine, refusal_of
@@ -19,6 +21,7 @@ from pagefleet_router.proxy.identity import Identity, identify
 from pagefleet_router.proxy.retries import Retries
 from pagefleet_router.proxy.services import Services
 from pagefleet_router.proxy.stream_tape import StreamTape
+from pagefleet_router.proxy.tracing import attempt_failed, attempt_span
 from pagefleet_router.proxy.upstream import AnswerHead
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
@@ -34,7 +37,7 @@ class Exchange:
     __slots__ = (
         "_answering", "_attempted", "_begun", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back",
         "_is_admitted", "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape",
-        "cached_tokens", "delivery", "engine", "first_byte_s", "request", "view", "waited_s",
+        "_try_span", "cached_tokens", "delivery", "engine", "first_byte_s", "request", "span", "view", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
@@ -47,6 +50,10 @@ class Exchange:
         """Until it was admitted."""
         self.cached_tokens = 0
         """Of the prompt, at the last engine, as far as the choice knew."""
+        self.span = services.traces.request(request, services.dispatcher.clock() - request.began_at)
+        """Who is told that the request is over ends it."""
+        self._try_span: Span = NO_SPAN
+        """Of the engine that is being asked."""
         self._services = services
         self._dispatcher = services.dispatcher
         self._clock = services.dispatcher.clock
@@ -136,6 +143,7 @@ class Exchange:
         """End now, with `refusal` told in whichever way is still open."""
         if not self._ended:
             self._end()
+            self.span.failed(refusal.code or str(refusal.status))
             self._dispatcher.metrics.streams_cut += self.delivery.break_off(refusal)
 
     def on_answer(self, head: AnswerHead | None, body: bytes, complete: bool) -> None:
@@ -166,7 +174,7 @@ class Exchange:
         """Return the request's pieces as the current engine gets them, with the stream's state where it knows that."""
         assert self.engine is not None
         tape = self._tape if self.engine.facts is not None else None
-        return forwarded_request(self.request, self.view, self.engine, tape)
+        return forwarded_request(self.request, self.view, self.engine, tape, self._try_span.context)
 
     def on_lost(self, failure: Failure) -> None:
         """Try elsewhere, or tell the client."""
@@ -194,6 +202,8 @@ class Exchange:
         if self._attempted is not None:
             self._attempted.over(self._clock())
         self._attempted = self._dispatcher.begin(self.view, choice)
+        self._try_span.end()
+        self._try_span = attempt_span(self.span, engine, choice.cached_tokens)
         self._answering = False
         self._begun = None
         if self.view.resumable and self._tape is None and engine.facts is not None:
@@ -212,6 +222,7 @@ class Exchange:
         assert engine is not None
         self.first_byte_s = now - call.sent_at
         self._dispatcher.metrics.first_byte.observe(self.first_byte_s)
+        self._try_span.set(trace_names.STATUS, head.status)
         who = identify(head, engine, self._dispatcher.table.snapshot)
         if who is Identity.STRANGER:
             self._services.pools.pool(engine.endpoint.url).drop_idle()
@@ -238,6 +249,7 @@ class Exchange:
         failed = self._call
         failure = Failure.ENDING if head.status == 503 and head.closes else Failure.STATUS
         self._dispatcher.failed(self.engine, failure)
+        self._try_span.failed(failure.value)
         if failure is Failure.ENDING:
             self._dispatcher.ending(self.engine)
         if head.status not in _TRY_ELSEWHERE or not self._elsewhere(failure, was_sent=True):
@@ -258,6 +270,7 @@ class Exchange:
             return
         assert self.engine is not None
         self._dispatcher.failed(self.engine, failure)
+        attempt_failed(self._try_span, failure)
         if not self._elsewhere(failure, was_sent):
             self.cut(refusal_of(failure))
 
@@ -285,6 +298,7 @@ class Exchange:
         if not self._services.holds or self._has_come_back or self.view.model is None or usable.get(self.view.model):
             return False
         self._has_come_back = True
+        self._try_span.end()
         if self._attempted is not None:
             self._attempted.over(self._clock())
             self._attempted = None
@@ -330,6 +344,7 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
+        self._try_span.end()
         if self._attempted is not None:
             self._attempted.over(self._clock())
             self._attempted = None

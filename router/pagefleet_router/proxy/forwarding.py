@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, tenant_salt
+from pagefleet_protocol.tracing import CONTEXT_HEADERS, Header
 
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.proxy.client_request import ClientRequest
@@ -15,8 +18,9 @@ _LONG_BYTES = 16 * 1024
 
 
 def forwarded_request(
-    request: ClientRequest, view: RequestView, engine: EngineView, tape: StreamTape | None
-) -> list[bytes]:
+    request: ClientRequest, view: RequestView, engine: EngineView, tape: StreamTape | None,
+    context: Sequence[Header] | None = None,
+) -> list[bytes]:  # fmt: skip
     """Return head and body for an engine, in pieces: a long body is not copied.
 
     The target is the route's own path, and nothing that frames, addresses or authorises comes from the client: a key
@@ -27,6 +31,7 @@ def forwarded_request(
         view: what became of it here.
         engine: who gets it.
         tape: of a stream that may go on elsewhere; only for engines that know what it is.
+        context: of the trace, in place of the client's; None: the client's is passed on.
     """
     assert request.route is not None
     keyed = request.tenant is not None
@@ -34,7 +39,10 @@ def forwarded_request(
     for name, value in request.headers:
         if name in NOT_FORWARDED or b"_" in name or name.startswith(OWN_PREFIX) or (keyed and name == b"authorization"):
             continue
+        if context is not None and name in CONTEXT_HEADERS:
+            continue
         lines.append(b"%b: %b\r\n" % (name, value))
+    lines += [b"%b: %b\r\n" % header for header in context or ()]
     behind = b""
     if view.tenant != ANONYMOUS:
         lines.append(f"{CACHE_SALT}: {tenant_salt(view.tenant)}\r\n".encode())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagefleet_router.admission.admission import Admission
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.holding import HoldTiming
 from pagefleet_router.proxy.pool import UpstreamPools
+from pagefleet_router.proxy.tracing import RequestTraces
 from pagefleet_router.tokens.prompt_reader import PromptReader
 
 
@@ -30,3 +31,5 @@ class Services:
     """Whether clients may ask how engines were chosen."""
     wall_clock: Callable[[], float] = time.time
     """Seconds since the epoch, for `created` in answers."""
+    traces: RequestTraces = field(default_factory=RequestTraces)
+    """Off unless given."""
