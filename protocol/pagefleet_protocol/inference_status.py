@@ -22,6 +22,8 @@ ConditionType = Literal[
 ]
 EngineRole = Literal["engine", "prefill", "decode"]
 """What engines are for: whole requests, or one part of them."""
+PairRole = Literal["prefill", "decode"]
+"""The parts of a disaggregated service."""
 Role = Literal["engine", "prefill", "decode", "router"]
 
 
@@ -128,7 +130,7 @@ class ScalingStatus(Object):
 class RoleScalingStatus(Object):
     """The autoscaler's last decision about one part of a disaggregated service."""
 
-    name: Literal["prefill", "decode"]
+    name: PairRole
     """The part."""
     scaling: ScalingStatus
     """What was decided, and why."""

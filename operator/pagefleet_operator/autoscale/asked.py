@@ -11,6 +11,7 @@ from pagefleet_operator.autoscale.demand import (
     Learned,
     load_demands,
     missed_targets,
+    of_part,
     pressure_demands,
 )
 from pagefleet_operator.autoscale.policy import ScalingPolicy
@@ -49,8 +50,8 @@ def asked(policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, st
         now: monotonic seconds.
     """
     tempo, learned = policy.tempo, Learned(state.prefill_rate, state.speed)
-    loads = list(load_demands(policy, signals, engines, learned))
-    pressures = list(pressure_demands(policy, signals, engines, learned))
+    loads = of_part(policy, load_demands(policy, signals, engines, learned))
+    pressures = of_part(policy, pressure_demands(policy, signals, engines, learned))
     load = max((one.engines for one in loads), default=0.0)
     ahead_s = min(tempo.trend_at_most, engines.start_up_s or tempo.start_up)
     coming = projected(state.history, load, now, tempo.trend_window, ahead_s)
@@ -63,7 +64,7 @@ def asked(policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, st
     late = False
     quiet = state.raised_at is None or now - state.raised_at >= tempo.correction_pause + ahead_s
     if up <= state.desired and quiet and not engines.warming:
-        corrections = list(missed_targets(policy, signals, engines))
+        corrections = of_part(policy, missed_targets(policy, signals, engines))
         loads += corrections
         corrected = whole(max((one.engines for one in corrections), default=0.0))
         late = corrected > state.desired

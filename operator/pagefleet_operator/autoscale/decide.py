@@ -107,7 +107,7 @@ def _learned(
     rate, speed = signals.prefill_rate or state.prefill_rate, state.speed
     between = signals.seconds_between_tokens
     if policy.itl_s is not None and between is not None and engines.ready:
-        share = min(1.0, prefill_engines(signals, rate) / engines.ready)
+        share = min(1.0, prefill_engines(policy, signals, rate) / engines.ready)
         speed = speed.seen(Sighting(signals.running / engines.ready, share, between), now)
     # As long as the first engines start nobody can be expected to ask.
     idle = signals.idle and (engines.ready > 0 or not engines.warming)

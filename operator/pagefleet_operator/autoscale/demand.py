@@ -8,8 +8,10 @@ Nothing is divided by a rate that is not known: until it is, requests that wait 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.autoscale.decode_speed import DecodeSpeed
 from pagefleet_operator.autoscale.policy import DEFAULT_QUEUE, ScalingPolicy
@@ -29,6 +31,13 @@ ENOUGH = 20.0
 """Observations before a share of them says anything."""
 MOST_AT_ONCE = 2.0
 """A missed target asks for at most so many times the engines that serve."""
+
+
+_OF_PART: Mapping[PairRole, frozenset[str]] = {
+    "prefill": frozenset({"prefill", "backlog", "queue", "ttft"}),
+    "decode": frozenset({"kv", "decode", "crowd", "itl"}),
+}
+"""Names of the demands that are for engines of one part alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +104,16 @@ def load_demands(
             f"KV cache of {signals.engines:.0f} engines {signals.kv_usage:.0%} full, target {policy.kv_usage:.0%}",
         )  # fmt: skip
     if policy.itl_s is not None:
-        yield from _decode(policy.itl_s, signals, engines, learned)
+        yield from _decode(policy, policy.itl_s, signals, engines, learned)
 
 
-def _decode(itl_s: float, signals: FleetSignals, engines: EnginesSeen, learned: Learned) -> Iterator[Demand]:
+def _decode(
+    policy: ScalingPolicy, itl_s: float, signals: FleetSignals, engines: EnginesSeen, learned: Learned
+) -> Iterator[Demand]:
     made, aim = signals.generated_per_s, ITL_SHARE * itl_s
     line = learned.speed.line()
     # Tokens per second do not depend on how many engines make them, as requests at once do.
-    needed = line.engines(made * aim, prefill_engines(signals, learned.rate), aim) if line else None
+    needed = line.engines(made * aim, prefill_engines(policy, signals, learned.rate), aim) if line else None
     if line and needed is not None:
         yield Demand(
             "decode",
@@ -138,7 +149,7 @@ def pressure_demands(
         )  # fmt: skip
     line = learned.speed.line() if policy.itl_s is not None else None
     if policy.itl_s is not None and line and signals.running:
-        crowded = line.engines(signals.running, prefill_engines(signals, rate), ITL_SHARE * policy.itl_s)
+        crowded = line.engines(signals.running, prefill_engines(policy, signals, rate), ITL_SHARE * policy.itl_s)
         if crowded is not None:
             because = f"{signals.running:.0f} requests run, target {policy.itl_s * 1000:.0f} ms between tokens"
             yield Demand("crowd", _credited(crowded, engines), because)
@@ -169,8 +180,15 @@ def missed_targets(policy: ScalingPolicy, signals: FleetSignals, engines: Engine
         yield Demand(name, needed, f"{share:.0%} of requests within {target_s * 1000:.0f} ms {to}")
 
 
-def prefill_engines(signals: FleetSignals, rate: float | None) -> float:
-    """Return the engines that the arriving prompts keep busy; 0 where that is not known."""
+def of_part(policy: ScalingPolicy, demands: Iterable[Demand]) -> list[Demand]:
+    """Return the demands for these engines: all, or those that their part of a disaggregated service is for."""
+    return [one for one in demands if policy.part is None or one.name in _OF_PART[policy.part]]
+
+
+def prefill_engines(policy: ScalingPolicy, signals: FleetSignals, rate: float | None) -> float:
+    """Return the engines that the arriving prompts keep busy; 0 where that is not known, or others compute them."""
+    if policy.part == "decode":
+        return 0.0
     return (signals.prompt_tokens_per_s or 0.0) / rate if rate else 0.0
 
 

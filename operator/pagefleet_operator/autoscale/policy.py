@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagefleet_protocol.inference_service import Autoscaling, ScalingTarget
+from pagefleet_protocol.inference_status import PairRole
 
 DEFAULT_QUEUE = 4.0
 DEFAULT_KV_USAGE = 0.8
@@ -61,6 +62,8 @@ class ScalingPolicy:
     """Waiting requests per engine."""
     kv_usage: float = DEFAULT_KV_USAGE
     """Share of the KV cache."""
+    part: PairRole | None = None
+    """Whether these engines compute prompts or answers alone: what the other part is for asks for none of them."""
     idle_after_s: float | None = None
     """Without any request for so long there are no engines; None: there are always `min`."""
     tempo: Tempo = field(default_factory=Tempo)
@@ -70,11 +73,12 @@ class ScalingPolicy:
         return max(self.min, min(self.max, engines))
 
 
-def scaling_policy(autoscaling: Autoscaling) -> ScalingPolicy:
+def scaling_policy(autoscaling: Autoscaling, part: PairRole | None = None) -> ScalingPolicy:
     """Return what the specification of a service asks for.
 
     Args:
         autoscaling: in mode Internal or Advisory, as those have a maximum.
+        part: of a disaggregated service that it is for.
     """
     assert autoscaling.max is not None, "a rule of the resource"
     target = autoscaling.target or ScalingTarget(queue=int(DEFAULT_QUEUE))
@@ -87,5 +91,6 @@ def scaling_policy(autoscaling: Autoscaling) -> ScalingPolicy:
         itl_s=target.itl_ms / 1000 if target.itl_ms is not None else None,
         queue=(target.queue or DEFAULT_QUEUE) if by_load else None,
         kv_usage=target.kv_usage or DEFAULT_KV_USAGE,
+        part=part,
         idle_after_s=float(to_zero.after) if to_zero else None,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
-from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus
 from pydantic import ValidationError
 
 from pagefleet_operator.autoscale.decide import decide
@@ -30,8 +30,10 @@ from pagefleet_operator.autoscale.state import ScalingState, begin
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.autoscaling import wanted_engines
+from pagefleet_operator.plan.objects.engine_pairs import deployed_pairs
 from pagefleet_operator.plan.objects.names_and_labels import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_status_view, role_view
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S = 2.0
@@ -51,10 +53,23 @@ class ScalingGauge:
     """What metrics say of one service."""
 
     key: Key
+    role: EngineRole
+    """Engines for whole requests, or of one part of them."""
     desired: int
     current: int
     age_s: float
     """Of the oldest word of a router; infinite: one never spoke."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Its engines, or those of one of its parts."""
+
+    view: InferenceService
+    policy: ScalingPolicy
+    state: ScalingState | None = None
+    decision: Decision | None = None
+    gauge: ScalingGauge | None = None
 
 
 @dataclass(slots=True)
@@ -64,18 +79,16 @@ class _Followed:
     document: bytes
     uid: str
     service: InferenceService
-    policy: ScalingPolicy
+    groups: dict[EngineRole, _Group]
     window: FleetWindow = field(default_factory=FleetWindow)
-    state: ScalingState | None = None
-    decision: Decision | None = None
-    gauge: ScalingGauge | None = None
     told_at: float = float("-inf")
     met: dict[str, float] = field(default_factory=dict)
     """When each router was first seen to run."""
 
     def rest(self) -> None:
         """Say nothing more of it while it is paused, and begin with what there is afterwards."""
-        self.state = self.decision = self.gauge = None
+        for group in self.groups.values():
+            group.state = group.decision = group.gauge = None
 
     def speakers(self, running: Sequence[str], now: float) -> list[str]:
         """Return the routers that should speak: not those that have only begun to run, and have not spoken yet."""
@@ -104,19 +117,21 @@ class Autoscaler:
         self._now = now
         self._followed: dict[Key, _Followed] = {}
 
-    def seen(self, key: Key) -> ScalingSeen | None:
+    def seen(self, key: Key, role: EngineRole = "engine") -> ScalingSeen | None:
         """Return the last decision for a service; None: there is none, or nobody has asked its routers yet."""
         followed = self._followed.get(key)
-        if followed is None or followed.decision is None:
+        group = followed.groups.get(role) if followed is not None else None
+        if group is None or group.decision is None:
             return None
-        decision, message = followed.decision, followed.decision.message
+        decision, message = group.decision, group.decision.message
         if decision.reason is ScalingReason.AT_QUOTA:
             message += f"; more pods are refused: kubectl -n {key[0]} describe quota"
         return ScalingSeen(decision.desired, str(decision.reason), message)
 
     def gauges(self) -> Iterator[ScalingGauge]:
         """Yield what metrics say."""
-        return (one.gauge for one in tuple(self._followed.values()) if one.gauge is not None)
+        groups = [group for one in tuple(self._followed.values()) for group in one.groups.values()]
+        return (one.gauge for one in groups if one.gauge is not None)
 
     def start_over(self) -> None:
         """Forget everything: another process may have decided meanwhile."""
@@ -172,14 +187,32 @@ class Autoscaler:
         stored = self._view.service(key)
         if stored is None:
             return False
-        deployment = self._view.child(key, stored.uid, ("Deployment", names_of(followed.service).engine))
-        body = deployment.body if deployment is not None and deployment.ours else {}
-        engines = engines_seen(self._view.pods(key), body, self._now())
-        if followed.state is None:
+        news = [self._decide_group(key, stored, followed, role, (signals, now)) for role in followed.groups]
+        if any(news):
+            followed.told_at = now
+        return any(news)
+
+    def _decide_group(
+        self, key: Key, stored: StoredService, followed: _Followed, role: EngineRole, heard: tuple[FleetSignals, float]
+    ) -> bool:
+        signals, now = heard
+        body, group = self._deployment(key, stored.uid, followed.service, role), followed.groups[role]
+        pods = [pod for pod in self._view.pods(key) if role in ("engine", pod.role)]
+        engines = engines_seen(pods, body, self._now())
+        if group.state is None:
             deployed = (body.get("spec") or {}).get("replicas")
-            desired = wanted_engines(followed.service, _status(stored), None, deployed)
-            followed.state = begin(desired, now)
-        return self._take(key, followed, signals, engines, now)
+            status = _status(stored)
+            before = status if role == "engine" else role_status_view(status, role)
+            group.state = begin(wanted_engines(group.view, before, None, deployed), now)
+        return self._take(key, followed, role, signals, engines, now)
+
+    def _deployment(self, key: Key, uid: str, service: InferenceService, role: EngineRole) -> Mapping[str, Any]:
+        """Return the Deployment of these engines, of the revision with the most; empty: there is none."""
+        if role == "engine":
+            found = self._view.child(key, uid, ("Deployment", names_of(service).engine))
+            return found.body if found is not None and found.ours else {}
+        bodies = [pair[role] for pair in deployed_pairs(self._view.children(key, uid)).values() if role in pair]
+        return max(bodies, key=lambda body: (body.get("spec") or {}).get("replicas") or 0, default={})
 
     async def _page(self, ip: str) -> bytes | None:
         """Return a router's page; None too where its turn did not come within ASK_S, as others' time ran out first."""
@@ -189,22 +222,29 @@ class Autoscaler:
         except TimeoutError:
             return None
 
-    def _take(self, key: Key, followed: _Followed, signals: FleetSignals, engines: EnginesSeen, now: float) -> bool:
-        assert followed.state is not None, "it was begun"
-        before = followed.decision
-        decision = decide(followed.policy, signals, engines, followed.state, now)
-        followed.state, followed.decision = decision.state, decision
-        followed.gauge = ScalingGauge(key, decision.desired, engines.count, signals.age_s)
+    def _take(
+        self,
+        key: Key,
+        followed: _Followed,
+        role: EngineRole,
+        signals: FleetSignals,
+        engines: EnginesSeen,
+        now: float,
+    ) -> bool:
+        """Decide; return whether it is to be told."""
+        group = followed.groups[role]
+        assert group.state is not None, "it was begun"
+        before = group.decision
+        decision = decide(group.policy, signals, engines, group.state, now)
+        group.state, group.decision = decision.state, decision
+        group.gauge = ScalingGauge(key, role, decision.desired, engines.count, signals.age_s)
         self._count(str(decision.reason))
         if before is not None and before.desired != decision.desired:
             _LOG.info(
-                "%s/%s: from %d to %d engines, %s: %s",
-                *key, before.desired, decision.desired, decision.reason, decision.message,
+                "%s/%s: %s: from %d to %d, %s: %s",
+                *key, role, before.desired, decision.desired, decision.reason, decision.message,
             )  # fmt: skip
-        if _news(before, decision) or (now - followed.told_at >= TELL_S and before != decision):
-            followed.told_at = now
-            return True
-        return False
+        return _news(before, decision) or (now - followed.told_at >= TELL_S and before != decision)
 
 
 def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any], now: datetime) -> EnginesSeen:
@@ -249,15 +289,32 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
         service = parse_inference_service(msgspec.json.decode(stored.document))
     except InvalidDocument:
         return before  # what ran before the edit goes on, by the rules before
-    scaling = service.spec.autoscaling
-    if scaling is None or scaling.mode == "External":
+    groups = _groups(service)
+    if not groups:
         return None
-    followed = _Followed(stored.document, stored.uid, service, scaling_policy(scaling))
-    was = before.service.spec.autoscaling if before is not None and before.uid == stored.uid else None
-    if before is not None and was is not None and was.mode == scaling.mode:
-        followed.window, followed.state, followed.decision = before.window, before.state, before.decision
-        followed.met = before.met
+    followed = _Followed(stored.document, stored.uid, service, groups)
+    if before is None or before.uid != stored.uid:
+        return followed
+    for role, group in groups.items():
+        was, now = before.groups.get(role), group.view.spec.autoscaling
+        mode = was.view.spec.autoscaling.mode if was is not None and was.view.spec.autoscaling is not None else None
+        if was is not None and now is not None and mode == now.mode:
+            group.state, group.decision = was.state, was.decision
+            followed.window, followed.met = before.window, before.met
     return followed
+
+
+def _groups(service: InferenceService) -> dict[EngineRole, _Group]:
+    """Return what scales by itself: the engines, or each part of them."""
+    found: dict[EngineRole, _Group] = {}
+    if is_disaggregated(service):
+        for role in PAIR_ROLES:
+            view = role_view(service, role)
+            if view.spec.autoscaling is not None:
+                found[role] = _Group(view, scaling_policy(view.spec.autoscaling, role))
+    elif service.spec.autoscaling is not None and service.spec.autoscaling.mode != "External":
+        found["engine"] = _Group(service, scaling_policy(service.spec.autoscaling))
+    return found
 
 
 def _status(stored: StoredService) -> InferenceServiceStatus | None:

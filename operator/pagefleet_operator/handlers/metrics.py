@@ -140,7 +140,7 @@ class _Live(Collector):
 
 
 def _scaling(services: Iterable[ScalingGauge]) -> Iterable[Metric]:
-    labels = ("namespace", "service")
+    labels = ("namespace", "service", "role")
     desired, current, age = (
         GaugeMetricFamily(f"pagefleet_operator_scaling_{name}", text, labels=labels)
         for name, text in (
@@ -150,7 +150,8 @@ def _scaling(services: Iterable[ScalingGauge]) -> Iterable[Metric]:
         )
     )
     for one in services:
-        desired.add_metric(one.key, one.desired)
-        current.add_metric(one.key, one.current)
-        age.add_metric(one.key, one.age_s)
+        of = (*one.key, one.role)
+        desired.add_metric(of, one.desired)
+        current.add_metric(of, one.current)
+        age.add_metric(of, one.age_s)
     yield from (desired, current, age)

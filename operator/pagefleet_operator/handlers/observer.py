@@ -22,7 +22,7 @@ from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import Child, ChildKey, Observed, PodSeen
-from pagefleet_operator.plan.roles import is_disaggregated
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
 
 AT_A_TIME = 16
 
@@ -60,6 +60,7 @@ class Observer:
             optional_kinds=optional_kinds,
             live=sources.live.sample(key),
             scaling=sources.scaling.seen(key),
+            role_scaling={role: seen for role in PAIR_ROLES if (seen := sources.scaling.seen(key, role)) is not None},
         )
 
     async def look(self, key: Key, service: InferenceService, glance: Observed) -> Observed:

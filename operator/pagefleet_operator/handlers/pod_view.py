@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, get_args
 
+from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
 from pagefleet_operator.plan.observed import Component, ContainerSeen, PodSeen
-from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole
+from pagefleet_operator.plan.roles import PAIR_ROLES
 
 _COMPONENTS: Mapping[str, Component] = {name: name for name in get_args(Component)}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pagefleet_protocol.inference_service import Autoscaling
+from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.decision import Decision, ScalingReason
@@ -43,12 +44,18 @@ class Autoscaler:
     """Keeps the last decision for one service; `run` until it is cancelled."""
 
     def __init__(
-        self, desired: int, timing: Timing, look: Callable[[], Surroundings], tell: Callable[[str], None]
+        self,
+        desired: int,
+        timing: Timing,
+        look: Callable[[], Surroundings],
+        tell: Callable[[str], None],
+        part: PairRole | None = None,
     ) -> None:
         """Begin with the engines that are wanted now.
 
         Args:
             desired: so many.
+            part: of a disaggregated service that it decides about.
             timing: how often, and how quickly.
             look: says what is so.
             tell: called after each decision that differs from the one before, with what is to be said of it.
@@ -56,6 +63,7 @@ class Autoscaler:
         self._timing = timing
         self._look = look
         self._tell = tell
+        self._part = part
         self._window = FleetWindow()
         self._state = begin(desired, time.monotonic())
         self._policy: ScalingPolicy | None = None
@@ -79,7 +87,7 @@ class Autoscaler:
 
     def follow(self, autoscaling: Autoscaling) -> None:
         """Decide by these settings from now on."""
-        self._policy = replace(scaling_policy(autoscaling), tempo=self._timing.tempo)
+        self._policy = replace(scaling_policy(autoscaling, self._part), tempo=self._timing.tempo)
         self._verb = "would scale" if autoscaling.mode == "Advisory" else "scaled"
 
     async def run(self) -> None:

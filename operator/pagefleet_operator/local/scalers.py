@@ -68,6 +68,7 @@ class Scalers:
             self._timing,
             lambda: self._look(role),
             lambda text: self._tell(f"{part}{text}" if text else ""),
+            None if role == "engine" else role,
         )
         return _Running(scaler, self._tasks.create_task(scaler.run()))
 

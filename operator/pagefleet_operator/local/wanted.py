@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pagefleet_protocol.inference_service import Cache, InferenceService, Monitoring, RouterResources
+from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.errors import ManifestError
 from pagefleet_operator.local.autoscaler import scales_itself
@@ -14,7 +15,7 @@ from pagefleet_operator.plan.autoscaling import least_engines, least_of_view
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, is_disaggregated, role_spec, role_view
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_spec, role_view
 
 _NOT_HERE = {
     "pvc": "pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files",

@@ -6,9 +6,9 @@ Where a process listens, where a router finds its engines, and devices are for w
 from __future__ import annotations
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PairRole
 
 _SEND_TYPES = {"PutAsync": "put_async", "Put": "put", "Get": "get"}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
@@ -20,14 +20,7 @@ from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, both_parts, see_role
-from pagefleet_operator.plan.roles import (
-    PAIR_ROLES,
-    PairRole,
-    both_or_none,
-    is_disaggregated,
-    role_status_view,
-    role_view,
-)
+from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggregated, role_status_view, role_view
 from pagefleet_operator.plan.settings import ClusterSettings
 
 

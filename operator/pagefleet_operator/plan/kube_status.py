@@ -12,6 +12,7 @@ from pagefleet_protocol.inference_status import (
     ConditionType,
     InferenceServiceStatus,
     LiveStatus,
+    PairRole,
     ResolvedStatus,
     RoleScalingStatus,
 )
@@ -27,7 +28,7 @@ from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
-from pagefleet_operator.plan.roles import PairRole, role_view
+from pagefleet_operator.plan.roles import role_view
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)

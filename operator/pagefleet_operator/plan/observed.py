@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.model_facts import Progress
 
 from pagefleet_operator.plan.kv_link import KvEngineSeen
-from pagefleet_operator.plan.roles import PairRole
 
 Component = Literal["engine", "router", "model"]
 ChildKey = tuple[str, str]

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus
+from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole, RoleScalingStatus
 
 from pagefleet_operator.plan.autoscaling import scaling_status, scaling_verdict
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import NORMAL
-from pagefleet_operator.plan.roles import (
-    PAIR_ROLES,
-    PairRole,
-    is_disaggregated,
-    role_spec,
-    role_status_view,
-    role_view,
-)
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_spec, role_status_view, role_view
 from pagefleet_operator.plan.verdict import Verdict
 
 

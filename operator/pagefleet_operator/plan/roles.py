@@ -5,14 +5,11 @@ All that plans engines by an InferenceService so plans those of one part, withou
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pagefleet_protocol.inference_service import DisaggregatedRole, InferenceService, Resources
-from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole
 
 from pagefleet_operator.plan.pair_rollout import Pair
 
-PairRole = Literal["prefill", "decode"]
 PAIR_ROLES: tuple[PairRole, PairRole] = ("prefill", "decode")
 
 

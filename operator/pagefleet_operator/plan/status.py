@@ -9,6 +9,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import (
     ConditionType,
     InferenceServiceStatus,
+    PairRole,
     Role,
     RoleScalingStatus,
     RoleStatus,
@@ -21,7 +22,7 @@ from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
-from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, role_view
+from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
 from pagefleet_operator.plan.workloads import Plan, Workload

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
-from pagefleet_protocol.inference_status import Role
+from pagefleet_protocol.inference_status import PairRole, Role
 from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
@@ -22,7 +22,7 @@ from pagefleet_operator.plan.objects.fleet_key import needs_key, shares_kv_event
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, both_or_none, is_disaggregated, role_view
+from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggregated, role_view
 
 Verb = Literal["serve", "route"]
 

@@ -218,3 +218,63 @@ def test_pods_that_may_not_be_created_are_counted() -> None:
     leaving = [replace(engine, deleting=True)] * 2
     assert engines_seen([engine, *leaving], body, NOW).refused == 0, "two come when two have left"
     assert engines_seen([engine, leaving[0]], body, NOW).refused == 1
+
+
+PART = {"min": 1, "max": 4}
+
+
+def part_pod(lab: Lab, role: str) -> None:
+    labels = {
+        "pagefleet.dev/service": "qwen",
+        "app.kubernetes.io/component": "engine",
+        "pagefleet.dev/role": role,
+        "pagefleet.dev/revision": "r",
+    }
+    status = {"podIP": "10.0.1.1", "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    lab.view.note(
+        POD, {"metadata": {"name": f"qwen-{role}-r-1", "namespace": "apps", "labels": labels}, "status": status}
+    )
+    metadata = {
+        "name": f"qwen-{role}-r",
+        "namespace": "apps",
+        "uid": role,
+        "labels": labels,
+        "ownerReferences": [{"uid": "s", "controller": True}],
+    }
+    lab.view.note(BY_NAME["Deployment"], {"metadata": metadata, "spec": {"replicas": 1}})
+
+
+def test_each_part_of_a_disaggregated_service_is_decided_about() -> None:
+    lab = Lab()
+    lab.view.note(POD, {"metadata": {"name": "e1", "namespace": "apps", "labels": {}}})
+    lab.service(
+        disaggregation={
+            "prefill": {"autoscaling": {**PART, "target": {"queue": 2}}},
+            "decode": {"autoscaling": {**PART, "target": {"kvUsage": 0.5}}},
+        }
+    )
+    for role in ("prefill", "decode"):
+        part_pod(lab, role)
+    lab.look(page(arrivals=9, waiting=6, running=1), times=8)
+    prefill, decode = lab.scaler.seen(KEY, "prefill"), lab.scaler.seen(KEY, "decode")
+    assert prefill is not None
+    assert decode is not None
+    assert (prefill.desired, decode.desired) == (3, 1), "what waits is for prefill engines"
+    assert lab.scaler.seen(KEY) is None, "there are no engines for whole requests"
+    assert {(one.role, one.desired) for one in lab.scaler.gauges()} == {("prefill", 3), ("decode", 1)}
+
+
+def test_a_part_that_is_added_keeps_what_the_other_knows() -> None:
+    lab = Lab()
+    lab.service(disaggregation={"prefill": {"autoscaling": {**PART, "target": {"queue": 2}}}})
+    part_pod(lab, "prefill")
+    part_pod(lab, "decode")
+    lab.look(page(arrivals=9, waiting=6, running=1), times=8)
+    lab.service(
+        disaggregation={"prefill": {"autoscaling": {**PART, "target": {"queue": 2}}}, "decode": {"autoscaling": PART}}
+    )
+    lab.look(page(arrivals=9, waiting=6, running=1))
+    prefill, decode = lab.scaler.seen(KEY, "prefill"), lab.scaler.seen(KEY, "decode")
+    assert prefill is not None
+    assert decode is not None
+    assert (prefill.desired, decode.desired) == (3, 1)

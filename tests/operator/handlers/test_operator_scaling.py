@@ -124,7 +124,7 @@ def test_up_with_the_load_to_zero_without_and_up_again_for_the_first_request() -
         site.carry_out()
         await until(lambda: site.w.condition("Ready").get("reason") == "Idle")
         assert site.w.condition("Ready")["status"] == "True"
-        assert running.value("scaling_desired_engines", namespace=NAMESPACE, service="qwen") == 0
+        assert running.value("scaling_desired_engines", namespace=NAMESPACE, service="qwen", role="engine") == 0
         site.pods.held = 1
         await until(lambda: site.wanted == 1)
         await until(lambda: site.w.condition("Ready").get("reason") == "Waking")
@@ -218,7 +218,7 @@ def test_another_operator_goes_on_from_the_status() -> None:
         async with site.w.operator(replace(ELECTED, identity="two")) as second:
             before = site.pods.now
             await until(lambda: site.pods.now > before + 60)
-            assert second.value("scaling_desired_engines", namespace=NAMESPACE, service="qwen") == 3
+            assert second.value("scaling_desired_engines", namespace=NAMESPACE, service="qwen", role="engine") == 3
         assert site.wanted == 3
         assert not [write for write in site.w.api.writes()[patches:] if write.endswith("deployments/qwen-engine")]
 

@@ -11,13 +11,12 @@ from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
 from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.obstacles import key_of
-from pagefleet_operator.plan.roles import PairRole
 from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import find_condition
 from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
-from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
+from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus, PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, encode_result
 

@@ -6,6 +6,7 @@ import math
 
 from pagefleet_protocol.inference_profile import Toleration
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
+from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import KV_CONTROL_PORT, SERVING_PORT
 from pagefleet_protocol.quantities import quantity
 
@@ -36,7 +37,7 @@ from pagefleet_operator.plan.objects.pod import (
     tmp_volume,
 )
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PairRole, role_spec
+from pagefleet_operator.plan.roles import role_spec
 from pagefleet_operator.plan.settings import ClusterSettings
 
 CONTAINER = "engine"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
 from pagefleet_operator.plan.objects.as_seen import as_seen
@@ -21,7 +22,7 @@ from pagefleet_operator.plan.objects.revision import digest, with_applied
 from pagefleet_operator.plan.observed import Child, ChildKey
 from pagefleet_operator.plan.pair_rollout import Bounds, Pair, RevisionSeen, next_counts
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole
+from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.settings import ClusterSettings
 
 WHOLE = ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import (
     API_VERSION,
     FIELD_MANAGER,
@@ -19,7 +20,6 @@ from pagefleet_protocol.kube_names import (
 )
 
 from pagefleet_operator.plan.observed import Component
-from pagefleet_operator.plan.roles import PairRole
 
 Object = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON has it."""

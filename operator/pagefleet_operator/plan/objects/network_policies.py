@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, SERVING_PORT
 
 from pagefleet_operator.plan.objects.engine_pairs import Part
@@ -12,7 +13,7 @@ from pagefleet_operator.plan.objects.fleet_key import shares_kv_events
 from pagefleet_operator.plan.objects.names_and_labels import Object, metadata, names_of, selector
 from pagefleet_operator.plan.observed import Component
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PAIR_ROLES, PairRole, is_disaggregated
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
 from pagefleet_operator.plan.settings import ClusterSettings
 
 METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")

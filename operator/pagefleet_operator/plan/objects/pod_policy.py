@@ -12,6 +12,7 @@ from posixpath import normpath
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.plan.objects.engine_deployment import CONTAINER, engine_template, plain_engine_template
 from pagefleet_operator.plan.objects.names_and_labels import names_of, selector
@@ -20,7 +21,7 @@ from pagefleet_operator.plan.objects.template_shape import shape_problem
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import PairRole, role_spec
+from pagefleet_operator.plan.roles import role_spec
 from pagefleet_operator.plan.settings import ClusterSettings
 
 _ANY_TEMPLATE = "policy.allowAnyPodTemplate"
