@@ -23,7 +23,7 @@ FROM build AS build-router
 COPY protocol/pyproject.toml protocol/
 COPY text/pyproject.toml text/
 COPY router/pyproject.toml router/
-RUN python dependencies.py protocol text router > requirements.txt \
+RUN python dependencies.py --extra traces protocol text router > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
 COPY text text
@@ -49,7 +49,7 @@ COPY kernels/pyproject.toml kernels/
 COPY text/pyproject.toml text/
 COPY engine/pyproject.toml engine/
 RUN pip install --index-url "$TORCH_INDEX" --constraint constraints.txt torch
-RUN python dependencies.py protocol kernels text engine > requirements.txt \
+RUN python dependencies.py --extra traces protocol kernels text engine > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
 COPY kernels kernels

@@ -1,6 +1,6 @@
 """What the Dockerfile asks of the distributions: their third-party requirements, and their wheels.
 
-`dependencies.py FOLDER...` prints the requirements of all of them but pagefleet's own, one a line.
+`dependencies.py [--extra NAME] FOLDER...` prints the requirements of all of them but pagefleet's own, one a line.
 `dependencies.py --wheels OUT FOLDER...` builds a wheel of each, with the backend of this environment.
 """
 
@@ -16,12 +16,13 @@ from pathlib import Path
 OWN = "pagefleet-"
 
 
-def third_party(folders: Iterable[Path]) -> list[str]:
-    """Return the requirements of distributions, without those on each other, sorted."""
+def third_party(folders: Iterable[Path], extra: str | None = None) -> list[str]:
+    """Return the requirements of distributions, and those of an extra, without those on each other, sorted."""
     found = set()
     for folder in folders:
         with (folder / "pyproject.toml").open("rb") as file:
-            found |= set(tomllib.load(file)["project"]["dependencies"])
+            project = tomllib.load(file)["project"]
+        found |= {*project["dependencies"], *project.get("optional-dependencies", {}).get(extra, ())}
     return sorted(one for one in found if not one.startswith(OWN))
 
 
@@ -45,10 +46,11 @@ def build_wheels(folders: Iterable[Path], out: Path) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, metavar="OUT")
+    parser.add_argument("--extra", metavar="NAME")
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     arguments = parser.parse_args()
     if arguments.wheels is None:
-        print("\n".join(third_party(arguments.folders)))
+        print("\n".join(third_party(arguments.folders, arguments.extra)))
     else:
         build_wheels(arguments.folders, arguments.wheels)
 

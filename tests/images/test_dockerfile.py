@@ -111,6 +111,10 @@ def test_nothing_is_installed_without_a_version(stage: Stage) -> None:
 def test_every_library_of_an_image_has_a_version(distribution: str) -> None:
     versions = pinned(ROOT / "constraints.txt")
     needed = {name for name in closure(distribution) if not name.startswith("pagefleet-")}
+    extras = third_party([ROOT / "protocol", ROOT / distribution.removeprefix("pagefleet-")], "traces")
+    for one in extras:
+        needed |= {name for name in closure(one) if not name.startswith("pagefleet-")}
+    assert "opentelemetry-sdk" in needed
     assert not needed - set(versions)
     assert pinned(ROOT / "images" / "requirements-build.txt")["hatchling"]
 
@@ -165,6 +169,9 @@ def test_requirements_are_those_of_others(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "pyproject.toml").write_text(f"[project]\ndependencies = {needs}\n")
     assert third_party([tmp_path / "a", tmp_path / "b"]) == ["msgspec>=0.19", "torch>=2"]
+    with (tmp_path / "b" / "pyproject.toml").open("a") as file:
+        file.write('[project.optional-dependencies]\nmore = ["rich>=14", "pagefleet-a[more]"]\nother = ["x"]\n')
+    assert third_party([tmp_path / "a", tmp_path / "b"], "more") == ["msgspec>=0.19", "rich>=14", "torch>=2"]
 
 
 def test_requirements_of_the_operator_are_found() -> None:
