@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import FromCore, RequestOutput, StepOutputs, ToCore
@@ -20,8 +21,13 @@ class Wire:
     """A loop with its socket's two ends in hand; time to wait is recorded, not spent."""
 
     def __init__(
-        self, folder: Path, before: Callable[[StepPlan], None] = lambda plan: None, max_in_flight: int = 1
+        self,
+        folder: Path,
+        before: Callable[[StepPlan], None] = lambda plan: None,
+        max_in_flight: int = 1,
+        connector: KVConnector | None = None,
     ) -> None:
+        self.watched: list[int] = []
         self.inbox: list[bytes] = []
         self.sent: list[FromCore] = []
         self.waits: list[float] = []
@@ -30,8 +36,13 @@ class Wire:
         self._before = before
         scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_num_queued_reqs=8)
         self.config = EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler)
-        self.core: EngineCore = scripted_core(self.config, self._before_step, max_in_flight=max_in_flight)
+        self.core: EngineCore = scripted_core(
+            self.config, self._before_step, max_in_flight=max_in_flight, connector=connector
+        )
         self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
+
+    def watch(self, bell: int) -> None:
+        self.watched.append(bell)
 
     def receive(self, timeout_s: float) -> list[bytes]:
         self.waits.append(timeout_s)

@@ -15,6 +15,7 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
+from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult, TokenLogprobs
@@ -103,10 +104,13 @@ def scripted_core(
     after: Hook = _nothing,
     max_in_flight: int = 1,
     cache_events: CacheEvents | None = None,
+    *,
+    connector: KVConnector | None = None,
 ) -> EngineCore:
     """Return a core over a `CountingExecutor`."""
     limits = ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE)
-    scheduler = Scheduler(config.scheduler, KVCache(NUM_BLOCKS, BLOCK_SIZE, events=cache_events), limits)
+    kv_cache = KVCache(NUM_BLOCKS, BLOCK_SIZE, events=cache_events)
+    scheduler = Scheduler(config.scheduler, kv_cache, limits, connector=connector)
     return EngineCore(scheduler, CountingExecutor(before, after, max_in_flight), limits, "fake")
 
 

@@ -1,0 +1,164 @@
+"""The core's loop while requests wait for K/V: it neither spins nor sleeps through the end of a transfer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+from pagefleet_engine.core.kv_connector import TransfersDone
+from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, ResetPrefixCache, StepOutputs
+from pagefleet_engine.engine_core.process import TRANSFER_WAIT_S
+from pagefleet_engine.engine_core.transport import CoreSocket
+from pagefleet_engine.sampling_params import SamplingParams
+
+from tests.fakes.core_wire import Wire
+from tests.fakes.held_connector import HeldConnector
+
+PROMPT = [5, 6, 7, 8] * 3
+
+
+@pytest.fixture
+def connector() -> HeldConnector:
+    return HeldConnector()
+
+
+@pytest.fixture
+def wire(tmp_path: Path, connector: HeldConnector) -> Wire:
+    return Wire(tmp_path, connector=connector)
+
+
+def add(request_id: str, max_tokens: int = 1) -> AddRequest:
+    return AddRequest(request_id, PROMPT, SamplingParams(max_tokens=max_tokens), ())
+
+
+def test_it_watches_the_bell(wire: Wire, connector: HeldConnector) -> None:
+    assert wire.watched == [connector.bell]
+
+
+def test_a_parked_request_makes_it_wait_and_is_no_work_without_a_step(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(add("a"))
+    wire.turn()
+    wire.turn()
+    assert connector.loading == ["a"]
+    assert wire.waits == [5.0, TRANSFER_WAIT_S, TRANSFER_WAIT_S]
+    assert wire.core.has_work
+    assert not wire.reader.read().busy
+    assert wire.reader.read().steps == 0
+
+
+def test_a_load_that_ended_is_a_prefix_hit_in_the_same_turn(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(add("a"))
+    connector.end_load("a", 2)
+    wire.turn()
+    (output,) = wire.outputs
+    assert (output.num_cached_tokens, output.new_token_ids, output.finish_reason) == (8, [9], "length")
+    wire.turn()
+    assert wire.waits[2] == 0.0  # not settled yet
+    assert connector.ended_ids == [("a", True)]
+
+
+def test_a_load_that_failed_is_answered(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(add("a"))
+    connector.end_load("a", 0, "the peer is gone")
+    wire.turn()
+    (output,) = wire.outputs
+    assert (output.finish_reason, output.error_kind, output.error_code) == ("error", *["kv_load_failed"] * 2)
+    assert connector.ended_ids == [("a", False)]
+    assert not wire.core.has_work
+
+
+def test_others_run_while_one_waits(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(add("parked"))
+    wire.turn(AddRequest("b", [5], SamplingParams(max_tokens=3), ()))
+    connector.done = TransfersDone()
+    wire.turn()
+    wire.turn()
+    assert [output.request_id for output in wire.outputs] == ["b"] * 3
+    assert wire.waits[2:] == [0.0, 0.0]
+    wire.turn()
+    wire.turn()
+    assert wire.waits[-1] == TRANSFER_WAIT_S
+
+
+def test_an_abort_answers_at_once_and_keeps_the_blocks_until_the_load_has_ended(
+    wire: Wire, connector: HeldConnector
+) -> None:
+    wire.turn(add("a"))
+    wire.turn(AbortRequests(["a"]))
+    assert [output.finish_reason for output in wire.outputs] == ["abort"]
+    assert connector.cancelled == ["a"]
+    assert wire.core.stats().kv_usage > 0
+    assert not wire.core.has_work
+    connector.end_load("a", 0)
+    wire.turn()
+    assert wire.core.stats().kv_usage == 0
+
+
+def test_an_idle_core_takes_in_saves_that_end(wire: Wire, connector: HeldConnector) -> None:
+    connector.knows = True
+    wire.turn(add("a"))
+    connector.end_load("a", 2)
+    wire.turn()
+    wire.turn()
+    assert not wire.core.has_work
+    assert wire.core.stats().kv_usage > 0
+    connector.done = TransfersDone(saves=range(1, len(connector.saved) + 1))
+    wire.turn()
+    assert wire.core.stats().kv_usage == 0
+
+
+def test_who_does_not_know_is_asked_again(wire: Wire, connector: HeldConnector) -> None:
+    connector.knows = False
+    wire.turn(add("a"))
+    wire.turn()
+    assert (connector.num_asked, connector.loading) == (3, [])
+    assert wire.core.stats().requests_waiting == 1
+    connector.knows = True
+    wire.turn()
+    assert connector.loading == ["a"]
+
+
+def test_figures_travel_with_the_stats(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(add("a"))
+    connector.end_load("a", 0)
+    wire.turn()
+    last = wire.sent[-1]
+    assert isinstance(last, StepOutputs)
+    assert last.stats.kv_transfer["pagefleet_y"] == 2.0
+
+
+def test_a_reset_reaches_the_connector(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(ResetPrefixCache())
+    assert connector.num_resets == 1
+
+
+def test_the_connector_is_closed_with_the_core(wire: Wire, connector: HeldConnector) -> None:
+    wire.core.shutdown()
+    assert connector.is_closed
+
+
+def test_the_socket_waits_for_the_bell_too(tmp_path: Path) -> None:
+    context = zmq.Context()
+    other = context.socket(zmq.PAIR)
+    other.bind(f"ipc://{tmp_path}/s")
+    socket = CoreSocket(f"ipc://{tmp_path}/s")
+    ear, hand = os.pipe()
+    socket.watch(ear)
+    try:
+        assert socket.receive(0.0) == []
+        ringer = threading.Timer(0.01, lambda: os.write(hand, b"x"))
+        ringer.start()
+        assert socket.receive(60.0) == []  # would run into the test's time limit
+        ringer.join()
+        os.read(ear, 1)
+        other.send(b"hello")
+        assert socket.receive(60.0) == [b"hello"]
+    finally:
+        socket.close()
+        other.close(linger=0)
+        context.term()
+        os.close(ear)
+        os.close(hand)

@@ -1,0 +1,60 @@
+"""A connector whose loads end when a test says so, for loops that must wait for it without haste and without delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.request import Request
+
+
+class HeldConnector:
+    """Implements `KVConnector`: it has every prompt, and `done` is what it tells next."""
+
+    def __init__(self, bell: int = 77) -> None:
+        self.bell: int | None = bell
+        self.knows = True
+        self.loading: list[str] = []
+        self.cancelled: list[str] = []
+        self.saved: list[BlockRun] = []
+        self.ended_ids: list[tuple[str, bool]] = []
+        self.done = TransfersDone()
+        self.num_asked = 0
+        self.num_settled = 0
+        self.num_resets = 0
+        self.is_closed = False
+
+    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+        self.num_asked += 1
+        return request.num_tokens if self.knows else None
+
+    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+        self.loading.append(request.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+        self.saved += runs
+        return len(self.saved)
+
+    def ended(self, request: Request, completed: bool) -> None:
+        self.ended_ids.append((request.request_id, completed))
+
+    def finished(self) -> TransfersDone:
+        self.num_settled += 1
+        done, self.done = self.done, TransfersDone()
+        return done
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def stats(self) -> KVTransferStats:
+        return KVTransferStats({"pagefleet_x_total": float(len(self.saved))}, {"pagefleet_y": 2.0})
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def end_load(self, request_id: str, num_blocks: int, failure: str | None = None) -> None:
+        """Tell this next."""
+        self.done = TransfersDone([LoadDone(request_id, num_blocks, failure)])
