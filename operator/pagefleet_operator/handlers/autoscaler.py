@@ -33,6 +33,7 @@ from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.objects.engine_pairs import deployed_pairs
 from pagefleet_operator.plan.objects.names_and_labels import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
+from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_status_view, role_view
 
 _LOG = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class _Followed:
     service: InferenceService
     groups: dict[EngineRole, _Group]
     window: FleetWindow = field(default_factory=FleetWindow)
+    load: PairLoad | None = None
+    """Of a disaggregated service, whether it scales by itself or not."""
     told_at: float = float("-inf")
     met: dict[str, float] = field(default_factory=dict)
     """When each router was first seen to run."""
@@ -128,6 +131,11 @@ class Autoscaler:
             message += f"; more pods are refused: kubectl -n {key[0]} describe quota"
         return ScalingSeen(decision.desired, str(decision.reason), message)
 
+    def pair_load(self, key: Key) -> PairLoad | None:
+        """Return what routers measured of a disaggregated service; None: they say nothing, or it is none."""
+        followed = self._followed.get(key)
+        return followed.load if followed is not None else None
+
     def gauges(self) -> Iterator[ScalingGauge]:
         """Yield what metrics say."""
         groups = [group for one in tuple(self._followed.values()) for group in one.groups.values()]
@@ -162,7 +170,7 @@ class Autoscaler:
         found: dict[Key, _Followed] = {}
         for key in self._view.services():
             stored = self._view.service(key)
-            if stored is None or stored.deleting or b'"autoscaling"' not in stored.document:
+            if stored is None or stored.deleting or not _may_be_followed(stored.document):
                 continue
             followed = self._followed.get(key)
             if followed is None or (followed.uid, followed.document) != (stored.uid, stored.document):
@@ -187,6 +195,8 @@ class Autoscaler:
         stored = self._view.service(key)
         if stored is None:
             return False
+        if is_disaggregated(followed.service):
+            followed.load = _pair_load(signals)
         news = [self._decide_group(key, stored, followed, role, (signals, now)) for role in followed.groups]
         if any(news):
             followed.told_at = now
@@ -290,7 +300,7 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
     except InvalidDocument:
         return before  # what ran before the edit goes on, by the rules before
     groups = _groups(service)
-    if not groups:
+    if not groups and not is_disaggregated(service):
         return None
     followed = _Followed(stored.document, stored.uid, service, groups)
     if before is None or before.uid != stored.uid:
@@ -302,6 +312,22 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
             group.state, group.decision = was.state, was.decision
             followed.window, followed.met = before.window, before.met
     return followed
+
+
+def _may_be_followed(document: bytes) -> bool:
+    """Return whether a document has something that routers are asked for."""
+    return b'"autoscaling"' in document or b'"disaggregation"' in document
+
+
+def _pair_load(signals: FleetSignals) -> PairLoad | None:
+    if not signals.complete:
+        return None
+    return PairLoad(
+        prompt_tokens_per_s=signals.prompt_tokens_per_s or 0.0,
+        prefill_rate=signals.prefill_rate,
+        kv_usage=signals.kv_usage,
+        engines=signals.engines,
+    )
 
 
 def _groups(service: InferenceService) -> dict[EngineRole, _Group]:

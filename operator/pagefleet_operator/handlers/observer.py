@@ -73,6 +73,7 @@ class Observer:
             glance,
             events=await self._sources.events.read(*key, suspects(glance, named_claims(service))),
             progress=await self._progress(glance.pods),
+            pair_load=self._sources.scaling.pair_load(key),
             kv_engines=await self._kv_engines(glance.pods) if is_disaggregated(service) else (),
         )
 

@@ -13,6 +13,7 @@ from pagefleet_protocol.inference_status import (
     InferenceServiceStatus,
     LiveStatus,
     PairRole,
+    RatioAdvice,
     ResolvedStatus,
     RoleScalingStatus,
 )
@@ -22,6 +23,8 @@ from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, sc
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.kv_link import kv_link_verdict
 from pagefleet_operator.plan.observed import LiveSample, Observed
+from pagefleet_operator.plan.pair_ratio import ratio_advice
+from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.pair_status import both_verdict, part_verdicts
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
@@ -104,6 +107,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
         scaling=scaling_status(service, now.previous, seen.scaling, len(now.engines.pods), rfc3339(seen.now)),
         role_scaling=_role_scaling(now),
+        ratio=_ratio(now),
     )
 
 
@@ -120,7 +124,8 @@ def invalid_service_status(
     """
     _, name = service
     roles = {role.name: role for role in previous.roles} if previous else {}
-    engines = see_role("engine", service, roles["engine"].replicas if "engine" in roles else 0, "", observed)
+    wanted = sum(role.replicas for role in roles.values() if role.name != "router")
+    engines = see_role("engine", service, wanted, "", observed)
     routers = see_role("router", service, roles["router"].replicas if "router" in roles else 0, "", observed)
     count = len(problems.errors)
     mistakes = "; ".join(str(error) for error in problems.errors)
@@ -269,6 +274,14 @@ def _role_scaling(now: Situation) -> tuple[RoleScalingStatus, ...]:
         return ()
     counts: dict[PairRole, int] = {"prefill": len(now.parts[0].pods), "decode": len(now.parts[1].pods)}
     return role_scaling(now.service, now.previous, now.observed.role_scaling, counts, rfc3339(now.observed.now))
+
+
+def _ratio(now: Situation) -> RatioAdvice | None:
+    if not now.parts:
+        return None
+    have = Pair(now.parts[0].wanted, now.parts[1].wanted)
+    before = now.previous.ratio if now.previous else None
+    return ratio_advice(now.observed.pair_load, have, before, rfc3339(now.observed.now))
 
 
 def _asleep(now: Situation) -> Verdict | None:

@@ -16,6 +16,7 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.model_facts import Progress
 
 from pagefleet_operator.plan.kv_link import KvEngineSeen
+from pagefleet_operator.plan.pair_ratio import PairLoad
 
 Component = Literal["engine", "router", "model"]
 ChildKey = tuple[str, str]
@@ -148,4 +149,6 @@ class Observed:
     """The same for the parts of a disaggregated service."""
     kv_engines: tuple[KvEngineSeen, ...] = ()
     """What engines of a disaggregated service said of their K/V transfer."""
+    pair_load: PairLoad | None = None
+    """What routers measured of a disaggregated service."""
     failures: tuple[ApplyFailure, ...] = ()

@@ -11,6 +11,7 @@ from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
 from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.obstacles import key_of
+from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import find_condition
@@ -119,6 +120,7 @@ class World:
     """The autoscaler's decision."""
     role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
     kv_engines: tuple[KvEngineSeen, ...] = ()
+    pair_load: PairLoad | None = None
     born: int = 0
     settings: ClusterSettings = SETTINGS
 
@@ -135,6 +137,7 @@ class World:
             scaling=self.scaling,
             role_scaling=self.role_scaling,
             kv_engines=self.kv_engines,
+            pair_load=self.pair_load,
         )
 
     def plan(self) -> ServicePlan:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
+from pagefleet_protocol.field_errors import FieldError, InvalidDocument
 from pagefleet_protocol.kube_names import LABEL_REVISION, LABEL_ROLE
 
 from tests.operator.plan.kube_world import World, condition, container, pod, profile, service, told
@@ -218,3 +221,22 @@ def test_another_fleet_key_replaces_engines_and_routers() -> None:
         if kind == "Deployment":
             volumes = body["spec"]["template"]["spec"]["volumes"]
             assert [one["secret"]["secretName"] for one in volumes if one["name"] == "fleet-key"] == ["qwen-fleet-2"]
+
+
+def test_the_measured_load_becomes_advice() -> None:
+    world = running(disaggregation={})
+    assert world.status is not None
+    assert world.status.ratio is None
+    world.pair_load = PairLoad(prompt_tokens_per_s=19_000.0, prefill_rate=10_000.0, kv_usage=0.2, engines=2.0)
+    advice = world.plan().status.ratio
+    assert advice is not None
+    assert (advice.prefill, advice.decode) == (2.0, 0.5)
+    assert advice.message.startswith("more prefill engines are needed: ")
+
+
+def test_of_an_edit_that_cannot_be_read_what_runs_is_told() -> None:
+    world = running(disaggregation=TWO)
+    problem = InvalidDocument([FieldError(("spec", "disaggregation"), "is wrong")])
+    status = invalid_service_status(("ns", "qwen"), problem, world.status, world.observed())
+    assert status.ready == "4/4"
+    assert told(status, "Ready") == ("True", Reason.SERVING)
