@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from pagefleet_router.config import POLICIES, RouterConfig
+from pagefleet_router.config import RouterConfig
 from pagefleet_router.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PAGEFLEET_ROUTER_"
@@ -38,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
         elif isinstance(default, tuple):
             options |= {"action": "append", "metavar": field.metadata["metavar"]}
         else:
-            choices = "{" + ",".join(POLICIES) + "}"
-            options["metavar"] = choices if field.name == "policy" else _kind(field).__name__.upper()
+            choices = field.metadata.get("choices")
+            options["metavar"] = "{" + ",".join(choices) + "}" if choices else _kind(field).__name__.upper()
         parser.add_argument(flag, **options)
     return parser
 

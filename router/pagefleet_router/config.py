@@ -15,9 +15,11 @@ from pagefleet_protocol.tracing import TracesError, traces_url
 from pagefleet_router.errors import ConfigError
 
 PolicyName = Literal["auto", "prefix", "least-load", "session", "round-robin"]
+PairFallback = Literal["recompute", "fail"]
 _HEADER_NAME = re.compile(r"[a-z0-9-]{1,128}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 POLICIES: tuple[PolicyName, ...] = ("auto", "prefix", "least-load", "session", "round-robin")
+PAIR_FALLBACKS: tuple[PairFallback, ...] = ("recompute", "fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class RouterConfig:
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = field(default=8000, metadata={"help": "Port to listen on; 0 takes a free one."})
     workers: int = field(default=1, metadata={"help": "Processes that share the port."})
-    policy: PolicyName = field(default="auto", metadata={"help": "How an engine is chosen."})
+    policy: PolicyName = field(default="auto", metadata={"help": "How an engine is chosen.", "choices": POLICIES})
     session_header: str = field(
         default=headers.SESSION, metadata={"help": "Requests with the same value of this header prefer one engine."}
     )
@@ -54,7 +56,19 @@ class RouterConfig:
     )
     kv_events: bool = field(default=True, metadata={"help": "Follow the KV events of engines that publish them."})
     fleet_key_file: Path | None = field(
-        default=None, metadata={"help": "File with the secret that engines and routers share, for KV events."}
+        default=None,
+        metadata={"help": "File with the secret that engines and routers share, for KV events and transfers."},
+    )
+    pd_threshold: int = field(
+        default=256, metadata={"help": "Uncached prompt tokens below which a decode engine computes them itself."}
+    )
+    pd_fallback: PairFallback = field(
+        default="recompute",
+        metadata={
+            "help": "Where K/V does not come and no other prefill engine is left: the decode engine computes the "
+            "prompt, or the request fails.",
+            "choices": PAIR_FALLBACKS,
+        },
     )
     api_key_file: Path | None = field(default=None, metadata={"help": "File of API keys, one a line."})
     drain_timeout: float = field(default=30.0, metadata={"help": "What running requests get after SIGTERM."})
@@ -80,17 +94,17 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         """Check every field, and what belongs together."""
+        self._check_choices()
         self._check_source()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: give 0 to 65535")
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy is {self.policy!r}: give one of {', '.join(POLICIES)}")
         for name in ("workers", "max_body_bytes", "max_concurrent", "max_connections", "prefix_pieces"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a number above 0")
         self._check_traces()
-        if self.queue_size < 0:
-            raise ConfigError(f"queue_size is {self.queue_size}: give a number from 0")
+        for name in ("queue_size", "pd_threshold"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: give a number from 0")
         if not _HEADER_NAME.fullmatch(self.session_header):
             raise ConfigError(f"session_header is {self.session_header[:80]!r}: give a header's name in lower case")
         may_be_zero_names = {"drain_timeout", "first_byte_timeout", "queue_timeout", "cold_start_timeout"}
@@ -99,6 +113,12 @@ class RouterConfig:
             may_be_zero = name in may_be_zero_names
             if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
                 raise ConfigError(f"{name} is {value:g}: give seconds {'from' if may_be_zero else 'above'} 0")
+
+    def _check_choices(self) -> None:
+        for one in fields(self):
+            choices, value = one.metadata.get("choices", ()), getattr(self, one.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{one.name} is {value!r}: give one of {', '.join(choices)}")
 
     def _check_traces(self) -> None:
         if not 0.0 <= self.otlp_traces_sample <= 1.0:

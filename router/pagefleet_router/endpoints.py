@@ -13,9 +13,11 @@ from types import MappingProxyType
 
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.kv_handoff import KvRole
 
 from pagefleet_router.rates import EngineRates
 from pagefleet_router.tally import Tally
+from pagefleet_router.transfer_rates import TransferFigures
 
 MAX_KEPT = 256
 """Models that are remembered when their endpoints are gone."""
@@ -57,6 +59,12 @@ class EngineView:
         return self.endpoint.id
 
     @property
+    def role(self) -> KvRole:
+        """What it is for; `both` where it passes no K/V."""
+        facts = self.facts
+        return "both" if facts is None or facts.kv_transfer is None else facts.kv_transfer.role
+
+    @property
     def num_requests(self) -> float:
         """Requests that the engine has now, as far as we know."""
         load = self.load
@@ -85,13 +93,16 @@ class EngineView:
 class Snapshot:
     """All engines at one moment.
 
-    `usable` holds, for every model that an endpoint names, the engines that may get new requests. `aliases` maps other
-    names to models; a model of that very name comes first.
+    `usable` holds, for every model that an endpoint names, the engines that may get new requests: those made for
+    prompts alone only where there are no others. `prefills` holds, for models with engines made for one part, those
+    that can compute prompts for others. `aliases` maps other names to models; a model of that very name comes first.
     """
 
     engines: tuple[EngineView, ...] = ()
     usable: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    prefills: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
+    """Empty where no engine has a role: then nothing of this costs a request any time."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -128,7 +139,20 @@ def build_snapshot(
     for engine in engines:
         if is_usable(engine):
             usable[engine.endpoint.model].append(engine)
-    return Snapshot(tuple(engines), {model: tuple(found) for model, found in usable.items()}, aliases)
+    prefills = {}
+    for model, found in usable.items():
+        if all(engine.role == "both" for engine in found):
+            continue
+        whole = [engine for engine in found if engine.role != "prefill"]
+        if whole:
+            prefills[model] = tuple(engine for engine in found if _can_prefill(engine))
+            usable[model] = whole
+    served = {model: tuple(found) for model, found in usable.items()}
+    return Snapshot(tuple(engines), served, aliases, {model: those for model, those in prefills.items() if those})
+
+
+def _can_prefill(engine: EngineView) -> bool:
+    return engine.role != "decode" and engine.facts is not None and engine.facts.kv_transfer is not None
 
 
 class EndpointTable:
@@ -222,13 +246,15 @@ class EndpointTable:
             self._put(replace(engine, ejected=ejected))
 
     def set_load(
-        self, engine_id: str, running: float, waiting: float, kv_usage: float, generated: float | None = None
-    ) -> None:
-        """Note what a poll found; `generated`: the engine's counter of tokens."""
+        self, engine_id: str, running: float, waiting: float, kv_usage: float, generated: float | None = None,
+        transfer: TransferFigures | None = None,
+    ) -> None:  # fmt: skip
+        """Note what a poll found; `generated`: the engine's counter of tokens, `transfer`: those of K/V."""
         engine = self.engine(engine_id)
         if engine is None:
             return
         engine.rates.polled(generated, running, self._clock())
+        engine.rates.transfer.polled(transfer, self._clock())
         engine.tally.unpolled = 0
         foreign = max(0.0, running + waiting - engine.tally.num_requests)
         load = PolledLoad(running, waiting, kv_usage, foreign)

@@ -1,94 +1,17 @@
-"""How fast engines are, learned from their answers: robust means of logarithms that start from what siblings showed.
-
-Logarithms, because rates are positive and wrong by factors; clipped, because a pause of a second says little.
-"""
+"""How fast engines are, learned from their answers."""
 
 from __future__ import annotations
 
 import math
-from weakref import WeakSet
 
-_START_EVIDENCE = 1.0
-"""Samples that the siblings' estimate is worth against an engine's own."""
-_MOST_EVIDENCE = 8.0
-"""So that a new sample always weighs 1/9: twenty samples are enough to notice an engine that became ten times slower,
-while samples that scatter by a factor of 1.6 move the estimate by an eighth."""
-_SIBLING_EVIDENCE = 64.0
-"""The same for what a model's engines have in common."""
-_CLIP = 1.0
-"""The furthest that a sample counts from the estimate, in powers of e."""
-_HALF_LIFE_S = 300.0
-"""Of an engine's evidence while nothing comes: an engine that nobody asks is given another chance."""
+from pagefleet_router.estimate import Estimate
+from pagefleet_router.transfer_rates import TransferRates
+
 _RATE_TOKENS = 512
 """Waits for fewer tokens tell of the overhead, for more of the rate."""
 _MIN_POLL_S = 0.2
 _SAMPLE_GAP_S = 0.01
 """Whole answers are looked at a hundred times a second: more would say the same."""
-
-
-class Estimate:
-    """One positive number.
-
-    Args:
-        start: its value until there is a sample, if there is no `prior`.
-        prior: what the siblings of this engine showed.
-    """
-
-    __slots__ = ("__weakref__", "_at", "_evidence", "_followers", "_log", "_prior", "value")
-
-    def __init__(self, start: float, prior: Estimate | None = None) -> None:
-        self.value: float = start if prior is None else prior.value
-        """The estimate, finite and above zero; without samples of its own, that of the siblings."""
-        self._prior = prior
-        self._log = math.log(self.value)
-        self._evidence = 0.0
-        self._at = 0.0
-        self._followers: WeakSet[Estimate] = WeakSet()
-        """Those without samples of their own whose prior this is."""
-        if prior is not None:
-            prior._followers.add(self)
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether there was a sample, of this engine or of a sibling."""
-        return self._evidence > 0.0 or (self._prior is not None and self._prior.is_learned)
-
-    def observe(self, sample: float, now: float) -> None:
-        """Take a sample into account; one that is no positive number is dropped."""
-        if not 0.0 < sample < math.inf:
-            return
-        log = math.log(sample)
-        if self._prior is not None:
-            self._prior.observe(sample, now)
-        if self._evidence:
-            log = self._log + min(max(log - self._log, -_CLIP), _CLIP)
-        elif self._prior is not None:
-            self._prior._followers.discard(self)
-        self._decay(now)
-        self._log += (log - self._log) / (self._evidence + 1.0)
-        limit = _SIBLING_EVIDENCE if self._prior is None else _MOST_EVIDENCE
-        self._evidence = min(self._evidence + 1.0, limit)
-        self._blend()
-
-    def refresh(self, now: float) -> None:
-        """Let old evidence fade; called now and then."""
-        if self._prior is not None:
-            self._decay(now)
-            self._blend()
-
-    def _decay(self, now: float) -> None:
-        if self._prior is not None and self._evidence and now > self._at:
-            self._evidence *= math.exp2((self._at - now) / _HALF_LIFE_S)
-        self._at = now
-
-    def _blend(self) -> None:
-        log = self._log
-        if self._prior is not None:
-            weight = self._evidence + _START_EVIDENCE
-            log = (log * self._evidence + math.log(self._prior.value) * _START_EVIDENCE) / weight
-        self.value = math.exp(min(max(log, -20.0), 20.0))
-        for follower in self._followers:
-            follower.value = self.value
 
 
 class EngineRates:
@@ -100,7 +23,7 @@ class EngineRates:
 
     __slots__ = (
         "_finished_at", "_generated", "_generated_at", "_siblings", "_whole_at", "decode", "overhead", "prefill",
-        "request_seconds",
+        "request_seconds", "transfer",
     )  # fmt: skip
 
     def __init__(self, siblings: EngineRates | None = None) -> None:
@@ -112,6 +35,8 @@ class EngineRates:
         """Tokens a second that it generates for all requests together: too many to cost anything, until learned."""
         self.request_seconds: Estimate = Estimate(2.0, None if siblings is None else siblings.request_seconds)
         """How long a request takes from its sending to its end."""
+        self.transfer: TransferRates = TransferRates(None if siblings is None else siblings.transfer)
+        """How K/V of other engines reaches it."""
         self._siblings = siblings
         self._finished_at = self._whole_at = -math.inf
         self._generated: float | None = None
@@ -153,6 +78,7 @@ class EngineRates:
         """Let old evidence fade, and follow the siblings as far as there is none; called every second or so."""
         for estimate in (self.prefill, self.overhead, self.decode, self.request_seconds):
             estimate.refresh(now)
+        self.transfer.refresh(now)
 
     def polled(self, num_generated: float | None, num_running: float, now: float) -> None:
         """Learn from a poll: the engine's counter of generated tokens, and how many requests run.

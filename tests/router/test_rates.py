@@ -8,7 +8,8 @@ import random
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.endpoints import EndpointTable, EngineView
-from pagefleet_router.rates import EngineRates, Estimate
+from pagefleet_router.estimate import Estimate
+from pagefleet_router.rates import EngineRates
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.policy import Choice

@@ -64,6 +64,8 @@ def test_flags_environment_and_defaults() -> None:
         (["--endpoints-file", "f", "--port", "x"], "port is 'x': give a number"),
         (["--endpoints-file", "f", "--port", "70000"], "give 0 to 65535"),
         (["--endpoints-file", "f", "--policy", "best"], "one of auto, prefix, least-load"),
+        (["--endpoints-file", "f", "--pd-fallback", "retry"], "pd_fallback is 'retry': give one of recompute, fail"),
+        (["--endpoints-file", "f", "--pd-threshold", "-1"], "pd_threshold is -1: give a number from 0"),
         (["--endpoints-file", "f", "--gap-timeout", "0"], "above 0"),
         (["--endpoints-file", "f", "--drain-timeout", "nan"], "from 0"),
         (["--endpoints-file", "f", "--max-concurrent", "0"], "above 0"),

@@ -18,7 +18,12 @@ def candidates(snapshot: Snapshot, request: RequestView, tried: Collection[str])
         usable = snapshot.usable.get(request.model, ())
     if tried:
         usable = tuple(engine for engine in usable if engine.id not in tried)
-    return [engine for engine in usable if has_room(engine)] or usable
+    return with_room(usable)
+
+
+def with_room(engines: Sequence[EngineView]) -> Sequence[EngineView]:
+    """Return the engines that have room, if there are any; else all."""
+    return [engine for engine in engines if has_room(engine)] or engines
 
 
 def has_room(engine: EngineView) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -17,6 +17,20 @@ class Choice(msgspec.Struct, frozen=True):
 
     engine: EngineView
     cached_tokens: int = 0
+    prefill: Choice | None = None
+    """The engine that computes the prompt for it; None: it does that itself."""
+
+    @property
+    def computes(self) -> Choice:
+        """Where the prompt is computed."""
+        return self.prefill or self
+
+    @property
+    def kind(self) -> Literal["none", "local", "remote"]:
+        """`remote`: another engine computes the prompt; `local`: a decode engine does, though that is not its part."""
+        if self.prefill is not None:
+            return "remote"
+        return "local" if self.engine.role == "decode" else "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,8 @@ class Score:
     """Uncached prompt tokens that this router has waiting there."""
     reason: str
     """What sets it apart, in words; empty: nothing does."""
+    prefill_id: str = ""
+    """The engine that would compute the prompt for it; empty: itself."""
 
 
 class Policy(Protocol):

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 from pagefleet_protocol import metric_names
 
+from pagefleet_router.transfer_rates import TransferFigures
+
 _NAMES = (
     metric_names.ENGINE_REQUESTS_RUNNING,
     metric_names.ENGINE_REQUESTS_WAITING,
     metric_names.ENGINE_KV_USAGE_RATIO,
     metric_names.ENGINE_GENERATION_TOKENS,
+    metric_names.ENGINE_KV_RECEIVED_BYTES,
+    metric_names.ENGINE_KV_EXPOSED_SECONDS,
+    metric_names.ENGINE_KV_HIDDEN_SECONDS,
 )
 _SAMPLE = re.compile(
     rb"^(" + b"|".join(name.encode() for name in _NAMES) + rb")(?:\{[^\n]*\})? +(\S+)(?: +-?\d+)?[ \r]*$", re.MULTILINE
@@ -28,6 +33,8 @@ class EngineFigures:
     kv_usage: float
     num_generated: float | None
     """Tokens since it started; None where it does not count them."""
+    transfer: TransferFigures | None = None
+    """None: it takes no K/V from others."""
 
 
 def parse_figures(text: bytes) -> EngineFigures | None:
@@ -41,7 +48,13 @@ def parse_figures(text: bytes) -> EngineFigures | None:
         if not math.isfinite(number) or number < 0:
             return None
         found[name].append(number)
-    running, waiting, usage, generated = found.values()
+    running, waiting, usage, generated, *kv = found.values()
     if not running or not waiting or not usage:
         return None
-    return EngineFigures(sum(running), sum(waiting), max(usage), sum(generated) if generated else None)
+    return EngineFigures(
+        sum(running),
+        sum(waiting),
+        max(usage),
+        sum(generated) if generated else None,
+        TransferFigures(*map(sum, kv)) if all(kv) else None,
+    )

@@ -123,8 +123,9 @@ class Monitor:
         if figures is None:
             return
         self._table.set_load(
-            engine_id, figures.num_running, figures.num_waiting, figures.kv_usage, figures.num_generated
-        )
+            engine_id, figures.num_running, figures.num_waiting, figures.kv_usage, figures.num_generated,
+            figures.transfer,
+        )  # fmt: skip
         if figures.num_generated is not None:
             self.generated.observe(engine_id, figures.num_generated)
 

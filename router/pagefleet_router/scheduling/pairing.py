@@ -1,0 +1,131 @@
+"""Who computes a prompt, where a model's engines are made for one part: the engine that answers, or another one.
+
+Everything is compared in seconds (`pair_cost`), so that P/D is used where it pays, request by request: it does not for
+a prompt that is mostly cached where it is answered, nor on an idle fleet with a slow network. Pure but for ties.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pagefleet_router.endpoints import EngineView
+from pagefleet_router.prefix.knowledge import PrefixKnowledge
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.filters import with_room
+from pagefleet_router.scheduling.pair_cost import local_seconds, remote_seconds
+from pagefleet_router.scheduling.pickers import pick_random_lowest
+from pagefleet_router.scheduling.policy import Choice, Policy, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to have a request answered."""
+
+    choice: Choice
+    seconds: float
+
+
+class Pairing:
+    """Chooses one engine or two.
+
+    Args:
+        policy: chooses among engines for one part, and among those for both.
+        knowledge: of the engines' caches.
+        threshold: uncached prompt tokens below which the engine that answers computes them.
+        free: whether the decode engine of a pair is chosen by cost; False: it is the policy's, as under a rule like
+            sessions.
+        clock: that of the tallies.
+        rng: for ties.
+    """
+
+    def __init__(
+        self, policy: Policy, knowledge: PrefixKnowledge, threshold: int, free: bool, clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:  # fmt: skip
+        self._policy = policy
+        self._knowledge = knowledge
+        self._threshold = threshold
+        self._free = free
+        self._clock = clock
+        self._rng = rng
+
+    def choose(self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView]) -> Choice:
+        """Return the cheapest way.
+
+        Args:
+            request: one that `may_split`.
+            engines: that may answer it, at least one.
+            prefills: that may compute its prompt for another.
+        """
+        whole = self._policy.choose(request, engines)
+        if not prefills or request.num_tokens - whole.cached_tokens < max(self._threshold, 1):
+            return whole
+        options = list(self._options(request, whole, engines, prefills))
+        return min(options, key=lambda option: option.seconds).choice
+
+    def explain(
+        self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView]
+    ) -> tuple[Score, ...]:
+        """Return how each way looks that was compared, and the other engines as the policy sees them."""
+        now = self._clock()
+        whole = self._policy.choose(request, engines)
+        ways = tuple(
+            Score(
+                option.choice.engine.id,
+                option.seconds,
+                option.choice.cached_tokens,
+                option.choice.computes.engine.tally.queued(now),
+                f"prompt computed by {option.choice.prefill.engine.id}" if option.choice.prefill else "whole",
+                option.choice.prefill.engine.id if option.choice.prefill else "",
+            )
+            for option in self._options(request, whole, engines, prefills)
+        )
+        seen = {way.engine_id for way in ways if not way.prefill_id}
+        others = [engine for engine in engines if engine.id not in seen]
+        return (*ways, *self._policy.explain(request, others)) if others else ways
+
+    def _options(
+        self, request: RequestView, whole: Choice, engines: Sequence[EngineView], prefills: Sequence[EngineView]
+    ) -> Iterator[Option]:
+        now, tokens = self._clock(), request.num_tokens
+        yield Option(whole, local_seconds(whole, tokens, now))
+        both = [engine for engine in engines if engine.role == "both"]
+        if both and whole.engine.role != "both":
+            colocated = self._policy.choose(request, both)
+            yield Option(colocated, local_seconds(colocated, tokens, now))
+        answering = engines if self._free else (whole.engine,)
+        for decodes, partners in _matches(answering, prefills):
+            prefill = self._policy.choose(request, with_room(partners))
+            cached = self._knowledge.cached_tokens(decodes, request)
+            ways = [
+                Choice(engine, hit, prefill)
+                for engine, hit in zip(decodes, cached, strict=True)
+                if engine.id != prefill.engine.id
+            ]
+            if ways:
+                costs = [remote_seconds(prefill, way, tokens, now) for way in ways]
+                engine = pick_random_lowest([way.engine for way in ways], costs, self._rng)
+                yield Option(next(way for way in ways if way.engine is engine), min(costs))
+
+
+def _matches(
+    decodes: Sequence[EngineView], prefills: Sequence[EngineView]
+) -> Iterator[tuple[list[EngineView], list[EngineView]]]:
+    """Yield, for each kind of K/V, engines that can go on from it and engines that can compute it for them.
+
+    One of the two at least is made for its part: engines for both are not known to ask each other.
+    """
+    kinds = {kind: None for engine in decodes if (kind := _kind(engine)) is not None}
+    for kind in kinds:
+        partners = [engine for engine in prefills if _kind(engine) == kind]
+        made = [engine for engine in partners if engine.role == "prefill"]
+        fitting = [engine for engine in decodes if _kind(engine) == kind and (made or engine.role == "decode")]
+        if partners and fitting:
+            yield fitting, made or partners
+
+
+def _kind(engine: EngineView) -> str | None:
+    facts = engine.facts
+    return None if facts is None or facts.kv_transfer is None else facts.kv_transfer.compatibility
