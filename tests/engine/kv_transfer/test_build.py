@@ -1,0 +1,83 @@
+"""From names to connectors, and all that is refused with one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pagefleet_engine.config import CacheConfig, EngineConfig, KVTransferConfig, ModelConfig
+from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.engine_core.build import build_core
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.kv_transfer.build import build_connector, check_connectors, check_layers
+from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
+from pagefleet_engine.kv_transfer.multi import MultiConnector
+
+from tests.fakes.byte_pages import SHAPE, BytePages
+
+
+def config(connector: str | None, **cache: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model="nowhere"),
+        cache=CacheConfig(**cache),
+        kv_transfer=KVTransferConfig(kv_connector=connector),
+    )
+
+
+@pytest.mark.parametrize(
+    ("connector", "said"),
+    [
+        ("nccl", "names 'nccl': give p2p, offload, file"),
+        ("p2p,File", "names 'File'"),
+        ("offload, offload", "names offload twice"),
+    ],
+)
+def test_names_that_cannot_be(connector: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_connectors(config(connector))
+
+
+def test_names_are_looked_at_before_the_model() -> None:
+    with pytest.raises(ConfigError, match="kv_connector names 'lmcache'"):
+        build_core(config("lmcache"))
+
+
+def test_connectors_need_the_prefix_cache() -> None:
+    with pytest.raises(ConfigError, match="needs the prefix cache"):
+        check_connectors(config("file", enable_prefix_caching=False))
+    check_connectors(config(None, enable_prefix_caching=False))
+
+
+def test_windows_are_refused_with_a_connector_only() -> None:
+    groups = group_layers([None, 64, 64, 64])
+    with pytest.raises(ConfigError, match="sliding window"):
+        check_layers(config("file"), groups)
+    with pytest.raises(ConfigError, match="sliding window"):
+        check_layers(config("file"), group_layers([64, 64]))
+    check_layers(config("file"), group_layers([None, None]))
+    check_layers(config(None), groups)
+
+
+def side() -> EngineSide:
+    return EngineSide(EngineIdentity(), SHAPE, BytePages(8), 8)
+
+
+def test_one_is_itself_and_several_are_one(tmp_path: Path) -> None:
+    settings = {"kv_offload_dir": str(tmp_path / "kv"), "kv_offload_memory": 4096}
+    one = build_connector(KVTransferConfig(kv_connector="file", **settings), side())  # type: ignore[arg-type]
+    assert not isinstance(one.connector, MultiConnector)
+    assert one.port is None
+    one.connector.close()
+
+
+def test_what_was_made_is_closed_when_another_cannot_be(tmp_path: Path) -> None:
+    settings = {"kv_connector": "file,offload", "kv_offload_dir": str(tmp_path / "kv"), "kv_offload_memory": 1}
+    with pytest.raises(ConfigError, match="kv_offload_memory"):
+        build_connector(KVTransferConfig(**settings), side())  # type: ignore[arg-type]
+    again = build_connector(KVTransferConfig(kv_connector="file", kv_offload_dir=str(tmp_path / "kv")), side())
+    again.connector.close()
+
+
+def test_an_identity_is_drawn_for_each_start() -> None:
+    assert len({EngineIdentity().incarnation for _ in range(10)}) == 10
