@@ -10,6 +10,8 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagefleet_protocol.tracing import TracesError, traces_url
+
 from pagefleet_engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -232,6 +234,10 @@ class ServerConfig:
     fleet_key_file: str | None = None
     """File of the secret that engines and routers of one service share: with it KV events are encrypted and only for
     routers that have it too."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each request; default: nobody."""
+    otlp_traces_sample: float = 1.0
+    """Share of the requests that come without a trace for which one is begun; of others their trace decides."""
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
@@ -244,9 +250,19 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: give 0 to 65535")
         self._check_kv_events()
+        self._check_traces()
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout is {self.drain_timeout}: give seconds, at least 0")
         _at_least("max_body_bytes", self.max_body_bytes, 1024)
+
+    def _check_traces(self) -> None:
+        if not 0.0 <= self.otlp_traces_sample <= 1.0:
+            raise ConfigError(f"otlp_traces_sample is {self.otlp_traces_sample:g}: give a share from 0 to 1")
+        try:
+            if self.otlp_traces_endpoint is not None:
+                traces_url(self.otlp_traces_endpoint)
+        except TracesError as error:
+            raise ConfigError(f"otlp_traces_endpoint {error}") from None
 
     def _check_kv_events(self) -> None:
         if not 0 <= self.kv_events_port <= 65534:

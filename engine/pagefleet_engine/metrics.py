@@ -90,6 +90,10 @@ class EngineMetrics:
         """Count one answered HTTP request; `route` is a pattern of the route table, never a client's path."""
         self._http.labels(self._model, route, str(status)).inc()
 
+    def include(self, collector: Collector) -> None:
+        """Add series of others, which have the label `model_name` too."""
+        self._registry.register(collector)
+
     def render(self) -> bytes:
         """Return the text format of Prometheus."""
         return generate_latest(self._registry)

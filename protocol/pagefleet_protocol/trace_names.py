@@ -34,6 +34,9 @@ FIRST_TOKEN_S = "pagefleet.first_token_seconds"  # noqa: S105
 KV_WAIT_S = "pagefleet.kv_wait_seconds"
 """That a request was held back for K/V that was on its way from elsewhere."""
 
+RESUMED_TOKENS = "pagefleet.resumed_tokens"
+"""Tokens of another engine that a continued stream goes on from."""
+
 # Events of engines.
 QUEUED = "queued"
 """The prompt is ready and goes to the engine core."""

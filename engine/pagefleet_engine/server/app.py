@@ -18,6 +18,7 @@ import uvloop
 from fastapi import FastAPI
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, EngineFacts
 from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
+from pagefleet_protocol.tracing import NO_TRACER, NoTracer, Tracer
 from pagefleet_text.text_model import TextModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -44,6 +45,7 @@ from pagefleet_engine.server.ports import ChatPrompt, Engine, ServedModel, Token
 from pagefleet_engine.server.prompts import Prompts
 from pagefleet_engine.server.service import Service
 from pagefleet_engine.server.tokenization import TokenizationRoutes
+from pagefleet_engine.server.tracing import SpanSeries, TraceRequests, make_engine_tracer
 from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_engine.text.model_files import load_text_model
 
@@ -70,6 +72,7 @@ class Parts:
     """None: no key is asked for."""
     transfers: TransferReader | None = None
     """None: the engine passes no K/V."""
+    tracer: Tracer = NO_TRACER
 
 
 def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
@@ -91,6 +94,8 @@ def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
     app.add_middleware(AccessGate, keys=parts.keys)
     app.add_middleware(HeadCheck)
     app.add_middleware(ErrorSeam)
+    if not isinstance(parts.tracer, NoTracer):
+        app.add_middleware(TraceRequests, tracer=parts.tracer)
     app.add_middleware(RequestRecord, metrics=parts.metrics, access_log=config.access_log)
     return app
 
@@ -139,11 +144,13 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     _log_errors_of_uvicorn()
     folder = resolve_model_folder(config.model.model)
     tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
+    names = served_names(config.model.model, config.model.served_model_name)
     inputs = _Inputs(
         text=load_text_model(tokenizer_folder, folder),
-        names=served_names(config.model.model, config.model.served_model_name),
+        names=names,
         keys=ApiKeys(Path(server.api_key_file)) if server.api_key_file is not None else None,
         fleet_key=_fleet_key(server) if "p2p" in config.kv_transfer.connectors else None,
+        tracer=make_engine_tracer(server, names[0]),
         listener=bind(server.host, server.port),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -165,6 +172,7 @@ class _Inputs:
     text: TextModel
     names: tuple[str, ...]
     keys: ApiKeys | None
+    tracer: Tracer
     listener: Listener
     fleet_key: FleetKey | None
     """With the connector p2p."""
@@ -193,6 +201,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) ->
             return await run_until_stopped(create_app(parts, server), inputs.listener, signals, running)
         finally:
             await engine.close()
+            await asyncio.to_thread(inputs.tracer.close)
 
 
 def _parts(
@@ -205,12 +214,14 @@ def _parts(
 ) -> Parts:
     name, *aliases = inputs.names
     ready = engine.ready
+    metrics = EngineMetrics(name, lambda: engine.stats, ready.startup_seconds, config.scheduler.max_num_seqs)
+    metrics.include(SpanSeries(name, inputs.tracer))
     return Parts(
         engine=engine,
         tokenizer=inputs.text.tokenizer,
         chat=inputs.text,
         model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size, tuple(aliases)),
-        metrics=EngineMetrics(name, lambda: engine.stats, ready.startup_seconds, config.scheduler.max_num_seqs),
+        metrics=metrics,
         pool=pool,
         drain=Drain(config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs),
         open_requests=OpenRequests(),
@@ -218,6 +229,7 @@ def _parts(
         text=text,
         keys=inputs.keys,
         transfers=None if inputs.fleet_key is None else TransferReader(inputs.fleet_key, engine.incarnation),
+        tracer=inputs.tracer,
     )
 
 

@@ -43,7 +43,7 @@ class ChatRoute:
         service = self._service
         handed = await service.read_handed(request, read_chat_request)
         chat = handed.body
-        arrived = service.generator.now()
+        arrival = service.arrival(request)
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         salt = handed.head.salt_with(chat.cache_salt)
@@ -51,9 +51,9 @@ class ChatRoute:
         prompt = await self._prepare(handed, stream)
         transfer = handed.head.transfer
         if transfer is not None and transfer.leg == "prefill":
-            return prefill_response(service, transfer, prompt, chat.priority, salt, arrived)
+            return prefill_response(service, transfer, prompt, chat.priority, salt, arrival)
         head = answer_head("chatcmpl", chat.model, stream)
-        chunks = service.generator.run(jobs_of(head.id, [prompt], chat.priority, salt, transfer), arrived)
+        chunks = service.generate(jobs_of(head.id, [prompt], chat.priority, salt, transfer), arrival)
         if not chat.stream:
             return WholeResponse(self._whole(chat, head, prompt, chunks), service.open_requests)
         choice = ChatChoiceFormat([prompt], chat, service.tokenizer)

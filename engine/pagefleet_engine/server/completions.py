@@ -44,7 +44,7 @@ class CompletionRoute:
         service = self._service
         handed = await service.read_handed(request, read_completion_request)
         asked = handed.body
-        arrived = service.generator.now()
+        arrival = service.arrival(request)
         service.check_model(asked.model)
         service.count_ignored(asked.ignored)
         salt = handed.head.salt_with(asked.cache_salt)
@@ -54,10 +54,10 @@ class CompletionRoute:
         check_one_prompt(transfer, len(asked.prompts))
         prompts = await self._prepare(handed, stream)
         if transfer is not None and transfer.leg == "prefill":
-            return prefill_response(service, transfer, prompts[0], asked.priority, salt, arrived)
+            return prefill_response(service, transfer, prompts[0], asked.priority, salt, arrival)
         echoes = await self._echoes(asked, prompts)
         head = answer_head("cmpl", asked.model, stream)
-        chunks = service.generator.run(jobs_of(head.id, prompts, asked.priority, salt, transfer), arrived)
+        chunks = service.generate(jobs_of(head.id, prompts, asked.priority, salt, transfer), arrival)
         if not asked.stream:
             return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
         choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)

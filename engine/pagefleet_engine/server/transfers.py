@@ -22,6 +22,7 @@ from pagefleet_engine.server.generation import Chunks, Job, PreparedPrompt
 from pagefleet_engine.server.request_ids import new_id
 from pagefleet_engine.server.responses import WholeResponse
 from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.tracing import Arrival
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
@@ -65,11 +66,11 @@ def check_one_prompt(transfer: KvTransfer | None, num_prompts: int) -> None:
 
 
 def prefill_response(
-    service: Service, transfer: KvTransfer, prompt: PreparedPrompt, priority: int, salt: str | None, arrived: float
+    service: Service, transfer: KvTransfer, prompt: PreparedPrompt, priority: int, salt: str | None, arrival: Arrival
 ) -> WholeResponse:
     """Return the answer of a prefill leg, which computes the prompt when it is sent."""
     job = Job(new_id("prefill"), prompt.token_ids, ONE_TOKEN, priority, salt, Elsewhere(transfer=transfer))
-    chunks = service.generator.run([job], arrived)
+    chunks = service.generate([job], arrival)
     return WholeResponse(_answer(transfer, prompt.token_ids, chunks), service.open_requests)
 
 

@@ -1,0 +1,156 @@
+"""What the engine tells of generation requests in spans: one for each, with what the engine core did for it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pagefleet_protocol import metric_names
+from pagefleet_protocol import trace_names as names
+from pagefleet_protocol.tracing import NO_SPAN, Span, Tracer, TracesError, make_tracer
+from pagefleet_protocol.version import VERSION
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagefleet_engine.config import ServerConfig
+from pagefleet_engine.errors import ConfigError, EngineError, InvalidRequest
+from pagefleet_engine.server.generation import Chunks, Job
+from pagefleet_engine.server.request_ids import request_id_of
+
+logger = logging.getLogger(__name__)
+
+TRACED_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+_KEY = "pagefleet_span"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request from when it was there, before its prompt was built."""
+
+    at: float
+    """On the generator's clock."""
+    span: Span = NO_SPAN
+    """Is told what becomes of it."""
+
+
+def make_engine_tracer(config: ServerConfig, model: str) -> Tracer:
+    """Return what sends this engine's spans to where the settings say.
+
+    Raises:
+        ConfigError: the packages for that are not installed.
+    """
+    resource = {
+        "service.name": "pagefleet-engine",
+        "service.version": VERSION,
+        "service.instance.id": uuid.uuid4().hex,
+        names.MODEL: model,
+    }
+    try:
+        return make_tracer(config.otlp_traces_endpoint, config.otlp_traces_sample, resource, logger)
+    except TracesError as error:
+        raise ConfigError(f"otlp_traces_endpoint {error}") from None
+
+
+class TraceRequests:
+    """ASGI middleware: begins a span with each generation request, in the caller's trace, and ends it."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with its span in the scope."""
+        if scope["type"] != "http" or scope["path"] not in TRACED_ROUTES:
+            await self._app(scope, receive, send)
+            return
+        route: str = scope["path"]
+        span = scope[_KEY] = self._tracer.serve(route, scope["headers"])
+        span.set(names.METHOD, scope["method"])
+        span.set(names.ROUTE, route)
+        span.set(names.REQUEST_ID, request_id_of(scope))
+
+        async def send_watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status: int = message["status"]
+                span.set(names.STATUS, status)
+                if status >= 500:
+                    span.failed(str(status))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        finally:
+            span.end()
+
+
+def span_of(scope: Scope) -> Span:
+    """Return the span of a request; an empty one where it is not traced."""
+    span: Span = scope.get(_KEY, NO_SPAN)
+    return span
+
+
+async def traced(chunks: Chunks, jobs: Sequence[Job], arrival: Arrival, clock: Callable[[], float]) -> Chunks:
+    """Yield `chunks`, and tell the request's span of them."""
+    span = arrival.span
+    _begin(span, jobs)
+    first, num_tokens = True, 0
+    num_cached: dict[int, int] = {}
+    reasons: dict[int, str] = {}
+    try:
+        async with aclosing(chunks):
+            async for index, chunk in chunks:
+                if first and chunk.token_ids:
+                    first = False
+                    span.event(names.FIRST_TOKEN)
+                    span.set(names.FIRST_TOKEN_S, round(clock() - arrival.at, 6))
+                num_tokens += len(chunk.token_ids)
+                if chunk.num_cached_tokens is not None:
+                    num_cached.setdefault(_prompt(jobs[index]), chunk.num_cached_tokens)
+                if chunk.finish_reason is not None:
+                    reasons[index] = chunk.finish_reason
+                yield index, chunk
+    except EngineError as error:
+        if not isinstance(error, InvalidRequest):
+            span.failed(type(error).__name__)
+        raise
+    finally:
+        span.set(names.OUTPUT_TOKENS, num_tokens)
+        span.set(names.CACHED_TOKENS, sum(num_cached.values()))
+        span.set(names.FINISH_REASONS, [reasons[index] for index in sorted(reasons)])
+
+
+def _begin(span: Span, jobs: Sequence[Job]) -> None:
+    span.event(names.QUEUED)
+    span.set(names.INPUT_TOKENS, sum({_prompt(job): len(job.prompt_token_ids) for job in jobs}.values()))
+    elsewhere = jobs[0].elsewhere
+    if elsewhere.transfer is not None:
+        span.set(names.LEG, elsewhere.transfer.leg)
+        span.set(names.TRANSFER_ID, elsewhere.transfer.transfer_id)
+    if elsewhere.output is not None:
+        span.set(names.RESUMED_TOKENS, len(elsewhere.output.token_ids))
+
+
+def _prompt(job: Job) -> int:
+    """Return what tells a prompt from others of its request: choices of one share the list."""
+    return id(job.prompt_token_ids)
+
+
+class SpanSeries(Collector):
+    """What became of the spans, for the metrics."""
+
+    def __init__(self, model_name: str, tracer: Tracer) -> None:
+        self._model = model_name
+        self._tracer = tracer
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the series."""
+        labels = ("model_name", "outcome")
+        text = "Spans of requests, by what became of them."
+        family = CounterMetricFamily(metric_names.ENGINE_TRACE_SPANS.removesuffix("_total"), text, labels=labels)
+        family.add_metric((self._model, "exported"), self._tracer.num_exported)
+        family.add_metric((self._model, "dropped"), self._tracer.num_dropped)
+        yield family
