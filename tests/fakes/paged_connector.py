@@ -65,6 +65,8 @@ class PagedConnector:
     saves: dict[int, _Save] = field(default_factory=dict)
     ended_requests: Counter[Request] = field(default_factory=Counter)
     completed: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    """Requests in the order of the questions."""
     num_loads: int = 0
     num_resets: int = 0
     is_closed: bool = False
@@ -94,6 +96,7 @@ class PagedConnector:
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         assert request.status is not RequestStatus.FINISHED
         assert num_cached_tokens % self.block_size == 0
+        self.asked.append(request.request_id)
         script = self._script(request.request_id)
         answer: int | None = min(script.has, request.num_tokens // self.block_size) * self.block_size
         if answer and self.now < script.unsure_turns:
