@@ -10,6 +10,7 @@ class Bell:
     """Rings until it is silenced. Any thread may ring; one waits and silences."""
 
     def __init__(self) -> None:
+        self._rung = False
         self._hand, self._ear = socket.socketpair()
         self._hand.setblocking(False)
         self._ear.setblocking(False)
@@ -19,15 +20,19 @@ class Bell:
         return self._ear.fileno()
 
     def ring(self) -> None:
-        """Wake who waits."""
+        """Wake who waits. Costs nothing while it rings already."""
+        if self._rung:
+            return
+        self._rung = True
         with contextlib.suppress(BlockingIOError):  # it rings already
             self._hand.send(b"\x00")
 
     def silence(self) -> None:
         """Stop ringing; call this before looking at what it rang for, so that later news ring again."""
         with contextlib.suppress(BlockingIOError):
-            while len(self._ear.recv(4096)) == 4096:
-                pass
+            self._ear.recv(4096)
+        # Only now: who rang before this line and was not heard has its news in place already.
+        self._rung = False
 
     def close(self) -> None:
         """Close the descriptors; nobody may ring any more."""

@@ -20,6 +20,8 @@ from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
     Frame,
+    FrameArrived,
+    FrameSent,
     Landed,
     Landing,
     LinkDown,
@@ -40,6 +42,8 @@ INVITATION_S = 30.0
 MAX_NEWCOMERS = 32
 MAX_INVITATIONS = 256
 CLOSE_S = 5.0
+GATHER_S = 0.001
+"""That frames' events may wait for others: each ring takes the interpreter from this thread for about as long."""
 _LOOK_S = 0.25
 """Between two looks at deadlines."""
 
@@ -91,6 +95,8 @@ class TcpPlane:
         self._wake = Bell()
         self._bell = Bell()
         self._look_at = 0.0
+        self._tell_at = float("inf")
+        """When the bell rings for the events so far."""
         self._closing = False
         self._crashed = False
         self._selector = selectors.DefaultSelector()
@@ -177,7 +183,10 @@ class TcpPlane:
         self._wake.ring()
 
     def _tell(self, event: PlaneEvent) -> None:
+        """Note an event. While frames move well, those who hear of it need not wake for each of them."""
         self._events.append(event)
+        soon = time.monotonic() + GATHER_S if isinstance(event, FrameSent | FrameArrived) else 0.0
+        self._tell_at = min(self._tell_at, soon)
 
     def _run(self) -> None:
         try:
@@ -194,30 +203,32 @@ class TcpPlane:
             self._selector.close()
 
     def _turn(self) -> None:
-        ready = self._selector.select(_LOOK_S)
+        ready = self._selector.select(min(_LOOK_S, max(0.0, self._tell_at - time.monotonic())))
         now = time.monotonic()
-        self._wake.silence()
+        if any(key.fileobj is self._wake for key, _ in ready):
+            self._wake.silence()
         with contextlib.suppress(IndexError):  # before any byte is read: what was given up since gets none of them
             while True:
                 self._commands.popleft()()
-        for key, _ in ready:
+        for key, mask in ready:
             if key.fileobj is self._listener:
                 self._accept(now)
             elif isinstance(key.data, Newcomer | SourceLink | TargetLink) and key.data.socket.fileno() == key.fd:
-                self._serve(key.data, now)  # unless a command closed it
+                self._serve(key.data, mask, now)  # unless a command closed it
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             for late in [one for one in self._connections() if one.deadline <= now]:
                 self._end(late, "it was silent for too long")
-        if self._events:
+        if now >= self._tell_at:
+            self._tell_at = float("inf")
             self._bell.ring()
 
     def _connections(self) -> list[Connection]:
         return [*self._newcomers, *self._sources.values(), *self._targets.values()]
 
-    def _serve(self, connection: Connection, now: float) -> None:
+    def _serve(self, connection: Connection, mask: int, now: float) -> None:
         try:
-            connection.ready(now)
+            connection.ready(mask, now)
             if isinstance(connection, Newcomer) and connection.hello is not None:
                 self._let_in(connection, connection.hello)
                 return

@@ -60,8 +60,8 @@ class Connection(Protocol):
         """Monotonic time at which it is too late; infinity while nothing is awaited."""
         ...
 
-    def ready(self, now: float) -> None:
-        """Read or write what goes without waiting.
+    def ready(self, mask: int, now: float) -> None:
+        """Read or write what goes without waiting; `mask`: what of `interest` has come.
 
         Raises:
             LinkError: the connection ended.
@@ -103,7 +103,7 @@ class Newcomer:
         """Once it is whole."""
         return self._hello if len(self._hello) == HELLO_BYTES else None
 
-    def ready(self, now: float) -> None:
+    def ready(self, mask: int, now: float) -> None:
         """Read more of the hello, and nothing after it."""
         try:
             data = self._socket.recv(HELLO_BYTES - len(self._hello))

@@ -83,13 +83,14 @@ class SourceLink:
             kept.append(outgoing)
         self._outgoing = kept
 
-    def ready(self, now: float) -> None:
+    def ready(self, mask: int, now: float) -> None:
         """Send what the socket takes, up to a quantum.
 
         Raises:
             LinkError: the target left, or sent something.
         """
-        self._listen()
+        if mask & EVENT_READ:
+            self._listen()
         sent = 0
         while self._has_work and sent < QUANTUM_BYTES:
             self._prepare()

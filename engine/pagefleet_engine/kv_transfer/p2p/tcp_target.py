@@ -21,6 +21,7 @@ from pagefleet_engine.kv_transfer.p2p.tcp_hello import WELCOME_BYTES, BadHello, 
 from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
 
 _SCRATCH_BYTES = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class _Incoming:
     blocks: Sequence[int]
     views: deque[memoryview]
     staging: memoryview | None
+    num_left: int
     checksum: int = 0
     refusal: str | None = None
     """Why its payload goes nowhere."""
@@ -70,6 +72,8 @@ class TargetLink:
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._header_filled = 0
         self._incoming: _Incoming | None = None
+        self._piece = 1
+        """Bytes for which the socket wakes us."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     @property
@@ -94,7 +98,7 @@ class TargetLink:
             incoming.refusal = "its transfer was given up"
             incoming.views = self._nowhere(sum(map(len, incoming.views)))
 
-    def ready(self, now: float) -> None:
+    def ready(self, mask: int, now: float) -> None:
         """Read what has come, up to a quantum.
 
         Raises:
@@ -119,6 +123,15 @@ class TargetLink:
         if received:
             in_frame = self._incoming is not None or self._header_filled
             self._deadline = now + self._settings.stall_s if in_frame else float("inf")
+            self._sleep_through()
+
+    def _sleep_through(self) -> None:
+        """Be woken again when there is a good piece to read: each time costs as much as copying tens of kilobytes."""
+        incoming = self._incoming
+        piece = 1 if incoming is None else min(_PIECE_BYTES, incoming.num_left)
+        if piece != self._piece:
+            self._piece = piece
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, piece)
 
     def _greet(self) -> None:
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -174,6 +187,7 @@ class TargetLink:
     def _advance(incoming: _Incoming, count: int) -> int:
         """Go on by `count` bytes; return those beyond the frame."""
         views = incoming.views
+        incoming.num_left -= min(count, incoming.num_left)
         while count and views:
             view = views[0]
             taken = min(count, len(view))
@@ -195,9 +209,9 @@ class TargetLink:
             raise LinkError(f"a frame says that it has {header.num_bytes} bytes")
         placed = self._landings.place(self.peer, header)
         if isinstance(placed, str):
-            return _Incoming(header, (), self._nowhere(header.num_bytes), None, refusal=placed)
+            return _Incoming(header, (), self._nowhere(header.num_bytes), None, header.num_bytes, refusal=placed)
         views = self._pages.to_fill(placed)
-        return _Incoming(header, placed, deque(views), views[0])
+        return _Incoming(header, placed, deque(views), views[0], header.num_bytes)
 
     def _end(self, incoming: _Incoming) -> None:
         header = incoming.header

@@ -97,7 +97,7 @@ def test_a_prompt_computed_elsewhere_gives_the_same_tokens(
     assert decode.num_held_blocks == 0
     assert decode.figure("received_blocks_total") == prefill.figure("sent_blocks_total") == 3 * FULL_BLOCKS
     assert decode.figure("seconds_count") == 3
-    assert decode.figure('peers{state="ready"}') == 1
+    fleet.until(lambda: decode.figure('peers{state="ready"}') == 1)
 
 
 def test_many_at_once_and_in_any_order(fleet: Fleet, expected: dict[int, list[int]]) -> None:
@@ -249,7 +249,7 @@ def test_an_engine_with_other_blocks_is_refused(fleet: Fleet, expected: dict[int
     decode.add("d1", prompt_of(1), transfer=two)
     fleet.until(lambda: decode.ended("d1"))
     assert decode.tokens("d1") == expected[1]
-    assert decode.figure('peers{state="refused"}') == 1
+    fleet.until(lambda: decode.figure('peers{state="refused"}') == 1)
 
 
 def test_an_engine_of_another_fleet_is_not_heard(fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path) -> None:
