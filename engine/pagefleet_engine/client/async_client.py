@@ -81,6 +81,7 @@ class AsyncEngineClient:
         on_death: Callable[[], None] | None = None,
         command: Sequence[str] = CORE_COMMAND,
         kv_events: KvEventsConfig | None = None,
+        fleet_key_file: str | None = None,
     ) -> AsyncEngineClient:
         """Start a core and wait until it has loaded the model.
 
@@ -90,12 +91,13 @@ class AsyncEngineClient:
             on_death: called once, when the core ends without being asked to.
             command: of the core's process.
             kv_events: where the core publishes what its prefix cache gains and loses; None: nowhere.
+            fleet_key_file: of the secret that the engines of its service share; None: it is of no fleet.
 
         Raises:
             ConfigError: a setting cannot work, in the core's words.
             ModelLoadError: the model cannot be loaded, in the core's words.
         """
-        client = cls(CoreProcess(config, command, kv_events), tokenizer, on_death)
+        client = cls(CoreProcess(config, command, kv_events, fleet_key_file), tokenizer, on_death)
         try:
             client._process.start(client._core_ended)
             client._reader = asyncio.get_running_loop().create_task(client._read())

@@ -182,7 +182,11 @@ async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) ->
     engine_died = asyncio.Event()
     with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, inputs.listener:
         starting = AsyncEngineClient.start(
-            config, inputs.text.tokenizer, on_death=engine_died.set, kv_events=server.kv_events
+            config,
+            inputs.text.tokenizer,
+            on_death=engine_died.set,
+            kv_events=server.kv_events,
+            fleet_key_file=server.fleet_key_file,
         )
         encoding = asyncio.get_running_loop().run_in_executor(pool, encoded_text, inputs.text)
         engine = await signals.unless_stopped(starting)
