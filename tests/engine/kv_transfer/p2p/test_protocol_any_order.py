@@ -117,10 +117,11 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         """Both legs at once, some of the prompt computed, and a moment in which the network is well."""
         self.arrive(p, d, num_blocks, cached, prompts_differ, "fail")
-        takes = [lambda: self.take_up_leg(len(self.waiting_legs) - 1)]
-        takes.insert(0 if load_first else 1, lambda: self.take_up_load(len(self.waiting_loads) - 1, False))
-        for take in takes:
-            take()
+        if load_first:
+            self.take_up_load(len(self.waiting_loads) - 1, False)
+        self.take_up_leg(len(self.waiting_legs) - 1)
+        if not load_first:
+            self.take_up_load(len(self.waiting_loads) - 1, False)
         if computed:
             self.compute(len(self.legs) - 1, computed)
         computed = min(computed, num_blocks)
@@ -268,8 +269,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def pass_events(self) -> None:
-        for engine in (*self.net.prefills.values(), *self.net.decodes.values()):
-            engine.pass_event()
+        for prefill in self.net.prefills.values():
+            prefill.pass_event()
+        for decode in self.net.decodes.values():
+            decode.pass_event()
 
     @rule(
         n=pick,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from pagefleet_engine.kv_transfer.p2p.actions import LoadEnded, Send
 from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
@@ -31,14 +32,14 @@ from tests.fakes.kv_p2p import BLOCK_BYTES, SHAPE, Decode, Leg, Net, Prefill, bl
 ID = bytes(range(16))
 
 
-def world(**limits: int) -> tuple[Net, Prefill, Decode]:
+def world(*, recompute_budget: int = 1000, max_early_reserves: int = 1024) -> tuple[Net, Prefill, Decode]:
     config = P2PSettings(
         block_bytes=BLOCK_BYTES,
         buffer_bytes=32 * BLOCK_BYTES,
         overflow_bytes=4 * BLOCK_BYTES,
         frame_bytes=2 * BLOCK_BYTES,
-        recompute_budget=limits.pop("recompute_budget", 1000),
-        **limits,
+        recompute_budget=recompute_budget,
+        max_early_reserves=max_early_reserves,
     )
     net = Net(config)
     return net, net.start_prefill("p:1"), net.start_decode("d")
@@ -373,17 +374,13 @@ def test_a_restarted_prefill_engine_is_greeted_anew() -> None:
 
 def test_an_engine_of_another_shape_is_refused_with_what_differs() -> None:
     net = Net(P2PSettings(block_bytes=BLOCK_BYTES))
-    prefill = net.start_prefill("p:1", SHAPE.__class__(**{**_fields(), "block_size": 32}))
+    prefill = net.start_prefill("p:1", msgspec.structs.replace(SHAPE, block_size=32))
     decode_engine = net.start_decode("d")
     request = load(prefill, decode_engine)
     net.run(1.0)
     assert "block_size 16 here, 32 there" in failure(decode_engine, request)
     assert decode_engine.target.peers()["refused"] == 1
     assert prefill.source.num_sessions == 0
-
-
-def _fields() -> dict[str, object]:
-    return {name: getattr(SHAPE, name) for name in SHAPE.__struct_fields__}
 
 
 def test_a_plane_that_only_one_has_is_refused() -> None:
