@@ -14,7 +14,7 @@ from pagefleet_engine.engine_core.process import CoreStart
 COPY_FIRST_LINE = "import sys; open(sys.argv[1], 'wb').write(sys.stdin.buffer.readline())"
 
 
-async def started(file: Path, fleet_key_file: str | None) -> CoreStart:
+async def start_and_end(file: Path, fleet_key_file: str | None) -> None:
     """Start a core that writes down what it is told, and wait for its end."""
     command = (sys.executable, "-c", COPY_FIRST_LINE, str(file))
     process = CoreProcess(EngineConfig(model=ModelConfig(model="m")), command, None, fleet_key_file)
@@ -24,12 +24,17 @@ async def started(file: Path, fleet_key_file: str | None) -> CoreStart:
         await asyncio.wait_for(ended.wait(), 60)
     finally:
         process.stop()
-    start = msgspec.json.decode(file.read_bytes(), type=CoreStart)
-    assert start.incarnation == process.incarnation
-    return start
+
+
+def told(file: Path, fleet_key_file: str | None) -> CoreStart:
+    asyncio.run(start_and_end(file, fleet_key_file))
+    return msgspec.json.decode(file.read_bytes(), type=CoreStart)
 
 
 def test_the_file_of_the_fleet_key_is_told_and_not_its_content(tmp_path: Path) -> None:
-    start = asyncio.run(started(tmp_path / "told", "/run/secrets/fleet-key"))
-    assert start.fleet_key_file == "/run/secrets/fleet-key"
-    assert asyncio.run(started(tmp_path / "told", None)).fleet_key_file is None
+    assert told(tmp_path / "told", "/run/secrets/fleet-key").fleet_key_file == "/run/secrets/fleet-key"
+    assert told(tmp_path / "told", None).fleet_key_file is None
+
+
+def test_each_start_has_an_incarnation_of_its_own(tmp_path: Path) -> None:
+    assert told(tmp_path / "one", None).incarnation != told(tmp_path / "two", None).incarnation
