@@ -461,14 +461,15 @@ class Net:
         self, prefill: str, decode: str, reason: str, *, tell_prefill: bool = True, tell_decode: bool = True
     ) -> None:
         """Lose a data connection and all that is on it. `prefill` and `decode` are incarnations."""
-        if self.links.pop((prefill, decode), None) is None:
-            return
+        stood = self.links.pop((prefill, decode), None) is not None
         for source in self.prefills.values():
-            if source.incarnation == prefill:
+            if source.incarnation == prefill:  # what it was given without a link ends too
                 source.queue = [frame for frame in source.queue if frame.peer != decode]
                 source.stop_reading(decode)
-                if tell_prefill:
+                if stood and tell_prefill:
                     source.events.append(LinkDown(decode, reason))
+        if not stood:
+            return
         for target in self.decodes.values():
             if target.incarnation == decode:
                 target.stop_writing(prefill)

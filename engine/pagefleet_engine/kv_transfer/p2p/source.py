@@ -323,14 +323,10 @@ class Source:
         return []
 
     def _link_down(self, event: LinkDown) -> list[SourceAction]:
+        """Abort what went over the link. A new link may stand already and have newer frames, so these are withdrawn."""
         actions: list[SourceAction] = []
-        for found in (*self._live.values(), *self._closing.values()):
-            if found.peer_incarnation != event.peer or not found.num_taken:
-                continue
-            found.under_way.clear()
-            if found.closing:
-                actions += self._settle(found)
-            else:
+        for found in list(self._live.values()):
+            if found.peer_incarnation == event.peer and found.num_taken:
                 actions += self._close(found, f"the data connection was lost: {event.reason}", tell=True)
         return actions
 
