@@ -64,7 +64,7 @@ class Site:
 
 
 @asynccontextmanager
-async def open_site(core: EngineCore, tokenizer: Tokenizer) -> AsyncIterator[Site]:
+async def open_site(core: EngineCore, tokenizer: Tokenizer, **more_parts: Any) -> AsyncIterator[Site]:
     engine = InlineEngine(core, tokenizer)
     vocab_size = core.limits.vocab_size
     with ThreadPoolExecutor(1) as pool:
@@ -88,6 +88,7 @@ async def open_site(core: EngineCore, tokenizer: Tokenizer) -> AsyncIterator[Sit
                 max_num_batched_tokens=64,
                 vocab_size=vocab_size,
             ),
+            **more_parts,
         )
         transport = httpx.ASGITransport(create_app(parts, ServerConfig()))
         async with httpx.AsyncClient(transport=transport, base_url="http://engine", headers=JSON) as http:
