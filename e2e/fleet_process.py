@@ -106,7 +106,7 @@ class FleetProcess:
         """Whether so many engines run, none besides, and the router sends to all of them."""
         try:
             listed = [one for one in self.endpoints() if not one.draining]
-            instances = [name for name in self.pids() if name.startswith(f"{SERVICE}-engine")]
+            instances = [name for name in self.pids() if not name.startswith(f"{SERVICE}-router")]
             if not len(listed) == len(instances) == engines:
                 return False
             return self.metrics(self.url).get('pagefleet_router_endpoints{state="ready"}') == engines

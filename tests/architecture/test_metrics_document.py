@@ -65,7 +65,7 @@ def of_operator() -> str:
     metrics.reconcile_done(0.1, "Refused")
     metrics.request_done("apply", "Deployment", 200, 0.1)
     metrics.scaling_decided("Steady")
-    scaled = [ScalingGauge(("apps", "qwen"), 2, 1, 0.5)]
+    scaled = [ScalingGauge(("apps", "qwen"), "engine", 2, 1, 0.5)]
     live = (lambda: True, lambda: 0, lambda: 0.0, lambda: 0.0, lambda: 0, lambda: [("True", "Serving")])
     metrics.show(Gauges(*live, lambda: scaled))
     return metrics.text().decode()
