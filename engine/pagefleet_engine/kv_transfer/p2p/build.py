@@ -40,6 +40,8 @@ def build_p2p(config: KVTransferConfig, side: EngineSide, settings: P2PSettings 
         raise ConfigError("kv_connector p2p passes K/V to who has the fleet's key: give fleet_key_file")
     key = load_fleet_key(side.identity.fleet_key_file)
     entries = parse_peers(config.kv_peers)
+    if config.kv_data_plane not in ("auto", "tcp"):
+        raise ConfigError(f"kv_data_plane {config.kv_data_plane} is not part of this engine: give auto or tcp")
     settings = settings or settings_of(config, side.pages.bytes_per_block)
     compatibility = side.shape.compatibility
     control, tcp = _listen(config, side, key)

@@ -42,8 +42,8 @@ INVITATION_S = 30.0
 MAX_NEWCOMERS = 32
 MAX_INVITATIONS = 256
 CLOSE_S = 5.0
-GATHER_S = 0.001
-"""That frames' events may wait for others: each ring takes the interpreter from this thread for about as long."""
+GATHER_S = 0.005
+"""That frames' events may wait for more of them while bytes flow: each ring takes the interpreter from this thread."""
 _LOOK_S = 0.25
 """Between two looks at deadlines."""
 
@@ -219,9 +219,13 @@ class TcpPlane:
             self._look_at = now + _LOOK_S
             for late in [one for one in self._connections() if one.deadline <= now]:
                 self._end(late, "it was silent for too long")
-        if now >= self._tell_at:
+        if self._events and (now >= self._tell_at or not self._is_busy()):
             self._tell_at = float("inf")
             self._bell.ring()
+
+    def _is_busy(self) -> bool:
+        """Whether there is enough to go on with before anybody hears of what is done."""
+        return any(link.busy for link in self._sources.values()) or any(link.busy for link in self._targets.values())
 
     def _connections(self) -> list[Connection]:
         return [*self._newcomers, *self._sources.values(), *self._targets.values()]

@@ -64,6 +64,11 @@ class SourceLink:
         """Until then some bytes must have gone."""
         return self._deadline
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has another frame after the one that is going."""
+        return len(self._outgoing) + len(self._queue) > 1
+
     def queue(self, frame: Frame, now: float) -> None:
         """Send a frame after those before it."""
         if not self._has_work:

@@ -91,6 +91,11 @@ class TargetLink:
         """Of the welcome, then of more bytes within a frame."""
         return self._deadline
 
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is arriving."""
+        return self._incoming is not None
+
     def forget(self, transfer_id: bytes) -> None:
         """Write no more of the frame that is arriving, if it is of this transfer."""
         incoming = self._incoming
