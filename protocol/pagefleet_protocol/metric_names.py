@@ -53,6 +53,14 @@ ROUTER_TRACE_SPANS = "pagefleet_router_trace_spans_total"
 ENGINE_TRACE_SPANS = "pagefleet_engine_trace_spans_total"
 """Spans that a collector of traces has taken, or has not."""
 
+# Of the engines of a model that are made for one part, by model and role (prefill, decode, both), as a router sees them:
+# take one router's word, but add up the tokens, which each counts for itself.
+ROUTER_ROLE_ENGINES = "pagefleet_router_role_engines"
+ROUTER_ROLE_REQUESTS = "pagefleet_router_role_requests"
+ROUTER_ROLE_WAITING = "pagefleet_router_role_requests_waiting"
+ROUTER_ROLE_PREFILL_TOKENS = "pagefleet_router_role_prefill_tokens_in_flight"
+ROUTER_ROLE_KV_USAGE = "pagefleet_router_role_kv_usage_ratio"
+
 # What a router has learned of engines: take the mean over routers.
 ROUTER_PREFILL_RATE = "pagefleet_router_prefill_tokens_per_second"
 """Uncached prompt tokens that one engine computes in a second, by model."""

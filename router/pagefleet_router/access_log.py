@@ -25,6 +25,11 @@ class AccessRecord(msgspec.Struct, frozen=True):
     """Of these, what the engine probably had cached."""
     queue_ms: float = 0.0
     """Until the request was let in."""
+    pd: str = "none"
+    """Who computed the prompt: `remote`, the prefill engine of this line; `local`, a decode engine; `none`: an engine
+    that is for both."""
+    transfer_id: str | None = None
+    prefill_engine: str | None = None
 
 
 PIPE_BYTES = 4096

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
 from pagefleet_protocol.tracing import Tracer, TracesError, make_tracer
 from pagefleet_protocol.version import VERSION
 
@@ -31,6 +32,7 @@ from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.prefix.knowledge import PrefixKnowledge
 from pagefleet_router.proxy.body_memory import BodyMemory
 from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.proxy.dispatcher import Dispatcher
@@ -38,8 +40,11 @@ from pagefleet_router.proxy.front import FrontDoor, FrontLimits
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.services import Services
 from pagefleet_router.proxy.tracing import RequestTraces
+from pagefleet_router.proxy.transfers import Transfers
 from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policies import make_policy
+from pagefleet_router.scheduling.policy import Policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
 from pagefleet_router.spare_memory import SpareMemory, keep_freed
@@ -108,9 +113,12 @@ class Router:
         self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
         self.metrics.include(self._caches.collect)
         self.metrics.include(self._prompts.collect)
+        policy = make_policy(config.policy, self._caches.knowledge, time.monotonic)
+        transfers = make_transfers(config)
         self._dispatcher = Dispatcher(
-            self.table, make_policy(config.policy, self._caches.knowledge, time.monotonic), self.budget,
-            OutlierDetector(), self.metrics, time.monotonic, self._monitor.mark_refused,
+            self.table, policy, self.budget, OutlierDetector(), self.metrics, time.monotonic,
+            self._monitor.mark_refused,
+            None if transfers is None else make_pairing(config, policy, self._caches.knowledge),
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self._log = AccessLog(sys.stdout) if config.access_log else None
@@ -123,7 +131,7 @@ class Router:
         self.metrics.include(traces.collect)
         services = Services(
             self._dispatcher, self.pools, self.gate, self._prompts, config.first_byte_timeout, config.gap_timeout,
-            timing.hold, bool(config.cold_start_timeout), config.explain, traces=traces,
+            timing.hold, bool(config.cold_start_timeout), config.explain, traces=traces, transfers=transfers,
         )  # fmt: skip
         self.front = FrontDoor(
             self.table,
@@ -269,6 +277,26 @@ def make_router_tracer(config: RouterConfig) -> Tracer:
         return make_tracer(config.otlp_traces_endpoint, config.otlp_traces_sample, resource, logger)
     except TracesError as error:
         raise ConfigError(f"otlp_traces_endpoint {error}") from None
+
+
+def make_transfers(config: RouterConfig) -> Transfers | None:
+    """Return what makes transfers; None without a fleet key, which they are signed with.
+
+    Raises:
+        ConfigError: the fleet key cannot be read.
+    """
+    if config.fleet_key_file is None:
+        return None
+    try:
+        return Transfers(read_fleet_key(config.fleet_key_file), config.pd_fallback)
+    except FleetKeyError as error:
+        raise ConfigError(f"fleet_key_file {config.fleet_key_file} {error}") from None
+
+
+def make_pairing(config: RouterConfig, policy: Policy, knowledge: PrefixKnowledge) -> Pairing:
+    """Return what chooses between one engine and two."""
+    rng = random.Random()  # noqa: S311 - breaks ties
+    return Pairing(policy, knowledge, config.pd_threshold, config.policy == "auto", time.monotonic, rng)
 
 
 def make_table(config: RouterConfig) -> EndpointTable:

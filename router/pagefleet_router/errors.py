@@ -71,9 +71,14 @@ class Failure(enum.Enum):
     """The engine answered 503 and closes the connection: it stops, or its core died."""
     STRANGER = "stranger"
     """An engine of another model answered: the address is not the engine's any more."""
+    KV_LOST = "kv_lost"
+    """The prompt's K/V did not reach the decode engine."""
+    HANDOFF = "handoff"
+    """A decode engine did not believe what it was told of a transfer: one of the two has begun anew."""
 
 
 _LOST = "The engine that worked on this request was lost. Send the request again."
+_NO_KV = "The prompt's K/V did not come from the prefill engine. Send the request again."
 _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.REFUSED: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
     Failure.UNREACHABLE: (504, "No engine could be reached in time. Send the request again.", "engine_unreachable"),
@@ -83,13 +88,15 @@ _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.STATUS: (502, _LOST, "engine_failed"),
     Failure.ENDING: (502, _LOST, "engine_lost"),
     Failure.STRANGER: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
+    Failure.KV_LOST: (503, _NO_KV, "kv_load_failed"),
+    Failure.HANDOFF: (503, _NO_KV, "kv_load_failed"),
 }
 
 
 def refusal_of(failure: Failure) -> Refusal:
     """Return what a client is told once no engine is left to try."""
     status, message, code = _ANSWERS[failure]
-    return Refusal(status, message, code=code)
+    return Refusal(status, message, code=code, headers={headers.RETRY_AFTER: "1"} if status == 503 else None)
 
 
 def no_engine() -> Refusal:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
 from statistics import fmean
 
 from pagefleet_protocol import metric_names as names
@@ -22,28 +20,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from pagefleet_router.endpoints import EngineView, PolledLoad, Snapshot
+from pagefleet_router.pair_metrics import PairMetrics
+from pagefleet_router.seconds_histogram import SecondsHistogram
 
 PREFIX = "pagefleet_router_"
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 STATES = ("ready", "unready", "ejected", "draining")
-
-
-class SecondsHistogram:
-    """Counts durations into BUCKETS."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> Sequence[tuple[str, int]]:
-        """Return cumulative counts by upper bound."""
-        bounds = [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 class RouterMetrics(Collector):
@@ -79,6 +60,7 @@ class RouterMetrics(Collector):
         self.first_token: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.token_seconds: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.continued: Counter[str] = Counter()
+        self.pairs = PairMetrics()
         self.num_connections = 0
         self.gather: Callable[[], Awaitable[bytes]] | None = None
         """Returns the exposition of all processes of this router; None where it is the only one."""
@@ -118,6 +100,7 @@ class RouterMetrics(Collector):
         yield from self._by_model()
         yield from self._totals()
         yield from self._gauges()
+        yield from self.pairs.collect(self._snapshot().engines, time.monotonic())
         for collect in self._included:
             yield from collect()
 

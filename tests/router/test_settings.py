@@ -19,9 +19,10 @@ from pagefleet_router.discovery.static import StaticSource
 from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, Failure, refusal_of
 from pagefleet_router.log import LineFormatter
-from pagefleet_router.metrics import RouterMetrics, SecondsHistogram
+from pagefleet_router.metrics import RouterMetrics
 from pagefleet_router.proxy.access import ROUTES, Kind, route_of
 from pagefleet_router.proxy.sse import EventHold
+from pagefleet_router.seconds_histogram import SecondsHistogram
 from pagefleet_router.signals.generated_tokens import GeneratedTokens
 from pagefleet_router.signals.metrics_text import EngineFigures, parse_figures
 
@@ -170,7 +171,8 @@ def test_keys_must_be_there_at_the_start(tmp_path: Path, content: str | None) ->
 def test_every_failure_has_an_answer() -> None:
     for failure in Failure:
         refusal = refusal_of(failure)
-        assert refusal.status in (502, 504)
+        assert refusal.status in (502, 503, 504)
+        assert (refusal.status == 503) == ("retry-after" in refusal.headers)
         assert json.loads(refusal.body())["error"]["code"] == refusal.code
 
 

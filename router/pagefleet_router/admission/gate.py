@@ -15,8 +15,8 @@ from pagefleet_router.admission.rate_limits import RateLimits
 from pagefleet_router.admission.room import Engines
 from pagefleet_router.admission.ticket import Ticket
 from pagefleet_router.errors import Refusal, no_engine
-from pagefleet_router.metrics import SecondsHistogram
 from pagefleet_router.request_view import ANONYMOUS, RequestView
+from pagefleet_router.seconds_histogram import SecondsHistogram
 
 MAX_BURST = 128
 """Requests let in in one go, so that the event loop has other turns between; the next end or `check` goes on."""

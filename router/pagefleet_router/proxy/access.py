@@ -27,6 +27,8 @@ class Route:
     methods: tuple[str, ...]
     public: bool = False
     """True: no API key is asked for."""
+    generates: bool = False
+    """Whether its answer is computed from a prompt."""
 
 
 _GET = ("GET", "HEAD")
@@ -38,8 +40,8 @@ ROUTES: Mapping[str, Route] = {
         Route("/health", Kind.READYZ, _GET, public=True),
         Route("/metrics", Kind.METRICS, _GET, public=True),
         Route("/v1/models", Kind.MODELS, _GET),
-        Route("/v1/chat/completions", Kind.PROXY, ("POST",)),
-        Route("/v1/completions", Kind.PROXY, ("POST",)),
+        Route("/v1/chat/completions", Kind.PROXY, ("POST",), generates=True),
+        Route("/v1/completions", Kind.PROXY, ("POST",), generates=True),
         Route("/tokenize", Kind.PROXY, ("POST",)),
         Route("/detokenize", Kind.PROXY, ("POST",)),
         Route("/version", Kind.PROXY, ("GET",)),

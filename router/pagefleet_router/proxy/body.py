@@ -36,12 +36,15 @@ class _Peek(msgspec.Struct, gc=False):
     best_of: Any = None
     echo: Any = None
     kv_transfer_params: Any = None
+    prompt_logprobs: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Peek)
 
 
-def view_request(body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: bool) -> RequestView:
+def view_request(
+    body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: bool, generates: bool = True
+) -> RequestView:
     """Read a body once and work out what admission and the scheduler need.
 
     Args:
@@ -49,6 +52,7 @@ def view_request(body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: boo
         snapshot: which models are served.
         asker: whose request it is; two tenants never share a prefix.
         with_pieces: whether the policy looks at prompts.
+        generates: whether an answer is computed from a prompt.
 
     Raises:
         Refusal: the body is no JSON object or says where KV is (400), or its model is not served (404).
@@ -73,6 +77,7 @@ def view_request(body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: boo
         priority=asker.priority,
         session=asker.session,
         stream=stream,
+        may_split=generates and model in snapshot.prefills and _may_split(peek),
         resumable=stream and _is_resumable(peek),
     )
 
@@ -85,11 +90,19 @@ def _is_resumable(peek: _Peek) -> bool:
     """Whether another engine would generate the same: one answer to one prompt, and no dice of its own."""
     sure = type(peek.seed) is int or (type(peek.temperature) in (int, float) and peek.temperature == 0)
     alone = peek.n in (None, 1) and peek.best_of in (None, 1) and not peek.echo
-    return sure and alone and (not peek.prompt or _is_one_prompt(bytes(memoryview(peek.prompt)[:_LOOK])))
+    return sure and alone and _is_one_prompt(peek.prompt)
 
 
-def _is_one_prompt(prompt: bytes) -> bool:
-    """Tell a text, or a list of token ids, from a list of prompts."""
+def _may_split(peek: _Peek) -> bool:
+    """Whether nothing of the prompt is computed but K/V: that can be done elsewhere."""
+    return not peek.echo and peek.prompt_logprobs is None and _is_one_prompt(peek.prompt)
+
+
+def _is_one_prompt(raw: msgspec.Raw) -> bool:
+    """Tell a text, a list of token ids, or a conversation, from a list of prompts."""
+    if not raw:
+        return True
+    prompt = bytes(memoryview(raw)[:_LOOK])
     return prompt.startswith(b'"') or (prompt.startswith(b"[") and prompt[1:].lstrip()[:1].isdigit())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from pagefleet_router.endpoints import EndpointTable, EngineView
@@ -13,12 +13,13 @@ from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.filters import candidates
 from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 
 logger = logging.getLogger(__name__)
 
-_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING, Failure.STRANGER})
+_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING, Failure.STRANGER, Failure.HANDOFF})
 """The work at the old engine is gone, so a retry replaces it and adds no load. The budget is against engines that are
 there but fail: retries are what would keep them down."""
 _NOT_THERE = frozenset({Failure.REFUSED, Failure.STRANGER})
@@ -36,15 +37,35 @@ class Dispatcher:
     clock: Callable[[], float]
     on_refused: Callable[[str], None]
     """Called with the id of an engine that ends, or is not at its address."""
+    pairing: Pairing | None = None
+    """None: every request goes to one engine."""
 
     def choose(self, view: RequestView, tried: Collection[str]) -> Choice | None:
         """Return an engine that was not tried yet; None when there is none."""
         engines = candidates(self.table.snapshot, view, tried)
+        if not engines:
+            return None
+        if view.may_split and self.pairing is not None:
+            return self.pairing.choose(view, engines, self.prefills(view, tried))
+        return self.policy.choose(view, engines)
+
+    def choose_whole(self, view: RequestView, tried: Collection[str]) -> Choice | None:
+        """Return an engine that computes the prompt, too."""
+        engines = candidates(self.table.snapshot, view, tried)
         return self.policy.choose(view, engines) if engines else None
+
+    def prefills(self, view: RequestView, tried: Collection[str]) -> Sequence[EngineView]:
+        """Return the engines that may compute a prompt for others and were not tried yet."""
+        if self.pairing is None or not view.may_split or view.model is None:
+            return ()
+        return [one for one in self.table.snapshot.prefills.get(view.model, ()) if one.id not in tried]
 
     def explain(self, view: RequestView, tried: Collection[str]) -> tuple[Score, ...]:
         """Return how the engines look that `choose` would choose from now: ask before `begin` changes that."""
         engines = candidates(self.table.snapshot, view, tried)
+        prefills = self.prefills(view, tried)
+        if engines and prefills and self.pairing is not None:
+            return self.pairing.explain(view, engines, prefills)
         return self.policy.explain(view, engines) if engines else ()
 
     def choose_again(self, view: RequestView, tried: Collection[str], failure: Failure) -> tuple[Choice | None, bool]:
@@ -66,8 +87,11 @@ class Dispatcher:
     def sent(self, view: RequestView, choice: Choice) -> None:
         """Note what an engine has been given: apart from `begin`, so that the request need not wait for it."""
         self.policy.sent(view, choice.engine)
+        if choice.prefill is not None:
+            self.policy.sent(view, choice.prefill.engine)
         metrics, tokens = self.metrics, view.num_tokens
-        hits = min(choice.cached_tokens, tokens)
+        metrics.pairs.choices[choice.kind] += 1
+        hits = min(choice.computes.cached_tokens, tokens)
         metrics.prefix_queries += tokens
         metrics.prefix_hits += hits
         if view.model is not None:

@@ -18,6 +18,7 @@ from pagefleet_router.proxy.engine_call import EngineCall
 from pagefleet_router.proxy.explanation import explanation, wants_explanation
 from pagefleet_router.proxy.forwarding import forwarded_request
 from pagefleet_router.proxy.identity import Identity, identify
+from pagefleet_router.proxy.pair_attempt import PairAttempt, tell_leg
 from pagefleet_router.proxy.retries import Retries
 from pagefleet_router.proxy.services import Services
 from pagefleet_router.proxy.stream_tape import StreamTape
@@ -37,7 +38,8 @@ class Exchange:
     __slots__ = (
         "_answering", "_attempted", "_begun", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back",
         "_is_admitted", "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape",
-        "_try_span", "cached_tokens", "delivery", "engine", "first_byte_s", "request", "span", "view", "waited_s",
+        "_try_span", "cached_tokens", "choice", "delivery", "engine", "first_byte_s", "pair", "request", "span", "view",
+        "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
@@ -45,6 +47,10 @@ class Exchange:
         self.view = view
         self.delivery = Delivery(request, client, services.hold)
         self.engine: EngineView | None = None
+        self.choice: Choice | None = None
+        """The last one."""
+        self.pair: PairAttempt | None = None
+        """Of the last choice, where it is of two engines."""
         self.first_byte_s: float | None = None
         self.waited_s = 0.0
         """Until it was admitted."""
@@ -136,7 +142,12 @@ class Exchange:
             return
         limit = self._services.gap_timeout if self._answering else self._services.first_byte_timeout
         since = self._last_read_at if self._answering else call.sent_at
-        if limit and now - since > limit:
+        if not limit or now - since <= limit:
+            return
+        leg = None if self.pair is None or self._answering else self.pair.leg
+        if leg is not None and leg.is_running:
+            leg.failed(Failure.SILENT, is_blamed=True)  # it is this one that the other waits for
+        else:
             self._fail(Failure.SILENT)
 
     def cut(self, refusal: Refusal) -> None:
@@ -153,13 +164,17 @@ class Exchange:
         now = self._last_read_at = self._clock()
         if complete:
             call.completed()  # what follows may pause the engine's connection, which is the pool's again
+        if self.pair is not None and not self._answering:
+            taken = self._from_decode_leg(self.pair, head, body, complete)
+            if taken is None:
+                return
+            head, body = taken
         if head is not None and not self._take_head(head, now):
             return
         was_relayed = delivery.relayed
         is_over = delivery.take(body, complete, now)
         if self._begun is not None and (body or complete):
-            self._begun.answering(now)  # what it learns from that no client has to wait for
-            self._begun = None
+            self._learn(self._begun, now)
         if not was_relayed and delivery.relayed:
             self._relayed_first(now)
         tape = self._tape
@@ -174,7 +189,8 @@ class Exchange:
         """Return the request's pieces as the current engine gets them, with the stream's state where it knows that."""
         assert self.engine is not None
         tape = self._tape if self.engine.facts is not None else None
-        return forwarded_request(self.request, self.view, self.engine, tape, self._try_span.context)
+        transfer = "" if self.pair is None else self.pair.transfer.decode
+        return forwarded_request(self.request, self.view, self.engine, tape, self._try_span.context, transfer)
 
     def on_lost(self, failure: Failure) -> None:
         """Try elsewhere, or tell the client."""
@@ -197,6 +213,7 @@ class Exchange:
             self.cut(no_engine())
 
     def _attempt(self, choice: Choice) -> None:
+        self.choice = choice
         engine = self.engine = choice.engine
         self.cached_tokens = choice.cached_tokens
         if self._attempted is not None:
@@ -204,6 +221,7 @@ class Exchange:
         self._attempted = self._dispatcher.begin(self.view, choice)
         self._try_span.end()
         self._try_span = attempt_span(self.span, engine, choice.cached_tokens)
+        self._next_pair(choice)
         self._answering = False
         self._begun = None
         if self.view.resumable and self._tape is None and engine.facts is not None:
@@ -213,7 +231,61 @@ class Exchange:
         self.delivery.next_engine(self._tape)
         self._call = EngineCall(self, self._services.pools.pool(engine.endpoint.url), self._paused)
         self._call.start()
+        if self.pair is not None:
+            self.pair.start(self.request, self.view, self.span)
         self._dispatcher.sent(self.view, choice)
+
+    def _next_pair(self, choice: Choice) -> None:
+        """End the last prefill leg, and make the next transfer where two engines were chosen."""
+        if self.pair is not None:
+            self.pair.close()
+            self.pair = None
+        if choice.prefill is None:
+            return
+        transfers = self._services.transfers
+        assert transfers is not None
+        is_last = self._attempts().is_last_pair(self._dispatcher, self.view, choice.prefill.engine.id)
+        transfer = transfers.make(choice, is_last)
+        self.pair = PairAttempt(choice, transfer, self._services, self._prefill_failed)
+        tell_leg(self._try_span, "decode", transfer)
+
+    def _prefill_failed(self, failure: Failure) -> None:
+        """Do without a prefill engine, unless the decode engine has its K/V or does not need it."""
+        if not self._answering and not self._ended:
+            self._without_kv(failure)
+
+    def _from_decode_leg(
+        self, pair: PairAttempt, head: AnswerHead | None, body: bytes, complete: bool
+    ) -> tuple[AnswerHead | None, bytes] | None:
+        """Return what the client may get; None: nothing yet, or the decode engine did not get its K/V."""
+        taken = pair.take(head, body, complete)
+        if taken is not None and pair.refused is not None:
+            self._without_kv(pair.refused)
+            return None
+        return taken
+
+    def _without_kv(self, failure: Failure) -> None:
+        """Have the prompt computed by another engine than the one from which no K/V came."""
+        transfers = self._services.transfers
+        assert transfers is not None
+        assert self.pair is not None
+        assert self._call is not None
+        self._call.abandon()
+        attempt_failed(self._try_span, failure)
+        pairs, attempts = self._dispatcher.metrics.pairs, self._attempts()
+        pairs.retries[failure.value] += 1
+        attempts.tried.append(self.pair.prefill.engine.id)
+        choice = attempts.another_prefill(self._dispatcher, self.view, failure, transfers.fallback == "recompute")
+        if choice is not None:
+            pairs.recomputed += choice.prefill is None
+            self._attempt(choice)
+        elif not self._waits_again():
+            self.cut(refusal_of(Failure.KV_LOST))
+
+    def _attempts(self) -> Retries:
+        if self._retries is None:
+            self._retries = Retries()
+        return self._retries
 
     def _take_head(self, head: AnswerHead, now: float) -> bool:
         """Look at who answers and how; returns whether the body is for the client."""
@@ -277,9 +349,8 @@ class Exchange:
     def _elsewhere(self, failure: Failure, was_sent: bool) -> bool:
         """Give the request to another engine, whole or from where its stream is; returns whether one has it."""
         assert self.engine is not None
-        retries = self._retries
-        if retries is None:
-            retries = self._retries = Retries(self.engine.id)
+        retries = self._attempts()
+        retries.tried.append(self.engine.id)
         if self.delivery.relayed:
             choice = retries.takeover(self._dispatcher, self.view, failure, self.engine, self._tape)
         else:
@@ -303,6 +374,9 @@ class Exchange:
             self._attempted.over(self._clock())
             self._attempted = None
         self._call = None
+        if self.pair is not None:
+            self.pair.close()
+            self.pair = None
         self.delivery.next_engine(self._tape)
         self._services.admission.ended(self, self.view.num_tokens)
         self._is_admitted = False
@@ -316,6 +390,13 @@ class Exchange:
         elif self.view.stream:
             self.delivery.wait(self._clock())
         return True
+
+    def _learn(self, begun: Attempt, now: float) -> None:
+        """Learn from an answer's beginning: no client has to wait for that."""
+        begun.answering(now)
+        if self.pair is not None:
+            self.pair.answered(now)
+        self._begun = None
 
     def _relayed_first(self, now: float) -> None:
         if self.delivery.is_stream and self.view.model is not None:
@@ -351,6 +432,8 @@ class Exchange:
         if self._call is not None:
             self._call.abandon()
             self._call = None
+        if self.pair is not None:
+            self.pair.close()
         self._dispatcher.budget.request_ended(0 if self._retries is None else self._retries.num_budgeted)
         gap = self.delivery.token_seconds()
         if gap is not None and self.view.model is not None:

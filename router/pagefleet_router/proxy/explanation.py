@@ -31,6 +31,7 @@ def explanation(scores: Sequence[Score]) -> bytes:
             "cached_tokens": score.cached_tokens,
             "queued_tokens": score.queued_tokens,
             "reason": score.reason,
+            **({"prefill": score.prefill_id} if score.prefill_id else {}),
         }
         for score in best
     ]

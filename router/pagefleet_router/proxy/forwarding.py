@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, tenant_salt
+from pagefleet_protocol.kv_handoff import KV_TRANSFER
 from pagefleet_protocol.tracing import CONTEXT_HEADERS, Header
 
 from pagefleet_router.endpoints import EngineView
@@ -19,7 +20,7 @@ _LONG_BYTES = 16 * 1024
 
 def forwarded_request(
     request: ClientRequest, view: RequestView, engine: EngineView, tape: StreamTape | None,
-    context: Sequence[Header] | None = None,
+    context: Sequence[Header] | None = None, transfer: str = "",
 ) -> list[bytes]:  # fmt: skip
     """Return head and body for an engine, in pieces: a long body is not copied.
 
@@ -32,6 +33,7 @@ def forwarded_request(
         engine: who gets it.
         tape: of a stream that may go on elsewhere; only for engines that know what it is.
         context: of the trace, in place of the client's; None: the client's is passed on.
+        transfer: of K/V, as this engine is told of it; empty: there is none.
     """
     assert request.route is not None
     keyed = request.tenant is not None
@@ -49,6 +51,8 @@ def forwarded_request(
     if view.token_ids and engine.facts is not None and engine.facts.text_digest == view.text_digest:
         lines.append(f"{PROMPT_TOKENS}: {len(view.token_ids) // 4}\r\n".encode())
         behind = view.token_ids
+    if transfer:
+        lines.append(f"{KV_TRANSFER}: {transfer}\r\n".encode())
     if tape is not None:
         lines.append(f"{STREAM}: {tape.state()}\r\n".encode())
         behind += tape.tokens

@@ -139,7 +139,8 @@ class FrontDoor:
         if request.method == "POST":
             with_pieces = services.dispatcher.policy.uses_prefixes
             asker = read_asker(request, self._limits.session_header)
-            view = view_request(request.body, self._table.snapshot, asker, with_pieces)
+            assert request.route is not None
+            view = view_request(request.body, self._table.snapshot, asker, with_pieces, request.route.generates)
             if view.model is not None:
                 self._metrics.arrivals[view.model] += 1
         else:
@@ -186,7 +187,7 @@ class FrontDoor:
 
 
 def _record(request_id: str, route: str, total_ms: float, exchange: Exchange) -> AccessRecord:
-    delivery, view, first_s = exchange.delivery, exchange.view, exchange.first_byte_s
+    delivery, view, first_s, pair = exchange.delivery, exchange.view, exchange.first_byte_s, exchange.pair
     return AccessRecord(
         request_id,
         route,
@@ -200,6 +201,9 @@ def _record(request_id: str, route: str, total_ms: float, exchange: Exchange) ->
         prompt_tokens=view.num_tokens,
         cached_tokens=exchange.cached_tokens,
         queue_ms=round(exchange.waited_s * 1e3, 2),
+        pd="none" if exchange.choice is None else exchange.choice.kind,
+        transfer_id=None if pair is None else pair.transfer.id,
+        prefill_engine=None if pair is None else pair.prefill.engine.id,
     )
 
 

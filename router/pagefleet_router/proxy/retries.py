@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from pagefleet_protocol.engine_facts import EngineFacts
 
 from pagefleet_router.endpoints import EngineView, Snapshot
@@ -26,13 +27,13 @@ class Retries:
 
     __slots__ = ("num", "num_budgeted", "num_takeovers", "tried")
 
-    def __init__(self, first: str) -> None:
+    def __init__(self) -> None:
         self.num = 0
         self.num_takeovers = 0
         self.num_budgeted = 0
         """Those that the retry budget counts."""
-        self.tried = [first]
-        """Ids of engines."""
+        self.tried: list[str] = []
+        """Ids of the engines that failed."""
 
     def again(self, dispatcher: Dispatcher, view: RequestView, failure: Failure, was_sent: bool) -> Choice | None:
         """Return the engine that gets the request from its start, if any may."""
@@ -50,15 +51,38 @@ class Retries:
         if failure in _ENGINE_ENDED and self.num_takeovers and not tape.moved:
             return None
         unfit = _unfit(dispatcher.table.snapshot, view.model, lost.facts)
+        view = msgspec.structs.replace(view, may_split=False)  # what is left is more than a prompt
         choice = self._choose(dispatcher, view, [*self.tried, *unfit], failure)
         self.num_takeovers += choice is not None
         return choice
+
+    def another_prefill(
+        self, dispatcher: Dispatcher, view: RequestView, failure: Failure, may_compute: bool
+    ) -> Choice | None:
+        """Return who gets a request whose K/V did not come, the same decode engine among others.
+
+        Args:
+            dispatcher: chooses.
+            view: of the request.
+            failure: why it did not.
+            may_compute: whether the decode engine may compute the prompt where no other prefill engine is left.
+        """
+        if self.num < MAX_RETRIES and dispatcher.prefills(view, self.tried):
+            choice = self._choose(dispatcher, view, self.tried, failure)
+            if choice is not None:
+                return choice
+        choice = dispatcher.choose_whole(view, self.tried) if may_compute else None
+        self.num += choice is not None
+        return choice
+
+    def is_last_pair(self, dispatcher: Dispatcher, view: RequestView, prefill: str) -> bool:
+        """Whether no other prefill engine than `prefill` would be asked."""
+        return self.num >= MAX_RETRIES or not dispatcher.prefills(view, [*self.tried, prefill])
 
     def _choose(self, dispatcher: Dispatcher, view: RequestView, tried: list[str], failure: Failure) -> Choice | None:
         choice, counted = dispatcher.choose_again(view, tried, failure)
         if choice is not None:
             self.num += 1
-            self.tried.append(choice.engine.id)
         self.num_budgeted += counted
         return choice
 

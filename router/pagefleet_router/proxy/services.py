@@ -11,6 +11,7 @@ from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.holding import HoldTiming
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.tracing import RequestTraces
+from pagefleet_router.proxy.transfers import Transfers
 from pagefleet_router.tokens.prompt_reader import PromptReader
 
 
@@ -33,3 +34,5 @@ class Services:
     """Seconds since the epoch, for `created` in answers."""
     traces: RequestTraces = field(default_factory=RequestTraces)
     """Off unless given."""
+    transfers: Transfers | None = None
+    """Needed where the dispatcher pairs engines."""

@@ -25,16 +25,20 @@ class Attempt:
         tokens = max(view.num_tokens - choice.cached_tokens, 0)
         self._num_waiting = tokens + engine.tally.queued(now)
         until = math.inf
-        if not view.stream:  # its first byte comes with the last: nobody tells when the prompt is computed
+        if (
+            not view.stream and choice.prefill is None
+        ):  # its first byte comes with the last: nobody tells when the prompt is computed
             until = now + engine.rates.overhead.value + self._num_waiting / engine.rates.prefill.value
         self._prefill = engine.tally.begin(tokens, now, until)
+        if choice.prefill is not None:
+            engine.tally.prefilled(self._prefill)  # these tokens need KV there, and are computed elsewhere
 
     def answering(self, now: float) -> None:
         """Note that an answer without an error has begun: of a stream, the prompt is computed."""
         if self._is_answered:
             return
         self._is_answered = True
-        if self.view.stream:
+        if self.view.stream and self.choice.prefill is None:
             engine = self.choice.engine
             engine.tally.prefilled(self._prefill)
             engine.rates.first_byte(self._num_waiting, now - self.sent_at, now)
@@ -50,5 +54,5 @@ class Attempt:
         if self._is_answered:
             seconds = now - self.sent_at
             engine.rates.finished(seconds, now)
-            if not self.view.stream:
+            if not self.view.stream and self.choice.prefill is None:
                 engine.rates.whole(self._num_waiting, seconds, now)

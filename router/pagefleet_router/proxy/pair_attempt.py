@@ -1,0 +1,142 @@
+"""One attempt to answer a request with two engines: the transfer, the prefill leg, what the decode leg says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from pagefleet_protocol import trace_names
+from pagefleet_protocol.tracing import Span
+
+from pagefleet_router.errors import Failure
+from pagefleet_router.proxy.client_request import ClientRequest
+from pagefleet_router.proxy.forwarding import forwarded_request
+from pagefleet_router.proxy.identity import Identity, identify
+from pagefleet_router.proxy.prefill_leg import LegSite, PrefillLeg
+from pagefleet_router.proxy.services import Services
+from pagefleet_router.proxy.tracing import attempt_span
+from pagefleet_router.proxy.transfers import Transfer
+from pagefleet_router.proxy.upstream import AnswerHead
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.attempt import Attempt
+from pagefleet_router.scheduling.pair_cost import late_seconds
+from pagefleet_router.scheduling.policy import Choice
+
+_MAX_ERROR_BYTES = 64 * 1024
+_REFUSALS = {"kv_load_failed": Failure.KV_LOST, "invalid_handoff": Failure.HANDOFF}
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error
+
+
+class PairAttempt:
+    """Goes beside the decode leg's call, and ends before the next attempt begins.
+
+    Args:
+        choice: of two engines.
+        transfer: what they are told.
+        services: of the exchange.
+        on_failed: called where the prefill engine fails.
+    """
+
+    __slots__ = ("_choice", "_head", "_held", "_late_s", "_on_failed", "_services", "leg", "refused", "transfer")
+
+    def __init__(
+        self, choice: Choice, transfer: Transfer, services: Services, on_failed: Callable[[Failure], None]
+    ) -> None:
+        self.transfer = transfer
+        self.leg: PrefillLeg | None = None
+        self.refused: Failure | None = None
+        """Why the decode engine does not go on from the other's K/V; set with its whole answer."""
+        self._choice = choice
+        self._services = services
+        self._on_failed = on_failed
+        self._late_s = 0.0
+        self._head: AnswerHead | None = None
+        self._held = b""
+
+    @property
+    def prefill(self) -> Choice:
+        """Where the prompt is computed."""
+        assert self._choice.prefill is not None
+        return self._choice.prefill
+
+    def start(self, request: ClientRequest, view: RequestView, span: Span) -> None:
+        """Have the prompt computed; called when the decode leg is on its way.
+
+        Args:
+            request: whole.
+            view: of it.
+            span: of the request.
+        """
+        prefill, services = self.prefill, self._services
+        dispatcher = services.dispatcher
+        self._late_s = late_seconds(prefill, self._choice, view.num_tokens)
+        part = attempt_span(span, prefill.engine, prefill.cached_tokens)
+        tell_leg(part, "prefill", self.transfer)
+        # Of its answer, too, the first byte tells that the prompt is computed.
+        attempt = Attempt(msgspec.structs.replace(view, stream=True), prefill, dispatcher.clock())
+        pieces = forwarded_request(request, view, prefill.engine, None, part.context, self.transfer.prefill)
+        site = LegSite(dispatcher, services.pools, self._on_failed)
+        self.leg = PrefillLeg(prefill.engine, pieces, attempt, part, site)
+        self.leg.start()
+
+    def take(self, head: AnswerHead | None, body: bytes, complete: bool) -> tuple[AnswerHead | None, bytes] | None:
+        """Look at the beginning of the decode engine's answer; None: it has to be whole to be understood.
+
+        Returns:
+            What is to be passed on, unless `refused` is set.
+        """
+        if self._head is None:
+            if head is None or head.status not in (400, 503) or head.closes:
+                return head, body
+            self._head = head
+        self._held += body
+        if not complete and len(self._held) <= _MAX_ERROR_BYTES:
+            return None
+        self.refused = _REFUSALS.get(_code(self._held) or "")
+        head, self._head = self._head, None
+        if self.refused is not None:
+            self._note(head, self.refused)
+        return head, self._held
+
+    def _note(self, head: AnswerHead, refused: Failure) -> None:
+        """Note who is to blame: an engine that began anew is known by its name, a link by who was to send."""
+        dispatcher, decode = self._services.dispatcher, self._choice.engine
+        if identify(head, decode, dispatcher.table.snapshot) is Identity.RESTARTED:
+            dispatcher.restarted(decode)
+        if refused is Failure.KV_LOST:
+            dispatcher.failed(self.prefill.engine, refused)
+
+    def answered(self, now: float) -> None:
+        """Learn from the decode leg's first byte."""
+        dispatcher, leg = self._services.dispatcher, self.leg
+        dispatcher.succeeded(self.prefill.engine)
+        if leg is None or leg.done_at is None:
+            return
+        seconds = now - leg.done_at
+        dispatcher.metrics.pairs.handover.observe(seconds)
+        self._choice.engine.rates.transfer.handed_over(seconds, self._late_s, now)
+
+    def close(self) -> None:
+        """End the prefill leg, wherever it is."""
+        if self.leg is not None:
+            self.leg.close()
+
+
+def tell_leg(span: Span, leg: str, transfer: Transfer) -> None:
+    """Say in a span which leg of which transfer it is."""
+    span.set(trace_names.LEG, leg)
+    span.set(trace_names.TRANSFER_ID, transfer.id)
+
+
+def _code(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_Envelope).error.code
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
