@@ -19,8 +19,9 @@ from pagefleet_engine.config import (
     SendType,
 )
 from pagefleet_engine.engine_core.build import build_core
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
+from pagefleet_engine.kv_transfer.p2p.source import Source as P2PSource
 
 from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, legs, prompt_of, running_fleet
 from tests.fakes.small_model import write_small_model
@@ -315,3 +316,14 @@ def test_without_a_fleet_key_there_is_no_p2p(model: Path) -> None:
         build_core(config)
     with pytest.raises(ConfigError, match="fleet_key_file /nowhere cannot be read"):
         build_core(config, identity=EngineIdentity("a" * 32, "/nowhere"))
+
+
+def test_a_thread_that_ends_by_a_mistake_ends_the_engine(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fleet.engine("a")
+
+    def broken(*_: object) -> bool:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(P2PSource, "tick", broken)  # which its thread calls ten times a second
+    with pytest.raises(EngineDead, match="passes K/V has ended"):
+        fleet.until(lambda: False, engine)
