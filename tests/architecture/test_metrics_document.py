@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server.tracing import SpanSeries
 from pagefleet_operator.handlers.autoscaler import ScalingGauge
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.tracing import NO_TRACER
 from pagefleet_router.admission.admission_metrics import collect_admission
 from pagefleet_router.admission.gate import GateLimits
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.proxy.tracing import RequestTraces
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +35,7 @@ Metric = tuple[str, str, frozenset[str]]
 
 def of_engine() -> str:
     metrics = EngineMetrics("m", lambda: None, {"weights": 1.0})
+    metrics.include(SpanSeries("m", NO_TRACER))
     metrics.finished("stop")
     metrics.ignored_fields(["store"])
     metrics.http_request("/v1/models", 200)
@@ -56,6 +60,7 @@ def of_router() -> str:
     scene = GateScene(capacity=0, limits=GateLimits(0, 60.0, 0.0, 0))
     scene.come()
     metrics.include(lambda: collect_admission(scene.gate))
+    metrics.include(RequestTraces().collect)
     metrics.include(Siblings(Path("0.sock"), (), metrics.text).collect)
     return metrics.text().decode()
 
