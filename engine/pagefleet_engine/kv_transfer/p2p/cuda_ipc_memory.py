@@ -1,0 +1,153 @@
+"""Device memory that another process on the host can read: three calls of CUDA's runtime, through ctypes.
+
+The memory is taken from CUDA itself, as a handle opens whole allocations and torch's hold other tensors too. What
+crosses the processes is CUDA's handle of 64 bytes, nothing that is executed when read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_ANY_DIRECTION = 4
+"""cudaMemcpyDefault: the addresses tell."""
+
+
+class CudaError(Exception):
+    """CUDA's runtime cannot be used, or refuses; the message says why."""
+
+
+class SharedMemory(Protocol):
+    """Memory that processes share by handles. Errors raise `CudaError`."""
+
+    def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
+        """Return new memory, uint8 [num_bytes], and a handle of it; it lives until `free`."""
+        ...
+
+    def free(self, memory: Tensor) -> None:
+        """Give exported memory back. Who has it open reads what was there, or nothing sensible."""
+        ...
+
+    def open(self, handle: bytes) -> int:
+        """Return the address, here, of another process's memory."""
+        ...
+
+    def close(self, address: int) -> None:
+        """Read it no more."""
+        ...
+
+    def copy(self, address: int, into: Tensor, stream: int) -> None:
+        """Queue a copy from an address to memory of this process."""
+        ...
+
+
+class _Handle(ctypes.Structure):
+    """`cudaIpcMemHandle_t`, which is passed by value."""
+
+    _fields_: ClassVar = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class CudaSharedMemory:
+    """Implements `SharedMemory` on the calling thread's device.
+
+    Args:
+        path: of CUDA's runtime library, the one that torch uses.
+
+    Raises:
+        CudaError: it cannot be loaded.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._runtime = ctypes.CDLL(path)
+            self._bind()
+        except (OSError, AttributeError) as error:
+            raise CudaError(f"CUDA's runtime cannot be loaded: {error}") from error
+
+    def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
+        """See SharedMemory."""
+        address, handle = ctypes.c_void_p(), _Handle()
+        self._check(self._malloc(ctypes.byref(address), num_bytes), "cudaMalloc")
+        assert address.value is not None
+        self._check(self._get_handle(ctypes.byref(handle), address), "cudaIpcGetMemHandle")
+        memory = torch.as_tensor(_Array(address.value, num_bytes), device="cuda")
+        memory.zero_()
+        return memory, bytes(handle)
+
+    def free(self, memory: Tensor) -> None:
+        """See SharedMemory."""
+        self._check(self._free(memory.data_ptr()), "cudaFree")
+
+    def open(self, handle: bytes) -> int:
+        """See SharedMemory."""
+        address = ctypes.c_void_p()
+        opened = self._open(ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+        self._check(opened, "cudaIpcOpenMemHandle")
+        assert address.value is not None
+        return address.value
+
+    def close(self, address: int) -> None:
+        """See SharedMemory."""
+        self._check(self._close(address), "cudaIpcCloseMemHandle")
+
+    def copy(self, address: int, into: Tensor, stream: int) -> None:
+        """See SharedMemory."""
+        self._check(self._copy(into.data_ptr(), address, len(into), _ANY_DIRECTION, stream), "cudaMemcpyAsync")
+
+    def _bind(self) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        signatures: dict[str, list[Any]] = {
+            "cudaMalloc": [ctypes.POINTER(pointer), size],
+            "cudaFree": [pointer],
+            "cudaIpcGetMemHandle": [ctypes.POINTER(_Handle), pointer],
+            "cudaIpcOpenMemHandle": [ctypes.POINTER(pointer), _Handle, ctypes.c_uint],
+            "cudaIpcCloseMemHandle": [pointer],
+            "cudaMemcpyAsync": [pointer, pointer, size, number, pointer],
+            "cudaGetErrorString": [number],
+        }
+        for name, arguments in signatures.items():
+            self._runtime[name].argtypes = arguments
+        self._malloc, self._free = self._runtime["cudaMalloc"], self._runtime["cudaFree"]
+        self._get_handle, self._open = self._runtime["cudaIpcGetMemHandle"], self._runtime["cudaIpcOpenMemHandle"]
+        self._close, self._copy = self._runtime["cudaIpcCloseMemHandle"], self._runtime["cudaMemcpyAsync"]
+        self._error_string = self._runtime["cudaGetErrorString"]
+        self._error_string.restype = ctypes.c_char_p
+
+    def _check(self, result: int, what: str) -> None:
+        if result:
+            raise CudaError(f"{what}: {(self._error_string(result) or b'').decode(errors='replace')}")
+
+
+class _Array:
+    """Memory at an address, in the form in which torch takes it from others."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def find_cudart(cuda_version: str | None) -> str:
+    """Return where the runtime is that torch was built for, e.g. `13.0`, or its name for the system's loader."""
+    major = (cuda_version or "").partition(".")[0]
+    name = f"libcudart.so.{major}"
+    for package in ("nvidia.cuda_runtime", f"nvidia.cu{major}"):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            path = Path(folder) / "lib" / name
+            if path.exists():
+                return str(path)
+    return name

@@ -1,0 +1,324 @@
+"""A data plane between devices: one thread that stages, carries and places frames for all links, without waiting.
+
+The thread is the only one that calls the carrier's library for this device. What the two ends have to tell each other
+goes over the control plane, which is encrypted and knows its peers; there is no socket of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+import select
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.kv_transfer.bell import Bell
+from pagefleet_engine.kv_transfer.p2p.data_plane import (
+    Frame,
+    Landed,
+    Landing,
+    LinkDown,
+    PlaneEvent,
+    Withdrawn,
+)
+from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.device_link import Carriers, Ear, Line, LinkBroken, PlaneSettings, Slots, Voice
+from pagefleet_engine.kv_transfer.p2p.device_redial import Redial
+from pagefleet_engine.kv_transfer.p2p.device_source import DeviceSource
+from pagefleet_engine.kv_transfer.p2p.device_target import DeviceTarget
+from pagefleet_engine.kv_transfer.p2p.device_words import TOKEN_BYTES, BadWord, Join, Leave, decode_word
+from pagefleet_engine.kv_transfer.p2p.landing import Landings
+
+HANDSHAKE_S = 30.0
+STALL_S = 10.0
+INVITATION_S = 30.0
+MAX_INVITATIONS = 256
+CLOSE_S = 5.0
+_LOOK_S = 0.25
+"""Between two looks at deadlines."""
+_BUSY_LOOK_S = 0.0002
+"""Between two looks at what runs on the device, which rings no bell."""
+_MAGIC = b"PFKG"
+_VERSION = 1
+_INVITATION = struct.Struct(f"<4sH{TOKEN_BYTES}s")
+
+_log = logging.getLogger(__name__)
+
+Link = DeviceSource | DeviceTarget
+
+
+class DevicePlane:
+    """Implements `DataPlane` on a carrier.
+
+    Args:
+        carriers: between devices; closed with the plane.
+        copies: within this engine's device.
+        compatibility: `KvShape.compatibility` of the pages.
+        num_slots: of staging memory, for sending and for receiving; 0: it does not.
+        handshake_s: for a link, from the first word on.
+        stall_s: a peer with frames under way and nothing that goes on for so long is given up.
+
+    Attributes:
+        name: of the carrier.
+    """
+
+    def __init__(
+        self,
+        carriers: Carriers,
+        copies: DeviceCopies,
+        compatibility: bytes,
+        num_slots: tuple[int, int],
+        handshake_s: float = HANDSHAKE_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self.name = carriers.name
+        self._carriers = carriers
+        self._settings = PlaneSettings(copies, compatibility, handshake_s, stall_s, self._tell)
+        num_sending, num_receiving = num_slots
+        self._send_slots = Slots(carriers.send_slots(num_sending) if num_sending else copies.slots(0))
+        self._receive_slots = Slots(copies.slots(num_receiving))
+        self._landings = Landings()
+        self._redial = Redial()
+        self._invitations: dict[bytes, tuple[str, float]] = {}
+        """Token -> peer, and until when it is good. Guarded by the lock."""
+        self._lock = threading.Lock()
+        self._sources: dict[str, DeviceSource] = {}
+        """Ends of ours that send, by target."""
+        self._targets: dict[str, DeviceTarget] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._events: deque[PlaneEvent] = deque()
+        self._num_refused = 0
+        self._num_broken = 0
+        self._wake = Bell()
+        self._bell = Bell()
+        self._closing = False
+        self._crashed = False
+        self._thread = threading.Thread(target=self._run, name=f"kv {self.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def bell(self) -> int:
+        """Readable while `events` has something to tell."""
+        return self._bell.fileno()
+
+    def invite(self, peer: str) -> bytes:
+        """Return what one link of the peer needs; the oldest of too many invitations is taken back."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        with self._lock:
+            while len(self._invitations) >= MAX_INVITATIONS:
+                del self._invitations[next(iter(self._invitations))]
+            self._invitations[token] = (peer, time.monotonic() + INVITATION_S)
+        return _INVITATION.pack(_MAGIC, _VERSION, token) + self._carriers.facts()
+
+    def connect(self, peer: str, host: str, invitation: bytes) -> None:
+        """Begin a link with a source; an older one with it ends."""
+        self._do(lambda: self._connect(peer, invitation))
+
+    def disconnect(self, peer: str) -> None:
+        """End all links with a peer and take its invitations back; waits for what is copied just now."""
+        with self._lock:
+            self._invitations = {token: one for token, one in self._invitations.items() if one[0] != peer}
+        done = threading.Event()
+        self._do(lambda: self._disconnect(peer, done))
+        while not done.wait(_LOOK_S) and self._thread.is_alive():
+            pass
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Queue a frame; without a link `LinkDown` follows."""
+        self._do(lambda: self._send(peer, frame))
+
+    def withdraw(self, transfer_id: bytes) -> None:
+        """Send none of a transfer's frames any more, but those that wait in slots for a target that was told."""
+        self._do(lambda: self._withdraw(transfer_id))
+
+    def land(self, peer: str, landing: Landing) -> None:
+        """Accept a transfer's frames."""
+        self._do(lambda: self._landings.add(peer, landing))
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Accept a transfer's frames no more."""
+        self._do(lambda: self._forget(transfer_id))
+
+    def hear(self, peer: str, data: bytes) -> None:
+        """Take a word of the peer's."""
+        self._do(lambda: self._hear(peer, data))
+
+    def events(self) -> Sequence[PlaneEvent]:
+        """Return what happened since the last call.
+
+        Raises:
+            EngineDead: the thread has ended by a mistake of ours, or of the device.
+        """
+        self._bell.silence()
+        if self._crashed:
+            raise EngineDead("the thread that moves K/V between devices has ended")
+        events = []
+        with contextlib.suppress(IndexError):
+            while True:
+                events.append(self._events.popleft())
+        return events
+
+    def counters(self) -> dict[str, float]:
+        """Return links that nobody had invited, those that broke, and what the carrier counts."""
+        return {
+            "refused_connections_total": float(self._num_refused),
+            "broken_links_total": float(self._num_broken),
+            **self._carriers.counters(),
+        }
+
+    def close(self) -> None:
+        """End all links and the thread."""
+        self._closing = True
+        self._wake.ring()
+        self._thread.join(CLOSE_S)
+        self._wake.close()
+        self._bell.close()
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wake.ring()
+
+    def _tell(self, event: PlaneEvent) -> None:
+        self._events.append(event)
+
+    def _run(self) -> None:
+        try:
+            self._settings.copies.enter()
+            while not self._closing:
+                self._turn()
+        except Exception:  # the thread's top: the engine ends rather than wait for transfers that never end
+            _log.exception("no K/V is moved any more")
+            self._crashed = True
+            self._bell.ring()
+        finally:
+            for link in self._links():
+                link.end("the engine stops")
+            self._carriers.close()
+
+    def _turn(self) -> None:
+        busy = any(link.under_way for link in self._links())
+        select.select([self._wake], [], [], _BUSY_LOOK_S if busy else _LOOK_S)
+        self._wake.silence()
+        with contextlib.suppress(IndexError):  # before anything is placed: what was given up since gets none of it
+            while True:
+                self._commands.popleft()()
+        now = time.monotonic()
+        for link in self._links():
+            self._guarded(link, functools.partial(link.poll, now))
+        if self._events:
+            self._bell.ring()
+
+    def _links(self) -> list[Link]:
+        return [*self._sources.values(), *self._targets.values()]
+
+    def _guarded(self, link: Link, act: Callable[[], None]) -> None:
+        """Let a link act; it ends where it breaks."""
+        try:
+            act()
+        except LinkBroken as error:
+            self._num_broken += 1
+            self._end(link, str(error))
+
+    def _connect(self, peer: str, invitation: bytes) -> None:
+        now = time.monotonic()
+        if peer in self._targets:
+            self._remove(self._targets[peer], "it connects again")
+        try:
+            self._redial.check(peer, now)
+            token, facts = _decode_invitation(invitation)
+            voice = Voice(peer, token, True, self._tell)
+            carrier = self._carriers.to_source(peer, facts, voice.say)
+        except LinkBroken as error:
+            self._redial.failed(peer, now)
+            self._tell(LinkDown(peer, str(error)))
+            return
+        line = Line(peer, Ear(token), voice)
+        self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, self._settings, now)
+
+    def _disconnect(self, peer: str, done: threading.Event) -> None:
+        for link in (self._sources.get(peer), self._targets.get(peer)):
+            if link is not None:
+                self._remove(link, "it was disconnected")
+        done.set()
+
+    def _send(self, peer: str, frame: Frame) -> None:
+        link = self._sources.get(peer)
+        if link is None:
+            self._tell(LinkDown(peer, "it is not connected"))
+            return
+        self._guarded(link, lambda: link.queue(frame))
+
+    def _withdraw(self, transfer_id: bytes) -> None:
+        for link in self._sources.values():
+            link.withdraw(transfer_id)
+        self._tell(Withdrawn(transfer_id))
+
+    def _forget(self, transfer_id: bytes) -> None:
+        self._landings.remove(transfer_id)
+        for link in self._targets.values():
+            link.forget(transfer_id)
+        self._tell(Landed(transfer_id))
+
+    def _hear(self, peer: str, data: bytes) -> None:
+        now = time.monotonic()
+        try:
+            envelope, word = decode_word(data)
+        except BadWord as error:
+            for broken in [link for link in self._links() if link.peer == peer]:
+                self._end(broken, f"it said something else: {error}")
+            return
+        if envelope.to_source:
+            source = self._sources.get(peer)
+            if isinstance(word, Join) and (source is None or source.ear.token != envelope.token):
+                self._let_in(peer, envelope.token, now)
+            elif source is not None:
+                self._guarded(source, lambda: source.hear(word, now) if source.ear.is_next(envelope) else None)
+            return
+        target = self._targets.get(peer)
+        if target is not None:
+            self._guarded(target, lambda: target.hear(word) if target.ear.is_next(envelope) else None)
+
+    def _let_in(self, peer: str, token: bytes, now: float) -> None:
+        with self._lock:
+            invited, good_until = self._invitations.pop(token, ("", 0.0))
+        voice = Voice(peer, token, False, self._tell)
+        if invited != peer or now > good_until:
+            self._num_refused += 1
+            voice.say(Leave("it was not invited"))
+            return
+        if peer in self._sources:
+            self._end(self._sources[peer], "it connected again")
+        carrier = self._carriers.to_target(peer, voice.say)
+        line = Line(peer, Ear(token, 1), voice)
+        self._sources[peer] = DeviceSource(line, carrier, self._send_slots, self._settings, now)
+
+    def _end(self, link: Link, reason: str) -> None:
+        """Close a link that has come to nothing."""
+        if isinstance(link, DeviceTarget):
+            if link.worked:
+                self._redial.worked(link.peer)
+            self._redial.failed(link.peer, time.monotonic())
+        self._remove(link, reason)
+        self._tell(LinkDown(link.peer, reason))
+
+    def _remove(self, link: Link, reason: str) -> None:
+        ends: dict[str, DeviceSource] | dict[str, DeviceTarget]
+        ends = self._sources if isinstance(link, DeviceSource) else self._targets
+        del ends[link.peer]
+        link.end(reason)
+
+
+def _decode_invitation(data: bytes) -> tuple[bytes, bytes]:
+    """Return the token and the carrier's facts."""
+    if len(data) < _INVITATION.size:
+        raise LinkBroken("the invitation is none of this plane")
+    magic, version, token = _INVITATION.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise LinkBroken("the invitation is none of this plane")
+    return token, data[_INVITATION.size :]
