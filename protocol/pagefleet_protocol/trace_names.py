@@ -15,6 +15,8 @@ CACHED_TOKENS = "pagefleet.cached_tokens"
 
 # Of routers.
 POLICY = "pagefleet.policy"
+PREFILL_BY = "pagefleet.prefill"
+"""Who computed the prompt: `none` (an engine for both), `local` (the decode engine) or `remote` (a prefill engine)."""
 QUEUE_S = "pagefleet.queue_seconds"
 """Until the request was let in."""
 RETRIES = "pagefleet.retries"

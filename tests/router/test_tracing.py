@@ -74,6 +74,7 @@ def test_a_request_is_a_span_with_what_became_of_it(tmp_path: Path, site: Collec
     assert about == {
         names.METHOD: "POST", names.ROUTE: CHAT, names.REQUEST_ID: "mine", names.POLICY: "least-load",
         names.MODEL: "m", names.ENGINE: "e0", names.STATUS: 200, names.CACHED_TOKENS: 0, names.RETRIES: 0,
+        names.PREFILL_BY: "none",
     }  # fmt: skip
     assert (asked.kind, asked.trace_id, asked.parent_id) == (CLIENT, TRACE_ID, request.span_id)
     assert (asked.attributes[names.ENGINE], asked.attributes[names.STATUS], asked.failure) == ("e0", 200, None)

@@ -15,6 +15,7 @@ from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.policy import Choice
 
 
 class Outcome(Protocol):
@@ -22,6 +23,7 @@ class Outcome(Protocol):
 
     view: RequestView
     engine: EngineView | None
+    choice: Choice | None
     cached_tokens: int
     waited_s: float
 
@@ -61,6 +63,8 @@ class RequestTraces:
                 span.set(names.MODEL, view.model)
             if outcome.engine is not None:
                 span.set(names.ENGINE, outcome.engine.id)
+            if outcome.choice is not None:
+                span.set(names.PREFILL_BY, outcome.choice.kind)
             span.set(names.STATUS, status)
             span.set(names.INPUT_TOKENS, view.num_tokens)
             span.set(names.CACHED_TOKENS, outcome.cached_tokens)
