@@ -77,8 +77,14 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
             }
         ),
     ),
-    ("spec.disaggregation", service_document(disaggregation={"decode": {"autoscaling": {"max": 2, "scaleToZero": {}}}})),
-    ("spec.disaggregation.prefill", service_document(disaggregation={"prefill": {"autoscaling": {"mode": "External"}}})),
+    (
+        "spec.disaggregation",
+        service_document(disaggregation={"decode": {"autoscaling": {"max": 2, "scaleToZero": {}}}}),
+    ),
+    (
+        "spec.disaggregation.prefill",
+        service_document(disaggregation={"prefill": {"autoscaling": {"mode": "External"}}}),
+    ),
     (
         "spec.disaggregation.prefill",
         service_document(disaggregation={"prefill": {"autoscaling": {"max": 2, "target": {"itlMs": 50}}}}),
