@@ -55,6 +55,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     incarnation: Incarnation
     planes: Annotated[tuple[PlaneName, ...], msgspec.Meta(max_length=8)]
     """Data planes that D can take frames from, best first."""
+    host: Text = ""
+    """Equal to P's where `cuda_ipc` can be, which is chosen only then."""
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -56,7 +56,7 @@ class HostPages:
 
 
 class DevicePages:
-    """Implements `KVPages` on a GPU.
+    """Implements `KVPages`, and `DevicePool` of the data planes between devices, on a GPU.
 
     A read needs nothing of the steps: its blocks are complete, as the step that filled them was waited for. A write
     may take blocks that a step in flight still touches, of a request that has ended since; so it comes after all that
@@ -74,6 +74,15 @@ class DevicePages:
     def bytes_per_block(self) -> int:
         """See KVPages."""
         return self._blocks.shape[1]
+
+    @property
+    def blocks(self) -> Tensor:
+        """uint8 [num_blocks, bytes per block]."""
+        return self._blocks
+
+    def after_steps(self, stream: torch.cuda.Stream) -> None:
+        """Let what is queued on the stream from now on come after all that the steps' stream was given."""
+        stream.wait_stream(self._steps)
 
     @property
     def host(self) -> None:

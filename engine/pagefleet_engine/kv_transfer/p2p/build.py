@@ -14,7 +14,9 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineSide
 from pagefleet_engine.kv_transfer.p2p.connector import P2PConnector
 from pagefleet_engine.kv_transfer.p2p.control_plane import ControlPlane
+from pagefleet_engine.kv_transfer.p2p.cuda_ipc_carrier import host_identity
 from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane
+from pagefleet_engine.kv_transfer.p2p.device_build import device_planes
 from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
 from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers, parse_peers
 from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
@@ -34,22 +36,28 @@ def build_p2p(config: KVTransferConfig, side: EngineSide, settings: P2PSettings 
         settings: limits; default: as the configuration says.
 
     Raises:
-        ConfigError: there is no fleet key, or an address cannot be used.
+        ConfigError: there is no fleet key, an address cannot be used, or the data plane cannot be had here.
     """
     if side.identity.fleet_key_file is None:
         raise ConfigError("kv_connector p2p passes K/V to who has the fleet's key: give fleet_key_file")
     key = load_fleet_key(side.identity.fleet_key_file)
     entries = parse_peers(config.kv_peers)
-    if config.kv_data_plane not in ("auto", "tcp"):
-        raise ConfigError(f"kv_data_plane {config.kv_data_plane} is not part of this engine: give auto or tcp")
     settings = settings or settings_of(config, side.pages.bytes_per_block)
     compatibility = side.shape.compatibility
-    control, tcp = _listen(config, side, key)
-    planes: dict[PlaneName, DataPlane] = {"tcp": tcp}
+    planes: dict[PlaneName, DataPlane] = dict(device_planes(config, side, settings.frame_bytes))
+    try:
+        control, tcp = _listen(config, side, key)
+    except ConfigError:
+        for plane in planes.values():
+            plane.close()
+        raise
+    if tcp is not None:
+        planes["tcp"] = tcp
+    host = host_identity() if "cuda_ipc" in planes else ""
     invite: Mapping[PlaneName, Callable[[str], bytes]] = {name: plane.invite for name, plane in planes.items()}
     parts = DriverParts(
-        source=Source(settings, side.shape, side.identity.incarnation, invite),
-        target=Target(settings, side.shape, side.identity.incarnation, tuple(planes)),
+        source=Source(settings, side.shape, side.identity.incarnation, invite, host),
+        target=Target(settings, side.shape, side.identity.incarnation, tuple(planes), host),
         control=control,
         planes=planes,
         peers=AllowedPeers(entries),
@@ -72,12 +80,14 @@ def settings_of(config: KVTransferConfig, block_bytes: int) -> P2PSettings:
     )
 
 
-def _listen(config: KVTransferConfig, side: EngineSide, key: FleetKey) -> tuple[ControlPlane, TcpPlane]:
-    """Take the control port and the one after it; where any will do, try until both are free."""
+def _listen(config: KVTransferConfig, side: EngineSide, key: FleetKey) -> tuple[ControlPlane, TcpPlane | None]:
+    """Take the control port and, for tcp, the one after it; where any will do, try until both are free."""
     tries = 1 if config.kv_port else CHOSEN_PORT_TRIES
     while True:
         tries -= 1
         control = ControlPlane(config.kv_host, config.kv_port, key)
+        if config.kv_data_plane not in ("auto", "tcp"):
+            return control, None
         try:
             return control, TcpPlane(side.pages, side.shape.compatibility, config.kv_host, control.port + 1)
         except ConfigError:

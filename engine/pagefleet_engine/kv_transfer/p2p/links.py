@@ -10,12 +10,15 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 from pagefleet_protocol.kv_control import Cancel, ControlMessage, Hello, Ping, PlaneName, Welcome
 
 from pagefleet_engine.kv_transfer.p2p.actions import Connect, Dial, Disconnect, HangUp, Send, TargetAction
 from pagefleet_engine.kv_transfer.p2p.settings import PeerTiming
 
 MAX_NOTICES = 256
+LEFT_OUT_S = 60.0
+"""For so long a data plane that could not be connected is not asked for, where there is another."""
 
 
 class LinkState(enum.StrEnum):
@@ -60,6 +63,10 @@ class Link:
     _pause: float = 0.0
     _retry_at: float = 0.0
     _suspect: bool = False
+    _planes: tuple[PlaneName, ...] = ()
+    """All, while the Hello leaves one out."""
+    _all_planes_at: float = 0.0
+    """When it leaves out none again."""
     _notices: deque[tuple[bytes, str, Cancel]] = field(default_factory=lambda: deque(maxlen=MAX_NOTICES))
 
     @property
@@ -113,6 +120,8 @@ class Link:
 
     def greet(self, now: float) -> list[TargetAction]:
         """Say Hello, once, until it is answered or it is time to say it again."""
+        if self._planes and now >= self._all_planes_at:
+            self.hello, self._planes = msgspec.structs.replace(self.hello, planes=self._planes), ()
         self._seq += 1
         if not self.greeting:
             self.greeting, self._hello_seq = True, self._seq
@@ -143,6 +152,14 @@ class Link:
     def data_changed(self, up: bool) -> None:
         """The data connection stands, or does not."""
         self.data_up, self.connecting = up, False
+
+    def leave_out(self, plane: PlaneName, now: float) -> None:
+        """Ask for other data planes for a while, where there are any."""
+        others = tuple(name for name in self.hello.planes if name != plane)
+        if others:
+            self._planes = self._planes or self.hello.planes
+            self._all_planes_at = now + LEFT_OUT_S
+            self.hello = msgspec.structs.replace(self.hello, planes=others)
 
     def cancel(self, transfer_id: bytes, incarnation: str, epoch: int, body: Cancel) -> list[TargetAction]:
         """Tell the peer that a transfer is over, now or when it has said who it is."""

@@ -61,13 +61,15 @@ class Source:
         shape: KvShape,
         incarnation: str,
         invite: Mapping[PlaneName, Callable[[str], bytes]],
+        host: str = "",
     ) -> None:
-        """`invite`: of each data plane there is, its `DataPlane.invite`."""
+        """`invite`: of each data plane there is, its `DataPlane.invite`; `host`: as in `Hello`."""
         self.counters = SourceCounters()
         self._settings = settings
         self._shape = shape
         self._incarnation = incarnation
         self._invite = invite
+        self._host = host
         self._sessions = Sessions(settings.max_sessions, settings.timing)
         self._live: dict[bytes, Outgoing] = {}
         self._closing: dict[bytes, Outgoing] = {}
@@ -239,7 +241,10 @@ class Source:
         return self._out(actions)
 
     def _hello(self, peer: str, hello: Hello, seq: int, now: float) -> list[SourceAction]:
-        plane = next((name for name in hello.planes if name in self._invite), None)
+        apart = hello.host != self._host
+        plane = next(
+            (name for name in hello.planes if name in self._invite and (name != "cuda_ipc" or not apart)), None
+        )
         if plane is None:
             detail = f"no data plane in common: {', '.join(self._invite)} here, {', '.join(hello.planes)} there"
             return [Send(peer, ControlMessage(self._nack("incompatible", detail, self._shape), seq=seq))]

@@ -59,12 +59,14 @@ __all__ = ["LoadJob", "Target"]
 class Target:
     """All loads of one decode engine. Every call returns what is to be done, in order; no call waits."""
 
-    def __init__(self, settings: P2PSettings, shape: KvShape, incarnation: str, planes: Sequence[PlaneName]) -> None:
-        """`planes`: data planes to ask for, best first."""
+    def __init__(
+        self, settings: P2PSettings, shape: KvShape, incarnation: str, planes: Sequence[PlaneName], host: str = ""
+    ) -> None:
+        """`planes`: data planes to ask for, best first; `host`: as in `Hello`."""
         self.counters = TargetCounters()
         self._settings = settings
         self._shape = shape
-        self._hello = Hello(incarnation, tuple(planes))
+        self._hello = Hello(incarnation, tuple(planes), host)
         self._links: dict[str, Link] = {}
         self._loads: dict[bytes, Incoming] = {}
         """By transfer."""
@@ -230,6 +232,8 @@ class Target:
         link = self._link_of(event.peer)
         if link is None or link.down or not (link.connecting or link.data_up):
             return []
+        if link.connecting and isinstance(event, LinkDown):
+            link.leave_out(link.plane, now)
         link.data_changed(isinstance(event, LinkUp))
         if isinstance(event, LinkUp):
             return self._follow_all(link, now)
