@@ -248,6 +248,7 @@ class Outcome:
     stop_token_id: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    kv_wait_s: float | None = None
     failure: FailureKind | None = None
 
     def take(self, update: RequestUpdate) -> None:
@@ -256,6 +257,9 @@ class Outcome:
         if update.num_cached_tokens is not None:
             assert not self.token_ids
             self.num_cached_tokens = update.num_cached_tokens
+            self.kv_wait_s = update.kv_wait_s
+        else:
+            assert update.kv_wait_s is None
         self.token_ids += update.new_token_ids
         self.prompt_logprobs += update.prompt_logprobs or ()
         self.finish_reason = update.finish_reason

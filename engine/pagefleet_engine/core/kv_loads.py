@@ -46,17 +46,20 @@ class KVLoads:
         kv_cache: takes it.
         waiting: the queue; it must take a request back to any place.
         importance: smaller is served first.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, connector: KVConnector, kv_cache: KVCache, waiting: WaitingQueue, importance: Importance
-    ) -> None:
+        self, connector: KVConnector, kv_cache: KVCache, waiting: WaitingQueue, importance: Importance,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.enabled = connector.bell is not None
         """Whether there is anything to ask for at all."""
         self._connector = connector
         self._kv_cache = kv_cache
         self._waiting = waiting
         self._importance = importance
+        self._clock = clock
         self._asking: dict[str, Request] = {}
         self._wanting: list[_Wanted] = []
         """Most important first."""
@@ -84,7 +87,7 @@ class KVLoads:
         num_blocks = self._ask(request)
         if num_blocks == 0:
             return False
-        request.park()
+        request.park(self._clock())
         if num_blocks is None:
             self._asking[request.request_id] = request
         else:
@@ -171,7 +174,7 @@ class KVLoads:
         for request_id in list(itertools.islice(self._asking, ASKS_PER_TURN)):
             request = self._asking.pop(request_id)
             if not self.park(request):
-                request.unpark()
+                request.unpark(self._clock())
                 self._waiting.put_back(request)
 
     def _give_up_holds(self, num_running: int) -> None:
@@ -239,7 +242,7 @@ class KVLoads:
         """Put a request with a reservation back into the queue."""
         self._ready[request.request_id] = request
         self._tried.add(request.request_id)
-        request.unpark()
+        request.unpark(self._clock())
         self._waiting.put_back(request)
 
     def _forget(self, request_id: str) -> None:

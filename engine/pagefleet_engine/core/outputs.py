@@ -26,6 +26,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """The next prompt positions' entries, each position once."""
     num_cached_tokens: int | None = None
     """With the first new token: prompt tokens that came from the prefix cache."""
+    kv_wait_s: float | None = None
+    """With the first new token: seconds that the request was parked for K/V from elsewhere, if it was."""
     failure: FailureKind | None = None
     """With FinishReason.ERROR: why."""
 

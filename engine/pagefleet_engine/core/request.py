@@ -78,6 +78,10 @@ class Request:
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     arrival: int = field(init=False, default=0)
     """Counter given by the scheduler: unique, and rising in order of `add`."""
+    kv_wait_s: float = field(init=False, default=0.0)
+    """Seconds that it was parked, over all times but one that goes on."""
+    parked_at: float = field(init=False, default=0.0)
+    """Monotonic seconds."""
     queued_at: float = field(init=False, default=0.0)
     """Monotonic seconds at `add`."""
     queued_tokens_ahead: int = field(init=False, default=0)
@@ -120,12 +124,15 @@ class Request:
         wanted = self.sampling.max_tokens
         self.ends_at = max_model_len if wanted is None else min(max_model_len, self.num_prompt_tokens + wanted)
 
-    def park(self) -> None:
-        """Wait for K/V from elsewhere, off the queue."""
+    def park(self, now: float) -> None:
+        """Wait for K/V from elsewhere, off the queue; it may be there already."""
+        if self.status is not RequestStatus.LOADING:
+            self.parked_at = now
         self.status = RequestStatus.LOADING
 
-    def unpark(self) -> None:
+    def unpark(self, now: float) -> None:
         """Wait in the queue again, as what it was before."""
+        self.kv_wait_s += now - self.parked_at
         self.status = RequestStatus.PREEMPTED if self.num_preemptions else RequestStatus.WAITING
 
     def start(self) -> None:

@@ -92,7 +92,7 @@ class Scheduler:
         self.connector = connector or NoConnector()
         """Where K/V comes from and goes to, beside the pool."""
         self._waiting = make_waiting_queue(config.policy, to_any_place=connector is not None)
-        self._loads = KVLoads(self.connector, kv_cache, self._waiting, self._importance)
+        self._loads = KVLoads(self.connector, kv_cache, self._waiting, self._importance, clock)
         self._saves = KVSaves(self.connector, kv_cache)
         self._gate = QueueGate(config, clock)
         self._in_flight: dict[int, list[Request | None]] = {}
@@ -370,7 +370,9 @@ class Scheduler:
         request.num_pending -= 1
         token_ids = request.token_ids
         num_tokens = len(token_ids)
-        num_cached = request.num_cached_tokens if num_tokens == request.num_given_tokens else None
+        num_cached = kv_wait_s = None
+        if num_tokens == request.num_given_tokens:
+            num_cached, kv_wait_s = request.num_cached_tokens, request.kv_wait_s or None
         logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
         stop = None
         for token in sampled:
@@ -380,11 +382,13 @@ class Scheduler:
                 if stop is not None:
                     break
         if stop is None:
-            return RequestUpdate(request.request_id, sampled, None, None, logprobs, prompt_logprobs, num_cached)
+            return RequestUpdate(
+                request.request_id, sampled, None, None, logprobs, prompt_logprobs, num_cached, kv_wait_s
+            )
         self._end(request)
         kept = sampled[: len(token_ids) - num_tokens]
         logprobs = logprobs[: len(kept)] if logprobs is not None else None
-        return RequestUpdate(request.request_id, kept, *stop, logprobs, prompt_logprobs, num_cached)
+        return RequestUpdate(request.request_id, kept, *stop, logprobs, prompt_logprobs, num_cached, kv_wait_s)
 
     def _new_prompt_logprobs(self, request: Request, result: StepResult) -> Sequence[TokenLogprobs] | None:
         """Return the entries that were not reported before a preemption."""

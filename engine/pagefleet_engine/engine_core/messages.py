@@ -72,6 +72,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With error_kind `invalid`: a short machine-readable reason."""
     retry_after_s: float | None = None
     """With error_kind `queue_full`: when to try again."""
+    kv_wait_s: float | None = None
+    """With the first output: seconds that the request waited for K/V from elsewhere, if it did."""
 
 
 class CoreStats(msgspec.Struct, frozen=True, array_like=True):

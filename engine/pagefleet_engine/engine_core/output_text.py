@@ -35,6 +35,8 @@ class Chunk:
     """The stop string or stop token that ended it."""
     num_cached_tokens: int | None = None
     """With the first token: prompt tokens that came from the prefix cache."""
+    kv_wait_s: float | None = None
+    """With the first token: seconds that the request waited for K/V from elsewhere, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class OutputText:
             output.finish_reason if stop is None else "stop",
             output.stop_token_id if stop is None else stop,
             output.num_cached_tokens,
+            output.kv_wait_s,
         )
 
     def resume(self, so_far: OutputSoFar, ended: Stop | None) -> Chunk | None:
@@ -171,6 +174,7 @@ def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
         last.finish_reason,
         last.stop_reason,
         next((chunk.num_cached_tokens for chunk in chunks if chunk.num_cached_tokens is not None), None),
+        next((chunk.kv_wait_s for chunk in chunks if chunk.kv_wait_s is not None), None),
     )
 
 

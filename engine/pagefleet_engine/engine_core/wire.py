@@ -15,7 +15,12 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
     """Return the message that tells an update."""
     reason = update.finish_reason
     if reason is None and update.logprobs is None and update.prompt_logprobs is None:  # nearly all of them
-        return RequestOutput(update.request_id, update.new_token_ids, num_cached_tokens=update.num_cached_tokens)
+        return RequestOutput(
+            update.request_id,
+            update.new_token_ids,
+            num_cached_tokens=update.num_cached_tokens,
+            kv_wait_s=update.kv_wait_s,
+        )
     if update.failure is not None:
         return _failure(update.request_id, update.failure)
     return RequestOutput(
@@ -26,6 +31,7 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
         logprobs=_wire_logprobs(update.logprobs),
         prompt_logprobs=_wire_logprobs(update.prompt_logprobs),
         num_cached_tokens=update.num_cached_tokens,
+        kv_wait_s=update.kv_wait_s,
     )
 
 

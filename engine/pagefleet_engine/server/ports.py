@@ -52,6 +52,11 @@ class Chunk(Protocol):
         """Prompt tokens that came from the prefix cache, with the first chunk."""
         ...
 
+    @property
+    def kv_wait_s(self) -> float | None:
+        """Seconds that the request waited for K/V from elsewhere, with the first chunk, if it did."""
+        ...
+
 
 class Engine(Protocol):
     """The engine core, as its asynchronous client shows it."""

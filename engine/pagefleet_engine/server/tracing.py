@@ -110,6 +110,8 @@ async def traced(chunks: Chunks, jobs: Sequence[Job], arrival: Arrival, clock: C
                 num_tokens += len(chunk.token_ids)
                 if chunk.num_cached_tokens is not None:
                     num_cached.setdefault(_prompt(jobs[index]), chunk.num_cached_tokens)
+                if chunk.kv_wait_s is not None:
+                    span.set(names.KV_WAIT_S, round(chunk.kv_wait_s, 6))
                 if chunk.finish_reason is not None:
                     reasons[index] = chunk.finish_reason
                 yield index, chunk

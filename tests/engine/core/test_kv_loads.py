@@ -68,6 +68,21 @@ def test_a_load_is_a_prefix_hit() -> None:
     assert scene.engine.worker.num_computed_tokens == 2 + 3
 
 
+def test_the_first_token_tells_how_long_its_kv_was_awaited() -> None:
+    scene = Scene(num_blocks=5)
+    scene.add("a", 18, Script(has=4, turns=3, unsure_turns=2), max_tokens=1)
+    scene.add("b", 4, NOTHING, max_tokens=2)
+    for _ in range(12):
+        scene.turns(1)
+        scene.engine.now += 1.0
+    assert scene.engine.outcomes["a"].finish_reason is not None
+    waited = scene.engine.outcomes["a"].kv_wait_s
+    assert waited is not None
+    assert 5.0 <= waited < 12.0, "while it was not known whether there is any, too"
+    assert scene.engine.outcomes["b"].kv_wait_s is None
+    assert scene.engine.outcomes["b"].num_cached_tokens == 0
+
+
 def test_of_a_whole_number_of_blocks_the_last_is_computed() -> None:
     scene = Scene()
     scene.add("a", 20)
