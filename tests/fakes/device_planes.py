@@ -113,12 +113,16 @@ class Scene:
 
 
 def nccl_maker(
-    world: NcclWorld, library: FakeNccl | None = None, most: Sequence[int] = (4, 4), stall_s: float = PATIENCE_S
+    world: NcclWorld,
+    library: FakeNccl | None = None,
+    most: Sequence[int] = (4, 4),
+    stall_s: float = PATIENCE_S,
+    init_s: float = PATIENCE_S,
 ) -> Callable[[DeviceCopies], Carriers]:
     """Carriers of one engine over a world's NCCL."""
     sending, receiving = most
     chosen = library or FakeNccl(world)
-    return lambda copies: NcclCarriers(chosen, copies, sending, receiving, stall_s, stall_s)
+    return lambda copies: NcclCarriers(chosen, copies, sending, receiving, stall_s, init_s)
 
 
 def ipc_maker(memory: FakeSharedMemory | None = None) -> Callable[[DeviceCopies], Carriers]:

@@ -323,8 +323,8 @@ def test_a_target_that_takes_nothing_is_cut_and_others_have_slots(kind: str) -> 
     world = NcclWorld()
 
     def end(name: str, filled: bool = False) -> DeviceEnd:
-        make = nccl_maker(world, stall_s=0.5) if kind == "nccl" else ipc_maker()
-        return DeviceEnd(name, make, filled=filled, stall_s=0.5 if filled else 60.0)
+        make = nccl_maker(world) if kind == "nccl" else ipc_maker()
+        return DeviceEnd(name, make, filled=filled, stall_s=2.0 if filled else 60.0)
 
     source, hung, other = end("p", True), end("h"), end("d")
     scene = Scene(source, hung, other)
