@@ -1,0 +1,102 @@
+"""Engines that are killed, or frozen, in the middle of a transfer, and come back under their address."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.fakes.kv_pair import MIDWAY, Pair
+from tests.fakes.kv_serving import until
+
+pytestmark = pytest.mark.fleet
+
+
+async def works_again(pair: Pair) -> None:
+    """Ask until K/V is passed again: after a peer was lost, others wait a while before they dial."""
+    async with pair.questions() as ask:
+
+        async def passes() -> bool:
+            return await ask().num_passed() > 0
+
+        while not await passes():
+            await asyncio.sleep(0.3)
+
+
+def test_prefill_is_killed_midway_and_comes_back_under_its_address(pair: Pair) -> None:
+    async def killed() -> None:
+        async with pair.questions() as ask:
+            assert await ask().num_passed() > 0
+            pair.data.arm("hold", MIDWAY)
+            asked, refused = ask(), ask(on_failure="fail")
+            await until(lambda: pair.data.struck)
+            pair.prefill.kill()
+            assert await asked.num_passed() == 0
+            reply = await refused.decode
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "kv_load_failed")
+            # Dead before the transfer begins, and the router has not noticed.
+            assert await ask().num_passed() == 0
+
+    asyncio.run(killed())
+    before = pair.prefill.facts
+    pair.repair()
+    assert pair.prefill.facts.incarnation != before.incarnation
+    asyncio.run(works_again(pair))
+
+
+def test_prefill_is_frozen_midway_and_goes_on(pair: Pair) -> None:
+    async def frozen() -> None:
+        async with pair.questions() as ask:
+            deaths = pair.decode.figure("peer_deaths_total")
+            pair.data.arm("hold", MIDWAY)
+            asked = ask()
+            await until(lambda: pair.data.struck)
+            pair.prefill.freeze()
+            try:
+                assert await asked.num_passed() == 0
+                assert pair.decode.figure("peer_deaths_total") == deaths + 1
+                await until(lambda: pair.decode.at_baseline)
+            finally:
+                pair.prefill.freeze(False)
+                pair.data.arm("none")
+
+    asyncio.run(frozen())
+    asyncio.run(works_again(pair))
+
+
+def test_decode_is_frozen_before_it_asks_and_goes_on(pair: Pair) -> None:
+    async def frozen() -> None:
+        async with pair.questions() as ask:
+            expiries = pair.prefill.figure("lease_expiries_total")
+            pair.decode.freeze()
+            try:
+                asked = ask()
+                await until(lambda: pair.prefill.figure("pinned_blocks") > 0)
+                await until(lambda: pair.prefill.at_baseline)
+                assert pair.prefill.figure("lease_expiries_total") == expiries + 1
+            finally:
+                pair.decode.freeze(False)
+            assert await asked.num_passed() == 0
+
+    asyncio.run(frozen())
+    asyncio.run(works_again(pair))
+
+
+def test_decode_is_killed_midway_and_comes_back(pair: Pair) -> None:
+    async def killed() -> None:
+        async with pair.questions() as ask:
+            pair.data.arm("hold", MIDWAY)
+            asked = [ask(), ask()]
+            await until(lambda: pair.data.struck)
+            pair.decode.kill()
+            for one in asked:
+                with pytest.raises(httpx.TransportError):
+                    await one.decode
+            await until(lambda: pair.prefill.at_baseline)
+            for one in asked:
+                one.drop()
+
+    asyncio.run(killed())
+    pair.repair()
+    asyncio.run(works_again(pair))
