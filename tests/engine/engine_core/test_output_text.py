@@ -1,8 +1,11 @@
 from typing import Any
 
 import pytest
+from pagefleet_engine.core.outputs import RequestUpdate
+from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
+from pagefleet_engine.engine_core.wire import to_wire
 from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
@@ -134,15 +137,26 @@ def test_errors_come_out_as_what_they_were(kind: str, error: type[EngineError]) 
         assert caught.value.retry_after_s == 7.0
 
 
+def test_what_the_first_output_tells_goes_through_both_kinds_of_messages() -> None:
+    for reason in (None, FinishReason.LENGTH):
+        update = RequestUpdate("r", [5], reason, num_cached_tokens=3, kv_wait_s=0.25)
+        chunk = OutputText(None, SamplingParams()).push(to_wire(update))
+        assert chunk is not None
+        assert (chunk.num_cached_tokens, chunk.kv_wait_s) == (3, 0.25)
+
+
 def test_chunks_merge_to_what_they_say_together() -> None:
     chunks = run(one_by_one("abcd"))
     merged = merge_chunks(chunks)
     assert (merged.text, list(merged.token_ids), merged.finish_reason) == ("abcd", ids("abcd"), "length")
     entry = WireLogprobs([1], [-1.0], 1)
     both = merge_chunks(
-        [Chunk("a", [1], [entry], [entry], num_cached_tokens=3), Chunk("b", [2], [entry], None, "stop", "x")]
+        [
+            Chunk("a", [1], [entry], [entry], num_cached_tokens=3, kv_wait_s=0.5),
+            Chunk("b", [2], [entry], None, "stop", "x"),
+        ]
     )
-    assert both == Chunk("ab", [1, 2], [entry, entry], [entry], "stop", "x", 3)
+    assert both == Chunk("ab", [1, 2], [entry, entry], [entry], "stop", "x", 3, 0.5)
 
 
 def test_n_outputs_have_seeds_of_their_own() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from pagefleet_engine.cli import read_configuration
 from pagefleet_engine.config import ServerConfig
+from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import ConfigError, KVLoadFailed
 from pagefleet_engine.server.tracing import make_engine_tracer
 from pagefleet_engine.server.transfers import TransferReader
@@ -117,6 +118,20 @@ def test_a_continued_stream_says_what_it_goes_on_from(collected: Collector) -> N
 
     (span,) = run(collected, check)
     assert (span.attributes[names.RESUMED_TOKENS], span.attributes[names.OUTPUT_TOKENS]) == (4, 4)
+
+
+def test_the_wait_for_kv_is_told(collected: Collector) -> None:
+    async def check(site: Site) -> None:
+        site.engine.generate = waited  # type: ignore[method-assign]
+        assert (await site.http.post(CHAT, content=site.fields(CHAT))).status_code == 200
+
+    async def waited(*_: Any, **__: Any) -> AsyncGenerator[Chunk, None]:
+        yield Chunk("a", [1], num_cached_tokens=4, kv_wait_s=0.25)
+        yield Chunk("b", [2], finish_reason="stop")
+
+    (span,) = run(collected, check)
+    assert span.attributes[names.KV_WAIT_S] == 0.25
+    assert (span.attributes[names.CACHED_TOKENS], span.attributes[names.FINISH_REASONS]) == (4, ["stop"])
 
 
 def test_what_fails_says_how(collected: Collector) -> None:
