@@ -94,6 +94,15 @@ def pods(name: str, namespace: str, uid: str) -> Iterator[tuple[str, dict[str, A
             yield child["metadata"]["name"], child["spec"]["template"]
 
 
+@pytest.fixture(scope="module")
+def priority_class(admin: httpx.Client) -> None:
+    """The class that a case's podTemplate names: pods of a class that does not exist are refused."""
+    body = {"metadata": {"name": "prompts"}, "value": 10}
+    answer = admin.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=body)
+    assert answer.status_code in (201, 409), answer.text
+
+
+@pytest.mark.usefixtures("priority_class")
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"gs-hostpath", "gpu-hf-pvc", "pod-template"}))
 def test_pod_security_restricted_lets_every_pod_in(name: str, admin: httpx.Client, restricted: str, owner: str) -> None:
     for account in ("qwen-engine", "qwen-router"):
