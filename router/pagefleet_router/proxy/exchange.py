@@ -395,7 +395,7 @@ class Exchange:
         """Learn from an answer's beginning: no client has to wait for that."""
         begun.answering(now)
         if self.pair is not None:
-            self.pair.answered(now)
+            self.pair.answered(self.view, now)
         self._begun = None
 
     def _relayed_first(self, now: float) -> None:

@@ -113,10 +113,11 @@ class PairAttempt:
         if refused is Failure.KV_LOST:
             dispatcher.failed(self.prefill.engine, refused)
 
-    def answered(self, now: float) -> None:
-        """Learn from the decode leg's first byte."""
+    def answered(self, view: RequestView, now: float) -> None:
+        """Learn from the decode leg's first byte; `view` is still whole."""
         dispatcher, leg = self._services.dispatcher, self.leg
         dispatcher.succeeded(self.prefill.engine)
+        dispatcher.policy.sent(view, self._choice.engine)
         if leg is None or leg.done_at is None:
             return
         seconds = now - leg.done_at

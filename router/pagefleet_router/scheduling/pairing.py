@@ -68,23 +68,16 @@ class Pairing:
     def explain(
         self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView]
     ) -> tuple[Score, ...]:
-        """Return how each way looks that was compared, and the other engines as the policy sees them."""
+        """Return how each way looks that is compared, and the other engines if each did all."""
         now = self._clock()
         whole = self._policy.choose(request, engines)
-        ways = tuple(
-            Score(
-                option.choice.engine.id,
-                option.seconds,
-                option.choice.cached_tokens,
-                option.choice.computes.engine.tally.queued(now),
-                f"prompt computed by {option.choice.prefill.engine.id}" if option.choice.prefill else "whole",
-                option.choice.prefill.engine.id if option.choice.prefill else "",
-            )
-            for option in self._options(request, whole, engines, prefills)
-        )
-        seen = {way.engine_id for way in ways if not way.prefill_id}
+        options = list(self._options(request, whole, engines, prefills))
+        seen = {option.choice.engine.id for option in options if option.choice.prefill is None}
         others = [engine for engine in engines if engine.id not in seen]
-        return (*ways, *self._policy.explain(request, others)) if others else ways
+        for engine, hit in zip(others, self._knowledge.cached_tokens(others, request), strict=True):
+            choice = Choice(engine, hit)
+            options.append(Option(choice, local_seconds(choice, request.num_tokens, now)))
+        return tuple(_score(option, now) for option in options)
 
     def _options(
         self, request: RequestView, whole: Choice, engines: Sequence[EngineView], prefills: Sequence[EngineView]
@@ -108,6 +101,15 @@ class Pairing:
                 costs = [remote_seconds(prefill, way, tokens, now) for way in ways]
                 engine = pick_random_lowest([way.engine for way in ways], costs, self._rng)
                 yield Option(next(way for way in ways if way.engine is engine), min(costs))
+
+
+def _score(option: Option, now: float) -> Score:
+    choice, computes = option.choice, option.choice.computes
+    queued = computes.engine.tally.queued(now)
+    if choice.prefill is None:
+        return Score(choice.engine.id, option.seconds, choice.cached_tokens, queued, choice.engine.role)
+    reason = f"{computes.cached_tokens} tokens cached at the prefill engine"
+    return Score(choice.engine.id, option.seconds, choice.cached_tokens, queued, reason, computes.engine.id)
 
 
 def _matches(
