@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.engine_facts import EngineFacts, KvTransferFacts
+from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.handoff import StreamState, decode_stream_state, split_body
+from pagefleet_protocol.kv_handoff import KvRole
 from pagefleet_router.admission.gate import Gate, GateLimits
 from pagefleet_router.admission.room import FleetRooms
 from pagefleet_router.endpoints import EndpointTable
@@ -26,9 +28,11 @@ from pagefleet_router.proxy.exchange import Exchange
 from pagefleet_router.proxy.holding import HoldTiming
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.services import Services
+from pagefleet_router.proxy.transfers import Transfers
 from pagefleet_router.proxy.upstream import AnswerHead, AnswerListener, UpstreamConnection
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from prometheus_client.core import Metric
@@ -212,8 +216,11 @@ class Asked:
 class ExchangeScene:
     """A router's inside without a network."""
 
-    def __init__(self, num_engines: int = 2, capacity: int = 2, cold_start: float = 40.0) -> None:
+    def __init__(
+        self, num_engines: int = 2, capacity: int = 2, cold_start: float = 40.0, roles: Sequence[KvRole] = ()
+    ) -> None:
         self.now = 1000.0
+        self.roles = roles
         clock = lambda: self.now  # noqa: E731 - shared by everything
         self.table = EndpointTable(clock=clock, kept=("m",))
         self.pools, self.prompts, self.asked = Pools(clock), SlowPrompts(), list[Asked]()
@@ -225,6 +232,7 @@ class ExchangeScene:
         dispatcher = Dispatcher(
             self.table, policy, self.budget, OutlierDetector(), metrics, clock,
             lambda engine_id: self.set_ready(engine_id, False),
+            Pairing(policy, knowledge, 256, True, clock, random.Random(0)) if roles else None,
         )  # fmt: skip
         limits = GateLimits(4, 20.0, cold_start, 10**6)
         rooms = FleetRooms(lambda: self.table.snapshot)
@@ -233,6 +241,7 @@ class ExchangeScene:
         self.services = Services(
             dispatcher, cast(UpstreamPools, self.pools), self.gate, self.prompts, 60.0, 30.0, HoldTiming(),
             holds=bool(cold_start), wall_clock=lambda: 5.0,
+            transfers=Transfers(FleetKey(b"k" * 32), "recompute") if roles else None,
         )  # fmt: skip
         self.names = [f"e{number}" for number in range(num_engines)]
         self.table.replace([Endpoint(name, f"http://127.0.0.1:{i + 1}", "m") for i, name in enumerate(self.names)])
@@ -244,7 +253,14 @@ class ExchangeScene:
         return EngineFacts(
             incarnation=incarnation, model="m", scope="s", block_size=16, num_blocks=100, max_model_len=256,
             max_num_seqs=capacity, max_num_batched_tokens=512, vocab_size=300, text_digest="d",
+            kv_transfer=self._kv(incarnation),
         )  # fmt: skip
+
+    def _kv(self, name: str) -> KvTransferFacts | None:
+        if not self.roles:
+            return None
+        role = self.roles[self.names.index(name)]
+        return KvTransferFacts(role=role, port=7000, compatibility="c" * 64, bytes_per_token=1000)
 
     def set_ready(self, engine_id: str, ready: bool) -> None:
         self.table.set_ready(engine_id, ready)
@@ -266,7 +282,9 @@ class ExchangeScene:
         request = ClientRequest("POST", b"/v1/chat/completions", body=BODY, began_at=self.now)
         request.route = route_of("/v1/chat/completions")
         request.request_id = b"req-%d" % len(self.asked)
-        view = RequestView("m", num_tokens=num_tokens, stream=stream, resumable=stream and resumable)
+        view = RequestView(
+            "m", num_tokens=num_tokens, stream=stream, resumable=stream and resumable, may_split=bool(self.roles)
+        )
         client = Client()
         self.asked.append(Asked(Exchange(request, view, client, self.services), client, stream))
         self.asked[-1].exchange.start()
@@ -302,5 +320,6 @@ class ExchangeScene:
         num_attempts = sum(one.tally.num_requests for one in engines)
         assert num_attempts == len(self.calls) + len(self.dials), "a tally counts what is not there, or not what is"
         assert all(one.tally.num_tokens >= 0 for one in engines)
-        num_read = sum(not asked.is_over for asked in self.asked) - waiting - num_attempts
+        num_legs = sum(one.pair is not None and one.pair.leg is not None and one.pair.leg.is_running for one in live)
+        num_read = sum(not asked.is_over for asked in self.asked) - waiting - (num_attempts - num_legs)
         assert 0 <= num_read <= len(self.prompts.reading), "a request waits for nothing"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pagefleet_protocol.handoff import StreamState
 from pagefleet_router.errors import Failure, shutting_down
+from pagefleet_router.proxy.prefill_leg import PrefillLeg
 from pagefleet_router.proxy.upstream import AnswerHead
 
 from tests.fakes.exchange_scene import SSE, Asked, Call, ExchangeScene
@@ -24,7 +25,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = ExchangeScene()
+        self.scene = self.make_scene()
+
+    def make_scene(self) -> ExchangeScene:
+        return ExchangeScene()
 
     def one_of_calls(self, data: st.DataObject) -> Call:
         return data.draw(st.sampled_from(self.scene.calls))
@@ -132,6 +136,29 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.scene.dials
         assert all(one.left or len(one.client.ends) == 1 for one in self.scene.asked)
         assert not any(one.tally.num_tokens for one in self.scene.table.snapshot.engines)
+
+
+class PairsInAnyOrder(AnyOrder):
+    """The same where two engines work on a request, and either of them may say that it cannot."""
+
+    def make_scene(self) -> ExchangeScene:
+        return ExchangeScene(4, roles=("decode", "decode", "prefill", "prefill"))
+
+    @precondition(lambda self: any(not call.has_head for call in self.scene.calls))
+    @rule(data=st.data(), code=st.sampled_from([(503, "kv_load_failed"), (400, "invalid_handoff")]), cut=st.booleans())
+    def kv_is_lost(self, data: st.DataObject, code: tuple[int, str], cut: bool) -> None:
+        call = data.draw(st.sampled_from([call for call in self.scene.calls if not call.has_head]))
+        status, name = code
+        body = json.dumps({"error": {"code": name}}).encode()
+        head = AnswerHead(status, [(b"content-length", b"%d" % len(body))])
+        call.answer(head, body[:9] if cut else body, not cut)
+
+    @precondition(lambda self: any(call.has_head for call in self.scene.calls))
+    @rule(data=st.data())
+    def leg_ends(self, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from([call for call in self.scene.calls if call.has_head]))
+        if isinstance(call.listener, PrefillLeg):
+            call.answer(None, b"{}", True)
 
 
 def check_answer(asked: Asked) -> None:
@@ -252,5 +279,7 @@ def test_what_an_engine_is_sent_is_known_to_the_next_choice() -> None:
     assert scene.services.dispatcher.metrics.prefix_queries == 1000
 
 
+TestPairsInAnyOrder = PairsInAnyOrder.TestCase
+TestPairsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
