@@ -95,14 +95,17 @@ def pods(name: str, namespace: str, uid: str) -> Iterator[tuple[str, dict[str, A
 
 
 @pytest.fixture(scope="module")
-def priority_class(admin: httpx.Client) -> None:
-    """The class that a case's podTemplate names: pods of a class that does not exist are refused."""
-    body = {"metadata": {"name": "prompts"}, "value": 10}
-    answer = admin.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=body)
-    assert answer.status_code in (201, 409), answer.text
+def classes(admin: httpx.Client) -> None:
+    """What a case's podTemplate and its profile name: pods of a class that does not exist are refused."""
+    for path, body in (
+        ("scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "prompts"}, "value": 10}),
+        ("node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "nvidia"}, "handler": "nvidia"}),
+    ):
+        answer = admin.post(f"/apis/{path}", json=body)
+        assert answer.status_code in (201, 409), answer.text
 
 
-@pytest.mark.usefixtures("priority_class")
+@pytest.mark.usefixtures("classes")
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"gs-hostpath", "gpu-hf-pvc", "pod-template"}))
 def test_pod_security_restricted_lets_every_pod_in(name: str, admin: httpx.Client, restricted: str, owner: str) -> None:
     for account in ("qwen-engine", "qwen-router"):
