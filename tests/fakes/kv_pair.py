@@ -50,7 +50,9 @@ class Pair:
         self.control.arm("none")
         self.data.arm("none")
         for name, start in (("prefill", self._start_prefill), ("decode", self._start_decode)):
-            if not getattr(self, name).is_alive:
+            engine: ServedEngine = getattr(self, name)
+            assert engine.is_alive or engine.is_killed, f"{name} ended by itself:\n{engine.log}"
+            if engine.is_killed:
                 setattr(self, name, start())
         self.prefill.started()
         self.decode.started()

@@ -68,6 +68,7 @@ class ServedEngine:
         command += ["--kv-role", role, "--fleet-key-file", str(key_file), *flags]
         with log.open("w") as output:
             self.process = subprocess.Popen(command, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.is_killed = False
         self.url = ""
         self.facts: EngineFacts
         self._http = httpx.Client(timeout=30)
@@ -76,7 +77,7 @@ class ServedEngine:
         """Wait until it serves."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_ready():
-            assert time.monotonic() < deadline and self.process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline and self.is_alive, self.log
             time.sleep(0.05)
         self.facts = decode_facts(self._http.get(self.url + FACTS_PATH).content)
 
@@ -126,6 +127,7 @@ class ServedEngine:
 
     def kill(self) -> None:
         """End it at once, as when its node is gone."""
+        self.is_killed = True
         self._http.close()
         core = self.core_pid
         os.kill(core, signal.SIGKILL)

@@ -1,0 +1,94 @@
+"""Clients and routers that leave between prefill and decode: both engines have their blocks back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.fakes.kv_pair import MIDWAY, Pair
+from tests.fakes.kv_serving import until
+
+pytestmark = pytest.mark.fleet
+
+
+def test_leaving_midway_frees_both(pair: Pair) -> None:
+    async def scenario() -> None:
+        async with pair.questions() as ask:
+            assert await ask().num_passed() > 0
+            pair.data.arm("hold", MIDWAY)
+            asked = ask()
+            await until(lambda: pair.data.struck)
+            asked.drop()
+            await until(lambda: pair.prefill.at_baseline and pair.decode.at_baseline)  # before the late bytes come
+            pair.data.arm("none")
+            assert await ask().num_passed() >= 0
+
+    asyncio.run(scenario())
+
+
+def test_leaving_once_prefill_has_ended_and_before_decode_was_asked_frees_it_with_the_lease(pair: Pair) -> None:
+    async def scenario() -> None:
+        async with pair.questions() as ask:
+            pair.decode.freeze()  # so that it hears of the request when its client has left
+            try:
+                asked = ask()
+                await asked.prefill
+                await until(lambda: pair.prefill.figure("pinned_blocks") > 0)
+                asked.drop()
+            finally:
+                pair.decode.freeze(False)
+            await until(lambda: pair.prefill.at_baseline and pair.decode.at_baseline)
+            assert await ask().num_passed() > 0
+
+    asyncio.run(scenario())
+
+
+def test_a_prefill_leg_that_is_given_up_is_computed_by_decode(pair: Pair) -> None:
+    async def scenario() -> None:
+        async with pair.questions() as ask:
+            asked = [ask() for _ in range(8)]
+            for place, one in enumerate(asked):
+                await asyncio.sleep(0.002 * place)
+                one.prefill.cancel()
+            for one in asked:
+                await one.num_passed()
+
+    asyncio.run(scenario())
+
+
+def test_several_answers_of_one_transfer_share_its_blocks_and_leave_together(pair: Pair) -> None:
+    async def scenario() -> None:
+        async with pair.questions() as ask:
+            received = pair.decode.figure("received_blocks_total")
+            asked = ask(n=3, temperature=0)
+            num_passed = await asked.num_passed()
+            assert len(await asked.answers()) == 3
+            assert num_passed > 0
+            await until(lambda: pair.decode.figure("received_blocks_total") > received)
+            pair.data.arm("hold", MIDWAY)
+            left = ask(n=3)
+            await until(lambda: pair.data.struck)
+            left.decode.cancel()
+            await until(lambda: pair.decode.at_baseline)
+            pair.data.arm("none")
+
+    asyncio.run(scenario())
+
+
+def test_only_a_router_of_the_fleet_directs_a_transfer(pair: Pair) -> None:
+    async def scenario() -> None:
+        async with pair.questions() as ask, httpx.AsyncClient(timeout=60) as http:
+            asked = ask()
+            await asked.num_passed()
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "What is a pod?"}]}
+            url = f"{pair.decode.url}/v1/chat/completions"
+            replayed = asked.prefill.result().request.headers["x-pagefleet-kv-transfer"]  # meant for the other engine
+            for value in (replayed, replayed[:-1], "leg=decode", ""):
+                reply = await http.post(url, json=body, headers={"x-pagefleet-kv-transfer": value})
+                assert reply.status_code in (400, 403), reply.text
+            reply = await http.post(url, json={**body, "kv_transfer_params": {"remote_host": "127.0.0.1"}})
+            assert reply.status_code == 400
+
+    asyncio.run(scenario())
