@@ -77,6 +77,11 @@ class OffloadConnector:
         """See KVConnector."""
         return self._mover.bell
 
+    @property
+    def num_moves(self) -> int:
+        """Loads, saves and spills that have not ended."""
+        return len(self._jobs)
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """See KVConnector. At least one token is left to be computed, as it is with the prefix cache."""
         if not request.reads_prefix_cache:

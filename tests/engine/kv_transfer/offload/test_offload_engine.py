@@ -54,7 +54,7 @@ def wait_for(llm: LLM, condition: Callable[[], bool]) -> None:
 
 def settle(llm: LLM) -> None:
     """Until nothing is being saved or spilled."""
-    wait_for(llm, lambda: not connector_of(llm)._jobs)
+    wait_for(llm, lambda: not connector_of(llm).num_moves)
 
 
 def hits(llm: LLM) -> float:
