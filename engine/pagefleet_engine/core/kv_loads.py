@@ -82,8 +82,6 @@ class KVLoads:
 
     def park(self, request: Request) -> bool:
         """Take a request that is in no queue, if K/V may come for it that is not here; False: there is none."""
-        if not self.enabled or not request.reads_prefix_cache or request.request_id in self._tried:
-            return False
         num_blocks = self._ask(request)
         if num_blocks == 0:
             return False
@@ -112,6 +110,13 @@ class KVLoads:
             return 0
         first = self._wanting[0]
         return first.num_blocks if self._importance(first.request) < self._importance(request) else 0
+
+    def lacks(self, request: Request) -> bool:
+        """True if K/V may come for the head of the queue that is not here any more, as those before it took its place.
+
+        It is better off with a load, which begins with the next `settle`, than let in.
+        """
+        return self._ask(request) != 0
 
     def admitted(self, request: Request) -> None:
         """The request is in, with blocks of its own."""
@@ -228,6 +233,8 @@ class KVLoads:
 
     def _ask(self, request: Request) -> int | None:
         """Return how many leading blocks the request could have by a load: 0 for no more than now; None: ask again."""
+        if not self.enabled or not request.reads_prefix_cache or request.request_id in self._tried:
+            return 0
         if request.request_id in self._loading:  # of an earlier request by that name, which was aborted
             return None
         num_cached = self._kv_cache.num_cached_tokens(request)

@@ -209,6 +209,19 @@ def test_an_abort_at_any_moment_gives_everything_back(turns: int) -> None:
     assert len(scene.connector.ended_requests) == 1
 
 
+def test_who_is_let_in_before_takes_nobodys_prefix_for_good() -> None:
+    scene = Scene(num_blocks=12, default=Script(turns=1))
+    names = "abcd"
+    for number, name in enumerate(names):
+        scene.add(name, 13, NOTHING, max_tokens=1, first=15 * number)
+        scene.run()
+    for number, name in enumerate(names):  # their prefixes are in the pool, as long as none of the others is let in
+        scene.add(f"{name} again", 13, max_tokens=8, first=15 * number)
+    scene.run()
+    assert [scene.num_cached(f"{name} again") for name in names] == [12] * len(names)
+    assert scene.connector.num_loads > 0
+
+
 def test_a_preempted_request_loads_what_was_lost() -> None:
     scene = Scene(num_blocks=12, default=Script(turns=2))
     scene.add("old", 17, NOTHING, max_tokens=16)
