@@ -27,6 +27,11 @@ from pagefleet_protocol.resource_rules import SERVICE_RULES, broken_rules
 
 _SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+_COLLECTOR = (
+    r"^https?://([A-Za-z0-9]([A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])"
+    r"(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+    r"(/[A-Za-z0-9._~%/-]*)?$"
+)
 _HOST_NAME = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _ENDPOINT = r"^https?://[^\x00-\x20/?#@]+(/[^\x00-\x20?#]*)?$"
 _HOST_PATH = r"^/[^\x00:]+$"
@@ -334,12 +339,18 @@ class Expose(Object):
 
 
 class Monitoring(Object):
-    """Who reads the metrics."""
+    """Who reads the metrics, and who gets traces."""
 
     service_monitor: bool = False
     """True: make a ServiceMonitor for the Prometheus operator."""
     labels: Labels = Field(default_factory=dict)
     """More labels of the ServiceMonitor, by which Prometheus selects it."""
+    traces_endpoint: (
+        Annotated[str, *matching(_COLLECTOR, "must be a URL such as http://collector.monitoring:4318", 512)] | None
+    ) = None
+    """OpenTelemetry collector (OTLP over HTTP) that routers and engines tell of requests; a change replaces them."""
+    traces_sample: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the requests that are traced; default: all. Requests that come with a trace do as it says."""
 
 
 class InferenceServiceSpec(Object):

@@ -80,10 +80,10 @@ def test_a_secret_of_a_cluster_is_a_variable_here(document: Any) -> None:
         (
             {
                 "expose": {"type": "Ingress", "host": "a.b"},
-                "monitoring": {"serviceMonitor": True},
+                "monitoring": {"serviceMonitor": True, "tracesEndpoint": "http://127.0.0.1:4318"},
                 "podTemplate": {"a": 1},
             },
-            ["spec.expose", "spec.monitoring", "spec.podTemplate"],
+            ["spec.expose", "spec.monitoring.serviceMonitor", "spec.podTemplate"],
         ),
     ],
 )

@@ -187,6 +187,10 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         ("spec.resources.gpuType", "", "spec.resources.gpuType: must not be empty"),
         ("spec.profileRef", {"name": "H100"}, "spec.profileRef.name: must be a Kubernetes object's name"),
         ("spec.monitoring.labels", {"a": "b c"}, "spec.monitoring.labels.a: must be a label's value"),
+        ("spec.monitoring.tracesEndpoint", "c:4317", "spec.monitoring.tracesEndpoint: must be a URL such as http://"),
+        ("spec.monitoring.tracesEndpoint", "http://c:65536", "spec.monitoring.tracesEndpoint: must be a URL such as"),
+        ("spec.monitoring.tracesEndpoint", "http://u:p@c", "spec.monitoring.tracesEndpoint: must be a URL such as"),
+        ("spec.monitoring.tracesSample", 1.1, "spec.monitoring.tracesSample: must be at most 1"),
         ("spec.model.uri", None, "spec.model.uri: must be text (put it in quotes), not empty"),
         ("spec.model.name", "two words", "spec.model.name: must be at most 128 letters"),
         (

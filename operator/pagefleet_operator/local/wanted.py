@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pagefleet_protocol.inference_service import Cache, InferenceService, Monitoring, RouterResources
+from pagefleet_protocol.inference_service import Cache, InferenceService, RouterResources
 from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.errors import ManifestError
@@ -104,7 +104,8 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
         "router.auth": spec.router.auth is not None,
         "router.resources": spec.router.resources != RouterResources(),
         "expose": spec.expose.type != "ClusterIP",
-        "monitoring": spec.monitoring != Monitoring(),
+        "monitoring.serviceMonitor": spec.monitoring.service_monitor,
+        "monitoring.labels": bool(spec.monitoring.labels),
         "podTemplate": bool(spec.pod_template),
         **{
             f"disaggregation.{role}.podTemplate": bool(role_spec(wanted.service, role).pod_template)

@@ -33,6 +33,7 @@ def engine_args(
         *(("--max-model-len", str(length)) if length is not None else ()),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
         *(_kv_args(service, role) if role else ()),
+        *_trace_args(service),
         *resolved.args,
     )
 
@@ -67,5 +68,17 @@ def router_args(service: InferenceService) -> tuple[str, ...]:
         *(("--pd-threshold", str(both.threshold)) if both and both.threshold is not None else ()),
         # Not the default: routers need not start again where a service becomes a disaggregated one.
         *(("--pd-fallback", "fail") if both and both.fallback == "Fail" else ()),
+        *_trace_args(service),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
+    )
+
+
+def _trace_args(service: InferenceService) -> tuple[str, ...]:
+    """Return who is told of requests."""
+    endpoint, sample = service.spec.monitoring.traces_endpoint, service.spec.monitoring.traces_sample
+    if endpoint is None:
+        return ()
+    return (
+        *("--otlp-traces-endpoint", endpoint),
+        *(("--otlp-traces-sample", f"{sample:g}") if sample is not None else ()),
     )

@@ -135,6 +135,8 @@ def test_revisions_are_on_the_pods() -> None:
     [
         ({"replicas": 7}, set()),
         ({"monitoring": {"serviceMonitor": True}}, set()),
+        ({"monitoring": {"tracesSample": 0.5}}, set()),
+        ({"monitoring": {"tracesEndpoint": "http://c:4318"}}, {"engine", "router"}),
         ({"expose": {"type": "Ingress", "host": "a.example.org"}}, set()),
         ({"rollout": {"maxSurge": 2, "progressSeconds": 60}}, set()),
         ({"engine": {"maxModelLen": 64}}, {"engine"}),
@@ -301,6 +303,21 @@ def test_routers_reach_the_api_server_on_its_ports() -> None:
     assert api_server == {"ports": [{"port": 16443, "protocol": "TCP"}]}
     assert "to" not in names
     assert engines["to"] == [{"podSelector": {"matchLabels": selector("qwen", "engine")}}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("http://c.mon:4318", 4318), ("https://c/v1/traces", 443), ("http://[fd00::1]/x", 80)]
+)
+def test_traces_go_out_to_the_port_of_their_collector(endpoint: str, port: int) -> None:
+    children = by_key(TINY.changed(monitoring={"tracesEndpoint": endpoint, "tracesSample": 0.05}).wanted())
+    for component in ("engine", "router"):
+        egress = children["NetworkPolicy", f"qwen-{component}"]["spec"]["egress"]
+        assert egress[-1]["ports"] == [{"port": port, "protocol": "TCP"}]
+        assert "169.254.169.254/32" in str(egress[-1]["to"])
+        (container,) = children["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]["containers"]
+        words = container["args"]
+        assert words[words.index("--otlp-traces-endpoint") + 1] == endpoint
+        assert words[words.index("--otlp-traces-sample") + 1] == "0.05"
 
 
 @pytest.mark.parametrize("name", TABLE)

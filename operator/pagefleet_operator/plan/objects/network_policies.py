@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
@@ -87,7 +88,7 @@ def _engine_rules(
     ingress: list[Object] = [{"from": sources, "ports": _tcp(SERVING_PORT)}]
     if shares_kv_events(service, resolved):
         ingress.append({"from": [router], "ports": _tcp(*_EVENT_PORTS)})
-    return ingress, [_names(), *([_everywhere()] if downloads else [])]
+    return ingress, [_names(), *([_everywhere()] if downloads else _collector(service))]
 
 
 def _router_rules(
@@ -99,7 +100,7 @@ def _router_rules(
     # The API server is at an address that no selector matches and nobody here knows.
     api_server = {"ports": _tcp(*settings.api_server_ports)}
     # Clients are pods of any namespace, and proxies outside of all of them: keys are for telling them apart.
-    return [{"ports": _tcp(SERVING_PORT)}], [_names(), engines, api_server]
+    return [{"ports": _tcp(SERVING_PORT)}], [_names(), engines, api_server, *_collector(service)]
 
 
 def _job_rules(resolved: Resolved, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
@@ -134,7 +135,7 @@ def _names() -> Object:
 
 
 def _everywhere() -> Object:
-    """Return the rule for stores of models: mirrors in the cluster, the world, but no cloud's metadata."""
+    """Return the rule for what may be in the cluster or anywhere in the world, but for no cloud's metadata."""
     ipv4, ipv6 = METADATA_ADDRESSES
     return {
         "to": [
@@ -144,6 +145,15 @@ def _everywhere() -> Object:
             {"namespaceSelector": {}},
         ]
     }
+
+
+def _collector(service: InferenceService) -> list[Object]:
+    """Return the rule for the collector of traces, if there is one: it may be anywhere, at its port."""
+    endpoint = service.spec.monitoring.traces_endpoint
+    if endpoint is None:
+        return []
+    url = urlsplit(endpoint)
+    return [{**_everywhere(), "ports": _tcp(url.port or (443 if url.scheme == "https" else 80))}]
 
 
 def _tcp(*ports: int) -> list[Object]:
