@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 
 
@@ -22,6 +22,11 @@ class HeldConnector:
         self.num_asked = 0
         self.num_settled = 0
         self.num_resets = 0
+        self.holds_answers = False
+        self.num_owed = 0
+        self.relieved: list[int] = []
+        self.load_told = EngineLoad()
+        self.is_draining = False
         self.is_closed = False
 
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
@@ -38,13 +43,23 @@ class HeldConnector:
         self.saved += runs
         return len(self.saved)
 
-    def ended(self, request: Request, completed: bool) -> None:
+    def relieve(self, num_blocks: int) -> None:
+        self.relieved.append(num_blocks)
+
+    def ended(self, request: Request, completed: bool) -> int | None:
         self.ended_ids.append((request.request_id, completed))
+        return len(self.ended_ids) if completed and self.holds_answers else None
 
     def finished(self) -> TransfersDone:
         self.num_settled += 1
         done, self.done = self.done, TransfersDone()
         return done
+
+    def report(self, load: EngineLoad) -> None:
+        self.load_told = load
+
+    def drain(self) -> None:
+        self.is_draining = True
 
     def reset(self) -> None:
         self.num_resets += 1

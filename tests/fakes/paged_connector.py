@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request, RequestStatus
 
 from tests.fakes.paged_worker import FakeEngine, PagedWorker, contents
@@ -70,6 +70,7 @@ class PagedConnector:
     num_loads: int = 0
     num_resets: int = 0
     is_closed: bool = False
+    is_draining: bool = False
     _num_saves: int = 0
     _answers: dict[str, int | None] = field(default_factory=dict)
     _num_saved: dict[str, int] = field(default_factory=dict)
@@ -141,7 +142,11 @@ class PagedConnector:
         self.saves[self._num_saves] = _Save(run, content, turns)
         return self._num_saves
 
-    def ended(self, request: Request, completed: bool) -> None:
+    def relieve(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        assert self.saves, "nothing is kept"
+
+    def ended(self, request: Request, completed: bool) -> int | None:
         assert request.status is RequestStatus.FINISHED
         self.ended_requests[request] += 1
         assert self.ended_requests[request] == 1
@@ -149,6 +154,7 @@ class PagedConnector:
         self._num_saved.pop(request.request_id, None)
         if completed:
             self.completed.append(request.request_id)
+        return None
 
     def finished(self) -> TransfersDone:
         loads = [load for load in self.loads.values() if load.turns <= 0]
@@ -158,6 +164,16 @@ class PagedConnector:
             save = self.saves.pop(number)
             assert [self.worker.read(block) for block in save.run.blocks] == save.content, "it was kept as it was"
         return TransfersDone(done, saves)
+
+    def report(self, load: EngineLoad) -> None:
+        assert load.free_blocks >= 0
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    @property
+    def num_owed(self) -> int:
+        return 0
 
     def reset(self) -> None:
         self.num_resets += 1

@@ -22,6 +22,7 @@ from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
     CoreStats,
+    Drain,
     FromCore,
     Ready,
     RequestOutput,
@@ -72,6 +73,8 @@ class AsyncEngineClient:
         self._serial = itertools.count()
         self._work_since: float | None = None
         self._death: EngineDead | None = None
+        self._owes_nothing = asyncio.Event()
+        self._owes_nothing.set()
 
     @classmethod
     async def start(
@@ -190,6 +193,15 @@ class AsyncEngineClient:
         """Forget every cached block that no request holds."""
         self._socket.send(ResetPrefixCache())
 
+    def drain(self) -> None:
+        """Take nothing on for other engines any more. Requests go on."""
+        if self._death is None:
+            self._socket.send(Drain())
+
+    async def transfers_over(self) -> None:
+        """Return when no K/V of requests that have ended is on its way to other engines; or the core is gone."""
+        await self._owes_nothing.wait()
+
     async def close(self) -> None:
         """End the core and every open request."""
         if self._death is None:
@@ -239,6 +251,7 @@ class AsyncEngineClient:
         match message:
             case StepOutputs():
                 self.stats = message.stats
+                (self._owes_nothing.clear if message.stats.transfers_owed else self._owes_nothing.set)()
                 await self._deliver_all(message.outputs)
             case Ready():
                 if not self._started.done():
@@ -310,6 +323,7 @@ class AsyncEngineClient:
             stream.ended = True
             stream.fail(EngineDead(*self._death.args if self._death else ()))
         self._streams.clear()
+        self._owes_nothing.set()
         self._note_work()
 
 

@@ -47,12 +47,36 @@ class LoadDone:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerDone:
+    """An answer that need not be held any more."""
+
+    number: int
+    """As `KVConnector.ended` gave it."""
+    failure: str | None = None
+    """Why the request has failed after all: its K/V is not where it should be."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransfersDone:
     """What ended since the last time."""
 
     loads: Sequence[LoadDone] = ()
     saves: Sequence[int] = ()
     """Numbers that `KVConnector.save` gave: their blocks need not be kept any more."""
+    answers: Sequence[AnswerDone] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is, for its peers."""
+
+    waiting: int = 0
+    """Requests that wait."""
+    running: int = 0
+    """Requests that run."""
+    free_blocks: int = 0
+    queued_tokens: int = 0
+    """Of the requests that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +118,40 @@ class KVConnector(Protocol):
         """
         ...
 
-    def ended(self, request: Request, completed: bool) -> None:
-        """The request is over; `completed`: all of its prompt was computed and none of it is in doubt."""
+    def relieve(self, num_blocks: int) -> None:
+        """The pool lacks so many blocks while saves keep some: end saves early, where that can be.
+
+        Told again, at each step, while it lasts.
+        """
+        ...
+
+    def ended(self, request: Request, completed: bool) -> int | None:
+        """The request is over; `completed`: all of its prompt was computed and none of it is in doubt.
+
+        Returns a number under which the answer of a completed request is held until `finished` names it; None: it need
+        not be held.
+        """
         ...
 
     def finished(self) -> TransfersDone:
         """Return what has ended since the last call."""
         ...
 
+    def report(self, load: EngineLoad) -> None:
+        """The engine's load of now, for peers; told before each step, so it must cost next to nothing."""
+        ...
+
     def reset(self) -> None:
         """Forget all stored K/V that no request waits for."""
+        ...
+
+    def drain(self) -> None:
+        """The engine will end soon: take nothing on for others any more. What is under way for them goes on."""
+        ...
+
+    @property
+    def num_owed(self) -> int:
+        """Transfers to others that go on after their requests have ended; an engine that drains waits for them."""
         ...
 
     def stats(self) -> KVTransferStats:

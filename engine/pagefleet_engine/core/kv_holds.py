@@ -42,6 +42,11 @@ class KVHolds:
         return set(self._reservations)
 
     @property
+    def num_pins(self) -> int:
+        """Saves that keep blocks."""
+        return len(self._pins)
+
+    @property
     def pins(self) -> set[int]:
         """Numbers of all pins."""
         return set(self._pins)

@@ -208,6 +208,8 @@ class KVLoads:
                 spare = num_running + self._needed_before(request)
                 reservation = self._kv_cache.reserve(request, num_blocks, spare)
             if reservation is None:
+                if self._kv_cache.holds.num_pins:
+                    self._connector.relieve(num_blocks)
                 return
             del self._wanting[0]
             first = reservation.num_cached

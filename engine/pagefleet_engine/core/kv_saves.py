@@ -33,6 +33,17 @@ class KVSaves:
         if self._enabled:
             self._offer(request, num_before // self._block_size, num_computed_tokens // self._block_size)
 
+    def relieve(self, num_blocks: int) -> None:
+        """The pool lacks so many blocks: where pins hold some, the connector is asked to do without."""
+        if num_blocks > 0 and self._kv_cache.holds.num_pins:
+            self._connector.relieve(num_blocks)
+
+    def relieve_for(self, request: Request, spare_blocks: int) -> None:
+        """A request is not admitted for want of blocks, of which `spare_blocks` are to stay available."""
+        if self._kv_cache.holds.num_pins:
+            wanted = self._kv_cache.taken_by_admission(request) + spare_blocks
+            self.relieve(wanted - self._kv_cache.num_available_blocks)
+
     def settle(self, numbers: Iterable[int]) -> None:
         """Let blocks go whose saves have ended."""
         for number in numbers:
@@ -44,7 +55,7 @@ class KVSaves:
         Raises:
             IntegrityError: something is.
         """
-        if not self._enabled and self._kv_cache.holds.pins:
+        if not self._enabled and self._kv_cache.holds.num_pins:
             raise IntegrityError("blocks are pinned and there is no connector")
 
     def _offer(self, request: Request, first: int, last: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, TransfersDone
 from pagefleet_engine.core.request import Request
 
 _NOTHING = TransfersDone()
@@ -30,15 +30,30 @@ class NoConnector:
         """No need to keep anything."""
         return None
 
-    def ended(self, request: Request, completed: bool) -> None:
+    def relieve(self, num_blocks: int) -> None:
+        """Nothing is kept."""
+
+    def ended(self, request: Request, completed: bool) -> int | None:
         """Nobody waits for it."""
+        return None
 
     def finished(self) -> TransfersDone:
         """Nothing."""
         return _NOTHING
 
+    def report(self, load: EngineLoad) -> None:
+        """There are no peers."""
+
     def reset(self) -> None:
         """Nothing is stored."""
+
+    def drain(self) -> None:
+        """Nothing is taken on."""
+
+    @property
+    def num_owed(self) -> int:
+        """None."""
+        return 0
 
     def stats(self) -> KVTransferStats:
         """Nothing is counted."""

@@ -11,49 +11,25 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
 from pagefleet_engine.core.block_pool import IntegrityError
+from pagefleet_engine.core.held_answers import HeldAnswers
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
-from pagefleet_engine.core.kv_connector import KVConnector
+from pagefleet_engine.core.kv_connector import EngineLoad, KVConnector
 from pagefleet_engine.core.kv_loads import KVLoads
 from pagefleet_engine.core.kv_saves import KVSaves
 from pagefleet_engine.core.no_connector import NoConnector
 from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step_draft import StepDraft
 from pagefleet_engine.core.stop import check_resumed, check_stop
 from pagefleet_engine.core.waiting_queue import make_waiting_queue
 from pagefleet_engine.errors import InvalidRequest
 
 MIN_LONG_PREFILL_TOKENS = 512
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan while it is made."""
-
-    budget: int
-    """Tokens that may still be scheduled."""
-    chunk: int
-    """Most tokens for one request."""
-    requests: list[Request | None] = field(default_factory=list)
-    rows: list[ScheduledRow] = field(default_factory=list)
-    new: list[NewRow] = field(default_factory=list)
-    preempted: bool = False
-
-    def put(self, request: Request, num_new: int, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
-        """Add a row for the next `num_new` of the request's `num_tokens` tokens, pending ones included."""
-        num_computed = request.num_computed_tokens
-        request.num_computed_tokens = end = num_computed + num_new
-        samples = end == num_tokens
-        if samples:
-            request.num_pending += 1
-        self.budget -= num_new
-        self.requests.append(request)
-        self.rows.append(ScheduledRow(request.request_id, num_computed, num_new, blocks, samples))
 
 
 class Scheduler:
@@ -94,6 +70,7 @@ class Scheduler:
         self._waiting = make_waiting_queue(config.policy, to_any_place=connector is not None)
         self._loads = KVLoads(self.connector, kv_cache, self._waiting, self._importance, clock)
         self._saves = KVSaves(self.connector, kv_cache)
+        self._held = HeldAnswers()
         self._gate = QueueGate(config, clock)
         self._in_flight: dict[int, list[Request | None]] = {}
         """Step -> request of each row; None where it was preempted since, so that the row counts no more."""
@@ -108,12 +85,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while a request has not ended."""
-        return bool(self._requests)
+        """True while a request has not been answered to its end."""
+        return bool(self._requests) or len(self._held) > 0
 
     @property
     def only_loads(self) -> bool:
-        """True while all open requests wait for K/V from elsewhere, so that no step is due."""
+        """True while all open requests wait for K/V from elsewhere or to get there, so that no step is due."""
         return len(self._requests) == self._loads.num_parked
 
     def add(self, request: Request) -> RequestUpdate | None:
@@ -124,7 +101,7 @@ class Scheduler:
             InvalidRequest: the request cannot run as it is.
             QueueFull: too much is waiting.
         """
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._held:
             raise InvalidRequest(
                 f"a request with id {request.request_id!r} is not finished yet: use another id.",
                 "request_id",
@@ -153,6 +130,9 @@ class Scheduler:
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is None:
+                if request_id in self._held:  # its transfer goes on, as it would without an answer
+                    self._held.drop(request_id)
+                    aborted.append(request_id)
                 continue
             if request.status is RequestStatus.RUNNING:
                 self._running.remove(request)
@@ -170,7 +150,7 @@ class Scheduler:
     def settle_transfers(self) -> list[RequestUpdate]:
         """Take in the transfers that have ended and begin those that can; to be called before each `schedule`.
 
-        Returns the ends of requests that must not go on without their K/V.
+        Returns the ends of requests that must not go on without their K/V, and of those that waited for it to get away.
         """
         if not self._loads.enabled:
             return []
@@ -181,7 +161,10 @@ class Scheduler:
             self._gate.leave(request)
             self._forget(request, completed=False)
         kind = FailureKind.KV_LOAD_FAILED
-        return [RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind) for request in failed]
+        updates = [RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind) for request in failed]
+        gate, free = self._gate, self._kv_cache.num_available_blocks
+        self.connector.report(EngineLoad(gate.num_requests, len(self._running), free, gate.num_tokens))
+        return updates + self._held.settle(done.answers)
 
     def schedule(self) -> StepPlan:
         """Plan the next step; `num_tokens` is 0 when there is nothing to do, and such a plan needs no `update`.
@@ -210,7 +193,7 @@ class Scheduler:
                 update = self._advance(request, row, sampled, result)
             if update is not None:
                 updates.append(update)
-                any_ended |= update.finish_reason is not None
+            any_ended |= request.status is not running
         if any_ended:
             self._running = [request for request in self._running if request.status is running]
         return updates
@@ -261,11 +244,11 @@ class Scheduler:
 
     # --- the steps of schedule()
 
-    def _begin_step(self) -> _Draft:
+    def _begin_step(self) -> StepDraft:
         budget = self.config.max_num_batched_tokens
-        return _Draft(budget, self._long_prefill_tokens if len(self._requests) > 1 else budget)
+        return StepDraft(budget, self._long_prefill_tokens if len(self._requests) > 1 else budget)
 
-    def _continue_running(self, draft: _Draft) -> None:
+    def _continue_running(self, draft: StepDraft) -> None:
         """Give each running request its next tokens, leaving one for every request after it."""
         running = self._running
         put = draft.put
@@ -284,6 +267,7 @@ class Scheduler:
             if request.num_computed_tokens + num_new > request.room:
                 grown = self._kv_cache.grow(request, num_new)
                 if grown is None:
+                    self._saves.relieve(len(running))
                     # The victim is the last of the list: one that comes later, or this request itself.
                     self._preempt(running.pop(), draft)
                     continue
@@ -291,19 +275,18 @@ class Scheduler:
             index += 1
             put(request, num_new, blocks, num_tokens)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: StepDraft) -> None:
         """Let the head of the queue in, as long as there are seats, tokens and blocks; nobody overtakes it.
 
         A newcomer must leave a free block for each running request, so that all can grow before anyone is preempted.
         """
         while self._waiting and draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
-            if self._loads.lacks(request):
-                break
             most_new = min(draft.chunk, draft.budget)
             spare = len(self._running) + self._loads.claim_before(request)
             grant = self._kv_cache.admit(request, spare, most_new)
             if grant is None:
+                self._saves.relieve_for(request, spare)
                 break
             self._waiting.pop()
             self._gate.leave(request)
@@ -318,7 +301,7 @@ class Scheduler:
             num_new = min(request.num_tokens - request.num_computed_tokens, most_new)
             draft.put(request, num_new, grant.blocks, request.num_tokens)
 
-    def _close_step(self, draft: _Draft) -> StepPlan:
+    def _close_step(self, draft: StepDraft) -> StepPlan:
         num_tokens = self.config.max_num_batched_tokens - draft.budget
         removed: Sequence[str] = ()
         if num_tokens > 0:
@@ -328,7 +311,7 @@ class Scheduler:
         num_common_blocks = self._kv_cache.num_common_blocks() if self._cascade else 0
         return StepPlan(self._num_steps, removed, draft.new, draft.rows, num_tokens, num_common_blocks)
 
-    def _preempt(self, request: Request, draft: _Draft) -> None:
+    def _preempt(self, request: Request, draft: StepDraft) -> None:
         """Take the blocks of a request that is off the running list; it computes its tokens again later.
 
         What steps in flight give it is dropped: they have sampled tokens, which will be sampled again.
@@ -387,10 +370,10 @@ class Scheduler:
             return RequestUpdate(
                 request.request_id, sampled, None, None, logprobs, prompt_logprobs, num_cached, kv_wait_s
             )
-        self._end(request)
         kept = sampled[: len(token_ids) - num_tokens]
         logprobs = logprobs[: len(kept)] if logprobs is not None else None
-        return RequestUpdate(request.request_id, kept, *stop, logprobs, prompt_logprobs, num_cached, kv_wait_s)
+        update = RequestUpdate(request.request_id, kept, *stop, logprobs, prompt_logprobs, num_cached, kv_wait_s)
+        return self._end(request, update)
 
     def _new_prompt_logprobs(self, request: Request, result: StepResult) -> Sequence[TokenLogprobs] | None:
         """Return the entries that were not reported before a preemption."""
@@ -422,15 +405,19 @@ class Scheduler:
             if not request.num_computed_tokens < request.num_tokens + request.num_pending <= request.ends_at:
                 raise IntegrityError(f"{request.request_id} is computed further than its tokens go")
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Request, update: RequestUpdate) -> RequestUpdate | None:
+        """End a request that is complete; returns its last update, unless that waits for a transfer."""
         self._kv_cache.free(request.request_id)
         self._removed.append(request.request_id)
-        self._forget(request, completed=True)
+        number = self._forget(request, completed=True)
+        if number is not None:
+            self._held.hold(number, update)
+        return update if number is None else None
 
-    def _forget(self, request: Request, completed: bool) -> None:
+    def _forget(self, request: Request, completed: bool) -> int | None:
         request.finish()
         del self._requests[request.request_id]
-        self.connector.ended(request, completed)
+        return self.connector.ended(request, completed)
 
 
 def _describe(request: Request) -> NewRow:

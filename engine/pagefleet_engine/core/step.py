@@ -86,6 +86,8 @@ class FailureKind(enum.Enum):
     """The step raised something else, or gave no token where one was due."""
     KV_LOAD_FAILED = enum.auto()
     """The K/V of its prompt did not come, and it must not be computed here."""
+    KV_SEND_FAILED = enum.auto()
+    """The K/V of its prompt, which was asked for, did not get to who asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,12 @@ class EngineCore:
             nan_requests=stats.nan_requests,
             out_of_memory_steps=self._steps.num_out_of_memory,
             kv_transfer=self._newest_transfer_stats(),
+            transfers_owed=self._scheduler.connector.num_owed,
         )
+
+    def drain(self) -> None:
+        """Take nothing on for other engines any more."""
+        self._scheduler.connector.drain()
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached block that no request holds."""

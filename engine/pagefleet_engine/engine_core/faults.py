@@ -37,4 +37,7 @@ FAILURE_ANSWERS: Mapping[FailureKind, Answer] = {
     FailureKind.KV_LOAD_FAILED: Answer(
         KV_LOAD_FAILED, "The prompt's K/V did not come from the prefill engine: try again.", KV_LOAD_FAILED
     ),
+    FailureKind.KV_SEND_FAILED: Answer(
+        KV_LOAD_FAILED, "The prompt's K/V did not get to the decode engine: try again.", KV_LOAD_FAILED
+    ),
 }

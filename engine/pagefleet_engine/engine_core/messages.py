@@ -38,7 +38,11 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True, ar
     """Forget every cached block that no request holds."""
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache
+class Drain(msgspec.Struct, tag="drain", frozen=True, array_like=True):
+    """The engine is to end soon: take nothing on for other engines any more."""
+
+
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | Drain
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,6 +105,8 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Messages and connections on their ports that were nothing for us."""
     kv_transfer: Mapping[str, float] = {}
     """Counters and gauges of the KV connector, by the names of docs/metrics.md; up to a quarter of a second old."""
+    transfers_owed: int = 0
+    """Transfers of K/V to other engines that go on after their requests have ended."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):

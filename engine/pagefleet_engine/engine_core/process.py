@@ -28,6 +28,7 @@ from pagefleet_engine.engine_core.kv_events.publisher import KvEventPublisher
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
+    Drain,
     Ready,
     RequestOutput,
     ResetPrefixCache,
@@ -187,6 +188,8 @@ class CoreLoop:
                 self._outputs += self._core.abort(message.request_ids)
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
+            case Drain():
+                self._core.drain()
 
 
 def run_core(build: BuildCore) -> int:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import select
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVConnector, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import (
+    AnswerDone,
+    BlockRun,
+    EngineLoad,
+    KVConnector,
+    KVTransferStats,
+    LoadDone,
+    TransfersDone,
+)
 from pagefleet_engine.core.request import Request
 
 
@@ -25,6 +33,10 @@ class MultiConnector:
         self._child_saves: dict[tuple[int, int], int] = {}
         """A child's place and its number -> the save."""
         self._num_saves = 0
+        self._answers: dict[int, int] = {}
+        """Answer that is held -> how many children still hold it."""
+        self._child_answers: dict[tuple[int, int], int] = {}
+        self._num_answers = 0
         self._bells = select.epoll()
         for child in self._children:
             if child.bell is not None:
@@ -70,28 +82,59 @@ class MultiConnector:
         self._child_saves.update(dict.fromkeys(wanted, self._num_saves))
         return self._num_saves
 
-    def ended(self, request: Request, completed: bool) -> None:
-        """Tell all."""
-        self._chosen.pop(request.request_id, None)
+    def relieve(self, num_blocks: int) -> None:
+        """Ask all: a save ends with the last child that reads its blocks."""
         for child in self._children:
-            child.ended(request, completed)
+            child.relieve(num_blocks)
+
+    def ended(self, request: Request, completed: bool) -> int | None:
+        """Tell all; the answer is held until the last child that holds it is done, or one has failed."""
+        self._chosen.pop(request.request_id, None)
+        held = [
+            (place, number)
+            for place, child in enumerate(self._children)
+            if (number := child.ended(request, completed)) is not None
+        ]
+        if not held:
+            return None
+        self._num_answers += 1
+        self._answers[self._num_answers] = len(held)
+        self._child_answers.update(dict.fromkeys(held, self._num_answers))
+        return self._num_answers
 
     def finished(self) -> TransfersDone:
         """See KVConnector."""
         loads: list[LoadDone] = []
         saves: list[int] = []
+        answers: list[AnswerDone] = []
         for place, child in enumerate(self._children):
             done = child.finished()
             loads += done.loads
             saves += [save for number in done.saves if (save := self._end_save(place, number)) is not None]
+            answers += [one for answer in done.answers if (one := self._end_answer(place, answer)) is not None]
         for load in loads:
             del self._loading[load.request_id]
-        return TransfersDone(loads, saves)
+        return TransfersDone(loads, saves, answers)
+
+    def report(self, load: EngineLoad) -> None:
+        """Tell all."""
+        for child in self._children:
+            child.report(load)
 
     def reset(self) -> None:
         """Reset all."""
         for child in self._children:
             child.reset()
+
+    def drain(self) -> None:
+        """Tell all."""
+        for child in self._children:
+            child.drain()
+
+    @property
+    def num_owed(self) -> int:
+        """Of all."""
+        return sum(child.num_owed for child in self._children)
 
     def stats(self) -> KVTransferStats:
         """All figures together; a counter that two children have is the sum of theirs."""
@@ -117,3 +160,14 @@ class MultiConnector:
             return None
         del self._saves[save]
         return save
+
+    def _end_answer(self, place: int, done: AnswerDone) -> AnswerDone | None:
+        """Take in that a child holds an answer no more; returns the answer that can be told now, if it can."""
+        number = self._child_answers.pop((place, done.number))
+        if number not in self._answers:  # another child's failure was told
+            return None
+        self._answers[number] -= 1
+        if self._answers[number] and done.failure is None:
+            return None
+        del self._answers[number]
+        return AnswerDone(number, done.failure)

@@ -201,6 +201,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) ->
                 server.drain_timeout,
                 f"serving {parts.model.name}",
                 identity_headers(parts.facts),
+                engine,
             )
             return await run_until_stopped(create_app(parts, server), inputs.listener, signals, running)
         finally:

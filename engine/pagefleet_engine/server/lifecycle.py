@@ -10,7 +10,7 @@ import socket
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -100,6 +100,18 @@ class StopSignals:
         return await task
 
 
+class LastTransfers(Protocol):
+    """What an engine may still owe to others when its last request has ended."""
+
+    def drain(self) -> None:
+        """Take nothing on for other engines any more."""
+        ...
+
+    async def transfers_over(self) -> None:
+        """Return when nothing is owed to any."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """What the end has to deal with."""
@@ -112,6 +124,8 @@ class Running:
     """Logged with the URL once connections are accepted."""
     headers: Sequence[tuple[str, str]] = ()
     """Added to every answer, also to what is no HTTP."""
+    transfers: LastTransfers | None = None
+    """Waited for after the open requests, within the same time."""
 
 
 async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSignals, running: Running) -> int:
@@ -122,7 +136,7 @@ async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSigna
     running.drain.begin()
     if not running.engine_died.is_set() and not serving.done():
         logger.info("stopping: waiting up to %.0f s for open requests", running.drain_timeout_s)
-        idle = asyncio.create_task(running.drain.wait_until_idle())
+        idle = asyncio.create_task(_come_to_rest(running))
         await _first_of(idle, signals.second, running.engine_died, timeout_s=running.drain_timeout_s)
         idle.cancel()
     if not running.engine_died.is_set():
@@ -132,6 +146,14 @@ async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSigna
     server.should_exit = True
     await serving
     return 1 if running.engine_died.is_set() else 0
+
+
+async def _come_to_rest(running: Running) -> None:
+    if running.transfers is not None:
+        running.transfers.drain()
+    await running.drain.wait_until_idle()
+    if running.transfers is not None:
+        await running.transfers.transfers_over()
 
 
 async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: float | None = None) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from pagefleet_engine.core.kv_connector import TransfersDone
-from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, ResetPrefixCache, StepOutputs
+from pagefleet_engine.core.kv_connector import AnswerDone, TransfersDone
+from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, Drain, ResetPrefixCache, StepOutputs
 from pagefleet_engine.engine_core.process import TRANSFER_WAIT_S
 from pagefleet_engine.engine_core.transport import CoreSocket
 from pagefleet_engine.sampling_params import SamplingParams
@@ -162,3 +162,65 @@ def test_the_socket_waits_for_the_bell_too(tmp_path: Path) -> None:
         context.term()
         os.close(ear)
         os.close(hand)
+
+
+def hold_one_answer(wire: Wire, connector: HeldConnector) -> None:
+    connector.holds_answers = True
+    wire.turn(add("a"))
+    connector.end_load("a", 2)
+    wire.turn()
+    wire.turn()
+    assert connector.ended_ids == [("a", True)]
+    assert wire.outputs == []
+
+
+def test_an_answer_that_is_held_is_told_as_it_was(wire: Wire, connector: HeldConnector) -> None:
+    hold_one_answer(wire, connector)
+    wire.turn()
+    assert wire.core.has_work
+    assert not wire.core.is_due
+    assert wire.waits[-1] == TRANSFER_WAIT_S
+    connector.done = TransfersDone(answers=[AnswerDone(1)])
+    wire.turn()
+    (output,) = wire.outputs
+    assert (output.request_id, output.new_token_ids, output.finish_reason) == ("a", [9], "length")
+    assert not wire.core.has_work
+    wire.core.check_integrity()
+
+
+def test_an_answer_whose_blocks_did_not_arrive_is_an_error(wire: Wire, connector: HeldConnector) -> None:
+    hold_one_answer(wire, connector)
+    connector.done = TransfersDone(answers=[AnswerDone(1, "the decode engine is silent")])
+    wire.turn()
+    (output,) = wire.outputs
+    assert (output.finish_reason, output.error_kind, output.error_code) == ("error", *["kv_load_failed"] * 2)
+    assert "did not get to the decode engine" in (output.error or "")
+
+
+def test_a_name_is_taken_while_its_answer_is_held(wire: Wire, connector: HeldConnector) -> None:
+    hold_one_answer(wire, connector)
+    wire.turn(add("a"))
+    (output,) = wire.outputs
+    assert output.error_kind == "invalid"
+
+
+def test_a_held_answer_that_nobody_waits_for_is_dropped(wire: Wire, connector: HeldConnector) -> None:
+    hold_one_answer(wire, connector)
+    wire.turn(AbortRequests(["a"]))
+    assert [output.finish_reason for output in wire.outputs] == ["abort"]
+    assert not wire.core.has_work
+    connector.done = TransfersDone(answers=[AnswerDone(1)])
+    wire.turn(add("a"))  # another by that name
+    assert [output.finish_reason for output in wire.outputs] == ["abort"]
+
+
+def test_the_connector_is_told_the_load_and_that_the_engine_drains(wire: Wire, connector: HeldConnector) -> None:
+    wire.turn(add("a"))
+    wire.turn()
+    assert (connector.load_told.waiting, connector.load_told.queued_tokens) == (1, len(PROMPT))
+    assert connector.load_told.running == 0
+    assert 0 < connector.load_told.free_blocks < 256
+    wire.turn(Drain())
+    assert connector.is_draining
+    connector.num_owed = 3
+    assert wire.core.stats().transfers_owed == 3

@@ -6,7 +6,14 @@ import select
 from collections.abc import Iterator
 
 import pytest
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import (
+    AnswerDone,
+    BlockRun,
+    EngineLoad,
+    KVTransferStats,
+    LoadDone,
+    TransfersDone,
+)
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.multi import MultiConnector
 
@@ -63,7 +70,7 @@ def test_the_first_that_has_more_than_there_is_loads(multi: MultiConnector, chil
     children[0].done = TransfersDone([LoadDone("one", 2)])
     children[1].done = TransfersDone([LoadDone("two", 0)])
     assert multi.finished().loads == [LoadDone("one", 2), LoadDone("two", 0)]
-    assert multi.finished() == TransfersDone([], [])
+    assert multi.finished() == TransfersDone([], [], [])
 
 
 def test_one_that_does_not_know_is_waited_for(multi: MultiConnector, children: list[Child]) -> None:
@@ -120,10 +127,40 @@ def test_it_rings_while_one_of_them_does(multi: MultiConnector, bells: list[Bell
 
 
 def test_all_are_told(multi: MultiConnector, children: list[Child]) -> None:
-    multi.ended(make_request(range(20)), True)
+    assert multi.ended(make_request(range(20)), True) is None
     multi.reset()
+    multi.relieve(3)
+    multi.report(EngineLoad(waiting=2))
+    multi.drain()
+    children[1].num_owed = 4
+    assert multi.num_owed == 4
+    assert [child.relieved for child in children] == [[3], [3]]
+    assert [child.load_told.waiting for child in children] == [2, 2]
+    assert all(child.is_draining for child in children)
     assert [child.ended_ids for child in children] == [[("r", True)]] * 2
     assert [child.num_resets for child in children] == [1, 1]
     assert multi.stats() == KVTransferStats({"pagefleet_x_total": 0.0}, {"pagefleet_y": 4.0})
     multi.close()
     assert all(child.is_closed for child in children)
+
+
+def test_an_answer_is_held_until_the_last_that_holds_it_is_done(multi: MultiConnector, children: list[Child]) -> None:
+    for child in children:
+        child.holds_answers = True
+    first, second = (multi.ended(make_request(range(20), name), True) for name in "ab")
+    children[0].done = TransfersDone(answers=[AnswerDone(1), AnswerDone(2)])
+    assert multi.finished().answers == []
+    children[1].done = TransfersDone(answers=[AnswerDone(2)])
+    assert multi.finished().answers == [AnswerDone(second or 0)]
+    children[1].done = TransfersDone(answers=[AnswerDone(1)])
+    assert multi.finished().answers == [AnswerDone(first or 0)]
+
+
+def test_an_answer_fails_with_the_first_that_fails(multi: MultiConnector, children: list[Child]) -> None:
+    for child in children:
+        child.holds_answers = True
+    number = multi.ended(make_request(range(20)), True)
+    children[1].done = TransfersDone(answers=[AnswerDone(1, "lost")])
+    assert multi.finished().answers == [AnswerDone(number or 0, "lost")]
+    children[0].done = TransfersDone(answers=[AnswerDone(1)])
+    assert multi.finished().answers == []

@@ -14,7 +14,7 @@ from pagefleet_protocol.block_hash import extend_hashes
 from pagefleet_protocol.kv_blob import KvShape
 
 from pagefleet_engine.config import KVTransferConfig
-from pagefleet_engine.core.kv_connector import BlockRun, KVPages, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVPages, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
@@ -96,9 +96,13 @@ class FileConnector:
         self._mover.start(StoreJob(number, blocks, run_keys(runs)))
         return number
 
-    def ended(self, request: Request, completed: bool) -> None:
+    def relieve(self, num_blocks: int) -> None:
+        """Saves end by themselves, as fast as the disk is."""
+
+    def ended(self, request: Request, completed: bool) -> int | None:
         """See KVConnector."""
         self._questions.pop(request.request_id, None)
+        return None
 
     def finished(self) -> TransfersDone:
         """See KVConnector."""
@@ -115,10 +119,21 @@ class FileConnector:
                 self._num_saved += move.num_blocks
         return TransfersDone(loads, saves)
 
+    def report(self, load: EngineLoad) -> None:
+        """Nobody asks."""
+
     def reset(self) -> None:
         """See KVConnector. The folder is emptied for all who share it."""
         self._questions.clear()
         self._mover.start(ClearJob(self._number()))
+
+    def drain(self) -> None:
+        """Nothing is taken on for others."""
+
+    @property
+    def num_owed(self) -> int:
+        """None: what it has is its own."""
+        return 0
 
     def stats(self) -> KVTransferStats:
         """See KVConnector."""

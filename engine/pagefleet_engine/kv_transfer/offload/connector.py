@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import extend_hashes
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, MoveDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, MoveDone, TransfersDone
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.kv_transfer.block_key import BlockKey, block_keys, run_keys
 from pagefleet_engine.kv_transfer.block_mover.jobs import CopyOutJob, DropJob, LoadJob, SpillJob
@@ -150,10 +150,14 @@ class OffloadConnector:
         self._mover.start(CopyOutJob(number, blocks, slots))
         return number
 
-    def ended(self, request: Request, completed: bool) -> None:
+    def relieve(self, num_blocks: int) -> None:
+        """Saves end by themselves, as fast as memory is."""
+
+    def ended(self, request: Request, completed: bool) -> int | None:
         """See KVConnector. Its blocks are equally old now, and its tail is to go before its head."""
         self._host.settle(block_keys(request.block_hashes))
         self._spill()
+        return None
 
     def finished(self) -> TransfersDone:
         """See KVConnector."""
@@ -178,11 +182,22 @@ class OffloadConnector:
             self._spill()
         return TransfersDone(loads, saves)
 
+    def report(self, load: EngineLoad) -> None:
+        """Nobody asks."""
+
     def reset(self) -> None:
         """See KVConnector. What is being loaded goes once that has ended; what is being saved is not kept."""
         self._host.doom_all()
         if self._spiller is not None:
             self._drop(self._spiller.reset())
+
+    def drain(self) -> None:
+        """Nothing is taken on for others."""
+
+    @property
+    def num_owed(self) -> int:
+        """None: what it has is its own."""
+        return 0
 
     def stats(self) -> KVTransferStats:
         """See KVConnector."""

@@ -17,10 +17,10 @@ from typing import TypeVar
 import zmq
 from pagefleet_protocol.kv_control import KvControlError, PlaneName, decode
 
-from pagefleet_engine.core.kv_connector import LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import EngineLoad, LoadDone, TransfersDone
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
-from pagefleet_engine.kv_transfer.p2p.actions import SourceAction, TargetAction
+from pagefleet_engine.kv_transfer.p2p.actions import LegSettled, SourceAction, TargetAction
 from pagefleet_engine.kv_transfer.p2p.control_plane import Received
 from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent, Tell
 from pagefleet_engine.kv_transfer.p2p.driver import Action, Driver, DriverParts
@@ -55,9 +55,13 @@ class TransferAgent:
         self._calls: deque[Callable[[float], Sequence[Action]]] = deque()
         self._loads: deque[LoadDone] = deque()
         self._saves: deque[int] = deque()
+        self._legs: deque[LegSettled] = deque()
+        self._load = EngineLoad()
+        self._num_lacking = 0
+        """Blocks that the pool lacks, as was told last."""
         self._wake = Bell()
         self._bell = Bell()
-        self._driver = Driver(parts, self._load_ended, self._save_ended)
+        self._driver = Driver(parts, self._load_ended, self._save_ended, self._leg_settled)
         self._gauges: dict[str, float] = {}
         """Replaced, never changed: read by another thread."""
         self._tick_at = 0.0
@@ -86,6 +90,18 @@ class TransferAgent:
         """Have a load told as ended that was over before it began."""
         self._load_ended(load)
 
+    def ring(self) -> None:
+        """Make the bell readable, for news that the connector has itself."""
+        self._bell.ring()
+
+    def relieve(self, num_blocks: int) -> None:
+        """The pool lacks so many blocks now; looked at with the next tick, when what was freed before is known."""
+        self._num_lacking = num_blocks
+
+    def report(self, load: EngineLoad) -> None:
+        """The engine's load, which peers are told with the next tick."""
+        self._load = load
+
     def finished(self) -> TransfersDone:
         """Return what has ended since the last call.
 
@@ -96,6 +112,10 @@ class TransferAgent:
         if self._crashed:
             raise EngineDead("the thread that passes K/V has ended")
         return TransfersDone(_take(self._loads), _take(self._saves))
+
+    def settled_legs(self) -> list[LegSettled]:
+        """Return the prefill legs whose transfers are over since the last call; the bell rings for them too."""
+        return _take(self._legs)
 
     def gauges(self) -> dict[str, float]:
         """Return what is now, a moment old at most."""
@@ -158,6 +178,7 @@ class TransferAgent:
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             self._driver.carry_out([*self._parts.source.tick(now), *self._parts.target.tick(now)])
+            self._look_at_engine()
             self._measure()
 
     def _wait_s(self, now: float) -> float:
@@ -213,6 +234,18 @@ class TransferAgent:
     def _save_ended(self, number: int) -> None:
         self._saves.append(number)
         self._bell.ring()
+
+    def _leg_settled(self, leg: LegSettled) -> None:
+        self._legs.append(leg)
+        self._bell.ring()
+
+    def _look_at_engine(self) -> None:
+        """Pass on what the engine's loop said last; it says it again while it holds."""
+        source = self._parts.source
+        source.report(self._load)
+        lacking, self._num_lacking = self._num_lacking, 0
+        if lacking:
+            self._driver.carry_out(source.relieve(lacking))
 
     def _measure(self) -> None:
         parts = self._parts

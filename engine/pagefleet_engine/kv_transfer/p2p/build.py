@@ -64,7 +64,7 @@ def build_p2p(config: KVTransferConfig, side: EngineSide, settings: P2PSettings 
         pages=side.pages,
         compatibility=compatibility,
     )
-    return BuiltConnector(P2PConnector(parts, side.shape.block_size), control.port)
+    return BuiltConnector(P2PConnector(parts, side.shape.block_size, config.kv_send_type == "put"), control.port)
 
 
 def settings_of(config: KVTransferConfig, block_bytes: int) -> P2PSettings:

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pagefleet_protocol.kv_handoff import KvTransfer
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import (
+    AnswerDone,
+    BlockRun,
+    EngineLoad,
+    KVTransferStats,
+    LoadDone,
+    TransfersDone,
+)
 from pagefleet_engine.core.request import Request
+from pagefleet_engine.kv_transfer.p2p.actions import LegSettled
 from pagefleet_engine.kv_transfer.p2p.agent import TransferAgent
 from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
 from pagefleet_engine.kv_transfer.p2p.target import LoadJob
@@ -22,19 +31,35 @@ MAX_REMEMBERED = 8192
 """Transfers whose load has ended."""
 
 
+@dataclass(slots=True)
+class _Leg:
+    """A prefill leg until both its request and its transfer are over."""
+
+    request_id: str
+    request_over: bool = False
+    answer: int | None = None
+    """Number of its answer, while that is held."""
+    settled: LegSettled | None = None
+
+
 class P2PConnector:
     """Implements `KVConnector` between engines of one fleet.
 
     Args:
         parts: what the agent drives.
         block_size: tokens of a block.
+        holds_answers: a prefill leg is answered only when its blocks have arrived.
     """
 
-    def __init__(self, parts: DriverParts, block_size: int) -> None:
+    def __init__(self, parts: DriverParts, block_size: int, holds_answers: bool = False) -> None:
         self._parts = parts
         self._block_size = block_size
-        self._legs: set[str] = set()
-        """Requests that are prefill legs, and were told."""
+        self._holds_answers = holds_answers
+        self._legs: dict[str, _Leg] = {}
+        """By transfer. A second request for the same transfer is none."""
+        self._answers: list[AnswerDone] = []
+        """To be told by `finished`."""
+        self._num_answers = 0
         self._askers: dict[str, str] = {}
         """Transfers that are to be loaded -> the request that does; the others of it wait."""
         self._loads: dict[str, str] = {}
@@ -99,26 +124,40 @@ class P2PConnector:
                 del self._askers[transfer.transfer_id]
             self._not_needed(transfer)
             return None
-        self._begin(request, transfer)
+        if self._begin(request, transfer) is None:
+            return None
         self._num_saves += 1
         number, transfer_id = self._num_saves, bytes.fromhex(transfer.transfer_id)
         self._agent.at_source(lambda source, now: source.save(transfer_id, number, run, now))
         return number
 
-    def ended(self, request: Request, completed: bool) -> None:
+    def relieve(self, num_blocks: int) -> None:
+        """Have blocks spilled that wait for their decode engines."""
+        self._agent.relieve(num_blocks)
+
+    def ended(self, request: Request, completed: bool) -> int | None:
         """See KVConnector."""
         transfer = request.transfer
         if transfer is None:
-            return
+            return None
         if transfer.leg == "decode":
             if self._askers.get(transfer.transfer_id) == request.request_id and request.request_id not in self._loads:
                 del self._askers[transfer.transfer_id]
             self._not_needed(transfer)
-            return
-        self._begin(request, transfer)
-        self._legs.discard(request.request_id)
+            return None
+        leg = self._begin(request, transfer)
+        if leg is None:
+            return None
+        leg.request_over = True
         transfer_id = bytes.fromhex(transfer.transfer_id)
         self._agent.at_source(lambda source, now: source.ended(transfer_id, completed, now))
+        if completed and self._holds_answers:
+            self._num_answers += 1
+            leg.answer = self._num_answers
+        if leg.settled is not None:
+            self._end_leg(leg, leg.settled)
+            self._agent.ring()
+        return leg.answer
 
     def finished(self) -> TransfersDone:
         """See KVConnector.
@@ -131,10 +170,29 @@ class P2PConnector:
             transfer_id = self._loads.pop(load.request_id, None)
             if transfer_id is not None:
                 self._settle(transfer_id)
-        return done
+        for settled in self._agent.settled_legs():
+            leg = self._legs[settled.transfer_id.hex()]
+            leg.settled = settled
+            if leg.request_over:
+                self._end_leg(leg, settled)
+        answers, self._answers = self._answers, []
+        return TransfersDone(done.loads, done.saves, answers)
+
+    def report(self, load: EngineLoad) -> None:
+        """Peers are told."""
+        self._agent.report(load)
 
     def reset(self) -> None:
         """Nothing is stored here."""
+
+    def drain(self) -> None:
+        """Refuse transfers whose leg is not here."""
+        self._agent.at_source(lambda source, _: source.drain())
+
+    @property
+    def num_owed(self) -> int:
+        """Legs that are over and whose blocks are not where they should be."""
+        return sum(leg.request_over for leg in self._legs.values())
 
     def stats(self) -> KVTransferStats:
         """See KVConnector."""
@@ -159,12 +217,20 @@ class P2PConnector:
         """See KVConnector."""
         self._agent.close()
 
-    def _begin(self, request: Request, transfer: KvTransfer) -> None:
-        if request.request_id in self._legs:
-            return
-        self._legs.add(request.request_id)
+    def _begin(self, request: Request, transfer: KvTransfer) -> _Leg | None:
+        """Return the leg that a request is, which is begun with the first word of it; None: another one is."""
+        leg = self._legs.get(transfer.transfer_id)
+        if leg is not None:
+            return leg if leg.request_id == request.request_id and not leg.request_over else None
+        leg = self._legs[transfer.transfer_id] = _Leg(request.request_id)
         transfer_id = bytes.fromhex(transfer.transfer_id)
         self._agent.at_source(lambda source, now: source.begin(transfer_id, transfer.peer_incarnation, now))
+        return leg
+
+    def _end_leg(self, leg: _Leg, settled: LegSettled) -> None:
+        del self._legs[settled.transfer_id.hex()]
+        if leg.answer is not None:
+            self._answers.append(AnswerDone(leg.answer, None if settled.delivered else settled.reason))
 
     def _not_needed(self, transfer: KvTransfer) -> None:
         """Tell the prefill engine of a transfer that nobody asks for any more, once."""

@@ -69,14 +69,20 @@ class Driver:
         parts: to act through.
         load_ended: is told each load that ended.
         save_ended: is told each save whose blocks are free.
+        leg_settled: is told each prefill leg whose transfer is over.
     """
 
     def __init__(
-        self, parts: DriverParts, load_ended: Callable[[LoadDone], None], save_ended: Callable[[int], None]
+        self,
+        parts: DriverParts,
+        load_ended: Callable[[LoadDone], None],
+        save_ended: Callable[[int], None],
+        leg_settled: Callable[[LegSettled], None],
     ) -> None:
         self._parts = parts
         self._load_ended = load_ended
         self._save_ended = save_ended
+        self._leg_settled = leg_settled
         self._spills: dict[int, _Spilled] = {}
         self._copying: set[int] = set()
         """Spills that the machine has not been told the end of."""
@@ -178,3 +184,4 @@ class Driver:
     def _end_leg(self, settled: LegSettled) -> None:
         if settled.reason:
             _log.info("the K/V of transfer %s was not passed on: %s", settled.transfer_id.hex(), settled.reason)
+        self._leg_settled(settled)

@@ -33,7 +33,7 @@ from pagefleet_protocol.kv_control import (
     Welcome,
 )
 
-from pagefleet_engine.core.kv_connector import BlockRun
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad
 from pagefleet_engine.kv_transfer.p2p.actions import (
     Disconnect,
     DropSpill,
@@ -79,7 +79,7 @@ class Source:
         self._spilled_blocks: dict[int, int] = {}
         """Blocks of each spill that exists or is being made."""
         self._num_spills = 0
-        self._load = (0, 0, 0, 0)
+        self._load = EngineLoad()
         self._draining = False
 
     @property
@@ -160,7 +160,7 @@ class Source:
         if session is None:
             return [self._answer(peer, message, self._nack("no_session"))]
         if isinstance(body, Ping):
-            return [self._answer(peer, message, Pong(self._incarnation, *self._load, self._draining))]
+            return [self._answer(peer, message, self._pong())]
         if isinstance(body, Plane):
             agreed = body.name == session.plane
             return [Hear(body.name, session.incarnation, body.payload)] if agreed else []
@@ -208,16 +208,25 @@ class Source:
         return self._spill_ended(number, False, now)
 
     def relieve(self, num_blocks: int) -> list[SourceAction]:
-        """The pool is short: spill so many blocks, as far as the overflow pool has room."""
-        return self._spill(num_blocks)
+        """The pool is short: spill so many blocks, as far as the overflow pool has room.
 
-    def report(self, waiting: int, running: int, free_blocks: int, queued_tokens: int) -> None:
+        Those on their way there count. What only the transfers keep goes first: spilling the blocks of a leg that
+        computes frees none while its request runs.
+        """
+        moving = sum(count for _, count in self._spills.values())
+        return self._spill(num_blocks - moving)
+
+    def report(self, load: EngineLoad) -> None:
         """The load that peers are told from now on."""
-        self._load = (waiting, running, free_blocks, queued_tokens)
+        self._load = load
 
-    def drain(self) -> None:
-        """Take no transfer whose leg is not here already."""
+    def drain(self) -> list[SourceAction]:
+        """Take no transfer whose leg is not here already. Those that are here go on."""
         self._draining = True
+        actions: list[SourceAction] = []
+        for found in [found for found in self._live.values() if found.leg is Leg.AWAITED]:
+            actions += [*found.say(self._nack("draining")), *self._close(found, "the prefill engine drains")]
+        return self._out(actions)
 
     def tick(self, now: float) -> list[SourceAction]:
         """Let time pass: to be called every 100 ms or so."""
@@ -388,7 +397,7 @@ class Source:
     def _spill(self, num_blocks: int) -> list[SourceAction]:
         actions: list[SourceAction] = []
         room = self._settings.overflow_bytes // self._settings.block_bytes - self.num_spilled_blocks
-        for found in self._live.values():
+        for found in sorted(self._live.values(), key=lambda found: found.leg is not Leg.COMPUTED):
             while num_blocks > 0:
                 number = self._num_spills + 1
                 blocks = found.holdings.spill(number, found.next_block, room)
@@ -416,6 +425,10 @@ class Source:
             if isinstance(action, DropSpill):
                 del self._spilled_blocks[action.number]
         return actions
+
+    def _pong(self) -> Pong:
+        load = self._load
+        return Pong(self._incarnation, load.waiting, load.running, load.free_blocks, load.queued_tokens, self._draining)
 
     def _answer(self, peer: str, message: ControlMessage, body: Body) -> Send:
         return Send(peer, ControlMessage(body, message.transfer_id, message.epoch, message.seq))

@@ -394,7 +394,7 @@ def test_a_plane_that_only_one_has_is_refused() -> None:
 def test_a_draining_engine_takes_no_transfer_that_it_does_not_know() -> None:
     net, prefill, decode_engine = world()
     request, leg = half_way(net, prefill, decode_engine)
-    prefill.source.drain()
+    prefill.do(prefill.source.drain())
     other = load(prefill, decode_engine, bytes(15) + b"1")
     net.run(1.5)
     assert "draining" in failure(decode_engine, other)
@@ -402,6 +402,16 @@ def test_a_draining_engine_takes_no_transfer_that_it_does_not_know() -> None:
     finish(prefill, leg)
     net.run(1.0)
     assert decode_engine.ended[request].num_blocks == 8
+    assert_free(net)
+
+
+def test_an_engine_that_begins_to_drain_sends_away_who_waits_for_a_leg() -> None:
+    net, prefill, decode_engine = world()
+    request = load(prefill, decode_engine)
+    net.run(0.5)
+    prefill.do(prefill.source.drain())
+    net.run(0.1)
+    assert "draining" in failure(decode_engine, request)
     assert_free(net)
 
 

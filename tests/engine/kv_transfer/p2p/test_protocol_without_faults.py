@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+from pagefleet_engine.core.kv_connector import EngineLoad
+from pagefleet_engine.kv_transfer.p2p.actions import Send
 from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings, SendType
 from pagefleet_engine.kv_transfer.p2p.target import LoadJob
+from pagefleet_protocol.kv_control import ControlMessage, Hello, Ping, Pong
 
-from tests.fakes.kv_p2p import BLOCK_BYTES, Decode, Leg, Net, Prefill, block_hash
+from tests.fakes.kv_p2p import BLOCK_BYTES, Decode, Leg, Net, Prefill, block_hash, content
 
 ID = bytes(range(16))
 
@@ -184,6 +187,31 @@ def test_a_spill_that_fails_leaves_the_blocks_where_they_are() -> None:
     net.run(2)
     assert decode.ended[request].num_blocks == 6
     assert_nothing_is_left(net)
+
+
+def test_blocks_on_their_way_to_spilled_memory_count_and_those_of_ended_legs_go_first() -> None:
+    net, prefill, decode = pair(settings(blocks=64))
+    legs = [Leg(bytes([number]) * 16, number, 4) for number in (1, 2, 3)]
+    for leg in legs:
+        prefill.begin(leg, decode.incarnation)
+        prefill.save(leg, 0, 4)
+    prefill.end(legs[1], True)
+    prefill.do(prefill.source.relieve(4))
+    prefill.do(prefill.source.relieve(4))
+    (spill,) = prefill.copying
+    assert [prefill.pool.blocks[block] for block in spill.blocks] == [content(2, index) for index in range(4)]
+    prefill.do(prefill.source.relieve(6))
+    assert len(prefill.copying) == 2
+
+
+def test_a_pong_says_how_busy_the_engine_is() -> None:
+    _, prefill, _ = pair(settings())
+    hello = ControlMessage(Hello("d" * 32, ("tcp",)), seq=1)
+    prefill.source.message("peer", hello, 0.0)
+    prefill.source.report(EngineLoad(waiting=1, running=2, free_blocks=3, queued_tokens=4))
+    (sent,) = prefill.source.message("peer", ControlMessage(Ping(), seq=2), 0.1)
+    assert isinstance(sent, Send)
+    assert sent.message.body == Pong(prefill.incarnation, 1, 2, 3, 4, False)
 
 
 def test_a_decode_engine_with_everything_frees_the_leg() -> None:

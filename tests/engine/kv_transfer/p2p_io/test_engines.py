@@ -101,6 +101,65 @@ def test_a_prompt_computed_elsewhere_gives_the_same_tokens(
     fleet.until(lambda: decode.figure('peers{state="ready"}') == 1)
 
 
+def test_a_leg_of_put_is_answered_when_its_blocks_have_arrived(fleet: Fleet, expected: dict[int, list[int]]) -> None:
+    prefill, decode = pair(fleet, "put")
+    one, two = legs(1, prefill, decode)
+    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
+    fleet.until(lambda: not prefill.core.is_due and prefill.core.stats().transfers_owed == 1)
+    assert prefill.core.has_work
+    assert not prefill.ended("p1")
+    decode.add("d1", prompt_of(1), transfer=two)
+    fleet.until(lambda: prefill.ended("p1") and decode.ended("d1"))
+    assert prefill.outputs["p1"][-1].finish_reason == "length"
+    assert passed(decode, 1, expected)
+    assert prefill.core.stats().transfers_owed == 0
+
+
+def test_a_leg_of_put_whose_blocks_nobody_took_is_an_error(fleet: Fleet) -> None:
+    prefill, decode = pair(fleet, "put")
+    one, two = legs(1, prefill, decode)
+    decode.add("d1", prompt_of(1), transfer=two)
+    fleet.until(lambda: bool(decode.core._scheduler._loads.num_parked and prefill.figure("nacks_total") == 0))
+    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
+    prefill.step()
+    fleet.stop(decode)
+    fleet.until(lambda: prefill.ended("p1"), prefill)
+    assert prefill.outputs["p1"][-1].error_kind == "kv_load_failed"
+    assert prefill.num_held_blocks == 0
+
+
+def test_an_engine_that_drains_ends_what_it_has_and_takes_no_more(fleet: Fleet, expected: dict[int, list[int]]) -> None:
+    prefill, decode = pair(fleet)
+    (one, two), (_, other) = legs(1, prefill, decode), legs(2, prefill, decode)
+    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
+    fleet.until(lambda: prefill.ended("p1"))
+    assert prefill.core.stats().transfers_owed == 1
+    prefill.core.drain()
+    decode.add("d2", prompt_of(2), transfer=other)
+    fleet.until(lambda: decode.ended("d2"))
+    assert decode.figure("recomputed_tokens_total") == FULL_BLOCKS * 16
+    decode.add("d1", prompt_of(1), transfer=two)
+    fleet.until(lambda: decode.ended("d1"))
+    assert passed(decode, 1, expected)
+    fleet.until(lambda: prefill.core.stats().transfers_owed == 0)
+
+
+def test_a_pool_full_of_blocks_that_wait_for_others_serves_new_requests(
+    fleet: Fleet, expected: dict[int, list[int]]
+) -> None:
+    prefill, decode = pair(fleet)
+    both = {number: legs(number, prefill, decode) for number in range(1, 8)}
+    for number in both:  # 70 blocks of a pool of 64, and nobody has asked for them
+        prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, both[number][0])
+    fleet.until(lambda: all(prefill.ended(f"p{number}") for number in both), prefill)
+    assert prefill.figure("spilled_blocks_total") > 0
+    for number in both:
+        decode.add(f"d{number}", prompt_of(number), transfer=both[number][1])
+    fleet.until(lambda: all(decode.ended(f"d{number}") for number in both))
+    assert all(passed(decode, number, expected) for number in both)
+    fleet.until(lambda: prefill.num_held_blocks == 0)
+
+
 def test_many_at_once_and_in_any_order(fleet: Fleet, expected: dict[int, list[int]]) -> None:
     prefill, decode = pair(fleet)
     both = {number: legs(number, prefill, decode) for number in range(1, 9)}
