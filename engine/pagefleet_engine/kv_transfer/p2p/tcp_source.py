@@ -87,6 +87,8 @@ class SourceLink:
                 outgoing.views = _zeros(sum(map(len, outgoing.views)))
             kept.append(outgoing)
         self._outgoing = kept
+        if not self._has_work:
+            self._deadline = float("inf")
 
     def ready(self, mask: int, now: float) -> None:
         """Send what the socket takes, up to a quantum.

@@ -29,7 +29,6 @@ def others(pair: Pair, tmp_path: Path) -> Iterator[dict[str, ServedEngine]]:
     others = {
         "block_size": pair.engine("--block-size", "32"),
         "model": pair.engine(model=str(trained_further)),
-        "compute_dtype": pair.engine("--dtype", "float32"),
     }
     for engine in others.values():
         engine.started()

@@ -20,8 +20,11 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     Withdrawn,
 )
 from pagefleet_engine.kv_transfer.p2p.landing import MAX_FRAME_BYTES
+from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
 from pagefleet_engine.kv_transfer.p2p.tcp import MAX_INVITATIONS, MAX_NEWCOMERS, TcpPlane
 from pagefleet_engine.kv_transfer.p2p.tcp_hello import HELLO_BYTES, Invitation
+from pagefleet_engine.kv_transfer.p2p.tcp_link import LinkSettings
+from pagefleet_engine.kv_transfer.p2p.tcp_source import SourceLink
 from pagefleet_protocol.kv_blob import checksum
 
 from tests.fakes.byte_pages import PATIENCE_S, BytePages
@@ -345,6 +348,18 @@ def test_a_target_that_takes_nothing_is_cut() -> None:
     assert isinstance(down, LinkDown)
     assert "silent" in down.reason
     source.plane.close()
+
+
+def test_a_link_whose_frames_were_all_withdrawn_is_in_no_hurry() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pages = BytePages(1, BLOCK)
+        settings = LinkSettings(PageViews(pages), COMPATIBILITY, 1.0, 10.0, lambda event: None)
+        link = SourceLink(ours, "d", b"", settings)
+        link.queue(frame(0, 0, [0]), now=5.0)
+        assert link.deadline == 15.0
+        link.withdraw(TRANSFER)
+        assert link.deadline == float("inf")
 
 
 def test_a_target_that_speaks_is_cut() -> None:
