@@ -282,6 +282,8 @@ class Scheduler:
         """
         while self._waiting and draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
+            if self._loads.lacks(request):
+                break
             most_new = min(draft.chunk, draft.budget)
             spare = len(self._running) + self._loads.claim_before(request)
             grant = self._kv_cache.admit(request, spare, most_new)
