@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,13 +17,11 @@ from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.child_view import stored_child
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.event_reader import EventReader, suspects
+from pagefleet_operator.handlers.kv_answers import KvAnswers
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.pod_http import PodHttp
-from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import Child, ChildKey, Observed, PodSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
-
-AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +32,7 @@ class Sources:
     cluster: Cluster
     events: EventReader
     pods: PodHttp
+    kv: KvAnswers
     live: LiveNumbers
     scaling: Autoscaler
     now: Callable[[], datetime]
@@ -74,7 +72,7 @@ class Observer:
             events=await self._sources.events.read(*key, suspects(glance, named_claims(service))),
             progress=await self._progress(glance.pods),
             pair_load=self._sources.scaling.pair_load(key),
-            kv_engines=await self._kv_engines(glance.pods) if is_disaggregated(service) else (),
+            kv_engines=await self._sources.kv.of(key, glance.pods) if is_disaggregated(service) else (),
         )
 
     async def find(self, key: Key, uid: str, names: Sequence[ChildKey]) -> dict[ChildKey, Child]:
@@ -92,16 +90,6 @@ class Observer:
             if body is not None:
                 found[kind, name] = stored_child(body, kind, BY_NAME[kind].api_version).open(uid)
         return found
-
-    async def _kv_engines(self, pods: Sequence[PodSeen]) -> tuple[KvEngineSeen, ...]:
-        limit = asyncio.Semaphore(AT_A_TIME)
-
-        async def ask(pod: PodSeen) -> KvEngineSeen | None:
-            async with limit:
-                return await self._sources.pods.kv_engine(pod.name, pod.ip)
-
-        engines = [pod for pod in pods if pod.role and pod.ready and pod.ip and not pod.deleting]
-        return tuple(one for one in await asyncio.gather(*map(ask, engines)) if one is not None)
 
     async def _progress(self, pods: Sequence[PodSeen]) -> Progress | None:
         for pod in pods:

@@ -24,6 +24,7 @@ from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
 from pagefleet_operator.handlers.health import HealthServer, Vitals
+from pagefleet_operator.handlers.kv_answers import KvAnswers
 from pagefleet_operator.handlers.lease import Election
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
@@ -232,6 +233,7 @@ def _reconciler(
         cluster=cluster,
         events=EventReader(cluster),
         pods=outside.pods,
+        kv=KvAnswers(outside.pods),
         live=numbers[0],
         scaling=numbers[1],
         now=_now,

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagefleet_protocol.inference_status import InferenceServiceStatus
-from pagefleet_protocol.kube_names import LABEL_COMPONENT
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_ROLE
 
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.handlers.cluster_view import Key
 from pagefleet_operator.plan.observed import Observed
+from pagefleet_operator.plan.roles import PAIR_ROLES
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,11 +34,10 @@ async def wake_asleep(cluster: Cluster, key: Key, previous: InferenceServiceStat
     Raises:
         ClusterError: it was not done; the look has to be repeated.
     """
-    wanted = observed.scaling.desired if observed.scaling is not None else 0
-    if wanted < 1 or previous is None or previous.scaling is None or previous.scaling.mode != "Internal":
-        return
+    counts = _wanted(previous, observed)
     for (kind, name), child in observed.children.items():
-        if kind == "Deployment" and child.ours and _is_engine(child.body) and _replicas(child.body) == 0:
+        wanted = counts.get(_role(child.body), 0) if kind == "Deployment" and child.ours else 0
+        if wanted and _replicas(child.body) == 0:
             body = await cluster.get(BY_NAME[kind], key[0], name)
             if body is None or _replicas(body) != 0:
                 continue
@@ -46,8 +46,23 @@ async def wake_asleep(cluster: Cluster, key: Key, previous: InferenceServiceStat
             _LOG.info("%s/%s: %s wakes up with %d engines, though the spec is refused", *key, name, wanted)
 
 
-def _is_engine(body: Mapping[str, Any]) -> bool:
-    return ((body.get("metadata") or {}).get("labels") or {}).get(LABEL_COMPONENT) == "engine"
+def _wanted(previous: InferenceServiceStatus | None, observed: Observed) -> Mapping[str, int]:
+    """Return the engines that autoscalers want, for whole requests and of both parts, where pagefleet scales them."""
+    if previous is None:
+        return {}
+    rules = {"engine": previous.scaling} | {one.name: one.scaling for one in previous.role_scaling}
+    scaled = {role for role, rule in rules.items() if rule is not None and rule.mode == "Internal"}
+    seen = {"engine": observed.scaling} | dict(observed.role_scaling)
+    counts = {role: one.desired for role, one in seen.items() if one is not None and role in scaled}
+    # Parts wake together: neither answers alone.
+    awake = any(counts.get(role) for role in PAIR_ROLES)
+    return counts | {role: max(1, counts[role]) for role in PAIR_ROLES if awake and role in counts}
+
+
+def _role(body: Mapping[str, Any]) -> str:
+    """Return what a Deployment's pods are: engine, prefill, decode; empty: no engines."""
+    labels = (body.get("metadata") or {}).get("labels") or {}
+    return str(labels.get(LABEL_ROLE, "engine")) if labels.get(LABEL_COMPONENT) == "engine" else ""
 
 
 def _replicas(body: Mapping[str, Any]) -> object:

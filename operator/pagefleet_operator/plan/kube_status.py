@@ -144,6 +144,7 @@ def invalid_service_status(
     return InferenceServiceStatus(
         observed_generation=observed.generation,
         model_name=previous.model_name if previous else name,
+        mode=previous.mode if previous else "Aggregated",
         url=previous.url if previous else None,
         ready=f"{engines.ready}/{engines.wanted}",
         replicas=len(engines.pods),
@@ -153,6 +154,8 @@ def invalid_service_status(
         resolved=previous.resolved if previous else None,
         live=live_status(previous.live if previous else None, observed.live, observed.now),
         scaling=previous.scaling if previous else None,
+        role_scaling=previous.role_scaling if previous else (),
+        ratio=previous.ratio if previous else None,
     )
 
 

@@ -79,5 +79,6 @@ def _cut_off(takers: Sequence[KvEngineSeen]) -> Verdict | None:
 
 
 def _linked(sources: Sequence[KvEngineSeen], takers: Sequence[KvEngineSeen]) -> Verdict:
-    text = f"{len(takers)} decode engines take K/V from {len(sources)} prefill engines"
+    takes = "engine takes" if len(takers) == 1 else "engines take"
+    text = f"{len(takers)} decode {takes} K/V from {len(sources)} prefill engine{'' if len(sources) == 1 else 's'}"
     return Verdict(True, Reason.KV_LINKED, text)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
+from pagefleet_operator.handlers.kv_answers import FRESH_S
+from pagefleet_operator.handlers.waking import wake_asleep
 from pagefleet_operator.plan.kv_link import KvEngineSeen
+from pagefleet_operator.plan.observed import Observed, ScalingSeen
+from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus, ScalingStatus
 
 from tests.fakes.kube_operator import NAMESPACE, writer
 from tests.fakes.kube_store import Write
 from tests.fakes.kube_store_cluster import KINDS
-from tests.operator.handlers.test_reconciler import Bench
+from tests.operator.handlers.test_reconciler import KEY, NOW, Bench
 
 TWO = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}
 
@@ -92,6 +98,31 @@ def test_engines_are_asked_whether_they_reach_each_other() -> None:
     bench.look()
     assert bench.condition("KVLinkReady")["reason"] == "KVLinked"
     bench.pods.kv_engines["10.0.0.1"] = KvEngineSeen("d", "decode", "another")
+    bench.look()
+    assert bench.condition("KVLinkReady")["reason"] == "KVLinked", "they were asked a moment ago"
+    bench.clock += FRESH_S
     assert bench.look() is not None
     assert bench.condition("KVLinkReady")["reason"] == "KVIncompatible"
     assert bench.condition("Degraded")["status"] == "True"
+
+
+def test_both_parts_wake_together_though_the_spec_is_refused() -> None:
+    bench = Bench()
+    bench.apply(disaggregation={"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
+    bench.look()
+    (revision,) = pairs(bench)
+    assert pairs(bench) == {revision: {"prefill": 0, "decode": 0}}
+    scaling = ScalingStatus(mode="Internal", current=0, desired=0, reason="Idle", signal="", at="2026-01-01T00:00:00Z")
+    stored = InferenceServiceStatus.model_validate(bench.get("InferenceService")["status"])
+    parts = tuple(RoleScalingStatus(name=role, scaling=scaling) for role in PAIR_ROLES)
+    previous = stored.model_copy(update={"role_scaling": parts})
+    bench.cluster.show(bench.view)
+    children = bench.view.children(KEY, bench.get("InferenceService")["metadata"]["uid"])
+    asleep = Observed(now=NOW, children=children, role_scaling={role: ScalingSeen(0, "", "") for role in PAIR_ROLES})
+    asyncio.run(wake_asleep(bench.cluster, KEY, previous, asleep))
+    assert pairs(bench) == {revision: {"prefill": 0, "decode": 0}}, "nobody asks"
+    asked = replace(asleep, role_scaling={**asleep.role_scaling, "decode": ScalingSeen(2, "WokenUp", "")})
+    asyncio.run(wake_asleep(bench.cluster, KEY, stored, asked))
+    assert pairs(bench) == {revision: {"prefill": 0, "decode": 0}}, "somebody else scales it"
+    asyncio.run(wake_asleep(bench.cluster, KEY, previous, asked))
+    assert pairs(bench) == {revision: {"prefill": 1, "decode": 2}}, "neither answers alone"

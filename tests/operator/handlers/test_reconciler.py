@@ -14,6 +14,7 @@ from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
+from pagefleet_operator.handlers.kv_answers import KvAnswers
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.observer import Observer, Sources
 from pagefleet_operator.handlers.reconciler import GOING_LOOK_S, NEVER_S, NOT_READY_LOOK_S, Reconciler, Tools
@@ -64,6 +65,7 @@ class Bench:
             cluster=cluster,
             events=EventReader(cluster),
             pods=self.pods,
+            kv=KvAnswers(self.pods, lambda: self.clock),
             live=live,
             scaling=self.scaling,
             now=lambda: NOW,

@@ -224,7 +224,7 @@ CASES: dict[Reason, Case] = {
         lambda: scaled("", 1, {"mode": "External"}), "scale subresource"),
     Reason.SIGNALS_MISSING: ("ScalingActive", "False", lambda: scaled("SignalsMissing", 2), "so it is"),
     Reason.WAITING: ("Progressing", "False", lambda: engines(serving(), **ended(1)), "EngineReady says why"),
-    Reason.KV_LINKED: ("KVLinkReady", "True", lambda: linked("one"), "1 decode engines take"),
+    Reason.KV_LINKED: ("KVLinkReady", "True", lambda: linked("one"), "1 decode engine takes K/V from 1 prefill engine"),
     Reason.KV_INCOMPATIBLE: ("KVLinkReady", "False", lambda: linked("two"), "K/V of another form"),
     Reason.KV_LINK_DOWN: ("KVLinkReady", "False", lambda: linked("one", dead=2), "reaches none of 2"),
     Reason.SCALED_TO_ZERO: ("Ready", "False", lambda: serving(replicas=0).settle(), "set it to 1 or more"),
