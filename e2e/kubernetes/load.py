@@ -33,13 +33,16 @@ class Load:
     """Use as a context manager; the load runs inside it."""
 
     def __init__(
-        self, cluster: Cluster, image: str, service: Service, askers: int = ASKERS, streamers: int = STREAMERS
-    ) -> None:
+        self, cluster: Cluster, image: str, service: Service, askers: int = ASKERS, streamers: int = STREAMERS,
+        sentences: int = 0,
+    ) -> None:  # fmt: skip
+        """Prepare it; with `sentences` every prompt is another one, and that long."""
         self._cluster = cluster
         self._namespace = service.namespace
         self._pod = f"load-{service.name}"
         url = f"http://{service.name}.{service.namespace}.svc"
-        command = ["python", "-c", PROGRAM.read_text(), url, service.name, str(askers), str(streamers)]
+        numbers = map(str, (askers, streamers, sentences))
+        command = ["python", "-c", PROGRAM.read_text(), url, service.name, *numbers]
         self._document = restricted_pod(self._pod, {"image": image, "command": command})
 
     def __enter__(self) -> Self:

@@ -8,13 +8,16 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
 
 import aiohttp
 
 STREAM_TOKENS = 60
 PAUSE_S = 0.05
 PRINT_S = 0.5
+SENTENCE = " It says what a page fleet is, and what it is not."
 TOPICS = ("The router", "A fleet", "The engine", "Each block", "Tokens", "Caches", "The model", "Requests")
 
 
@@ -29,21 +32,35 @@ class Account:
         return json.dumps({**self.counts, "failures": self.failures})
 
 
-async def ask(session: aiohttp.ClientSession, url: str, model: str, number: int) -> str:
+@dataclass(frozen=True)
+class Asked:
+    """Whom to ask, and for what."""
+
+    url: str
+    model: str
+    sentences: int
+    """0: a few prompts that are short; else each is another one, and that long."""
+
+    def prompt(self, number: int) -> str:
+        topic = TOPICS[number % len(TOPICS)]
+        return f"Part {number}. {topic}:{SENTENCE * self.sentences}" if self.sentences else topic
+
+
+async def ask(session: aiohttp.ClientSession, asked: Asked, number: int) -> str:
     """Ask for a short answer. Returns what is wrong with it."""
-    body = {"model": model, "prompt": TOPICS[number % len(TOPICS)], "max_tokens": 8, "ignore_eos": True}
-    async with session.post(f"{url}/v1/completions", json=body) as reply:
+    body = {"model": asked.model, "prompt": asked.prompt(number), "max_tokens": 8, "ignore_eos": True}
+    async with session.post(f"{asked.url}/v1/completions", json=body) as reply:
         if reply.status != 200:
             return f"{reply.status} {await reply.text()}"
         usage = (await reply.json())["usage"]
         return "" if usage["completion_tokens"] == 8 else f"usage {usage}"
 
 
-async def stream(session: aiohttp.ClientSession, url: str, model: str, number: int) -> str:
+async def stream(session: aiohttp.ClientSession, asked: Asked, number: int) -> str:
     """Read a longer answer as it comes. Returns what is wrong with it."""
-    body = {"model": model, "prompt": TOPICS[number % len(TOPICS)], "max_tokens": STREAM_TOKENS, "ignore_eos": True}
+    body = {"model": asked.model, "prompt": asked.prompt(number), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
     ends, done = [], 0
-    async with session.post(f"{url}/v1/completions", json={**body, "stream": True}) as reply:
+    async with session.post(f"{asked.url}/v1/completions", json={**body, "stream": True}) as reply:
         if reply.status != 200:
             return f"{reply.status} {await reply.text()}"
         async for line in reply.content:
@@ -57,35 +74,38 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
     return "" if (ends, done) == (["length"], 1) else f"ended by {ends} and {done} [DONE]"
 
 
-async def repeat(
-    work: Callable[[aiohttp.ClientSession, str, str, int], Awaitable[str]], where: tuple[str, str], number: int,
-    account: Account,
-) -> None:  # fmt: skip
+Work = Callable[[aiohttp.ClientSession, Asked, int], Awaitable[str]]
+
+
+async def repeat(work: Work, asked: Asked, numbers: Iterator[int], account: Account) -> None:
     """Ask for ever. Every second client takes a new connection for each request."""
+    number = next(numbers)
     connector = aiohttp.TCPConnector(force_close=number % 2 == 0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60)) as session:
         while True:
             try:
-                wrong = await work(session, *where, number)
+                wrong = await work(session, asked, number)
             except (aiohttp.ClientError, TimeoutError) as error:
                 wrong = repr(error)
             if wrong:
                 account.failures.append(f"{time.strftime('%H:%M:%S')} {work.__name__}: {wrong}"[:400])
             account.counts[f"{work.__name__}_{'failed' if wrong else 'right'}"] += 1
-            number += 3
+            number = next(numbers)
             await asyncio.sleep(PAUSE_S)
 
 
-async def main(url: str, model: str, askers: int, streamers: int) -> None:
+async def main(asked: Asked, askers: int, streamers: int) -> None:
     account = Account()
     work = [ask] * askers + [stream] * streamers
     async with asyncio.TaskGroup() as group:
         for number, one in enumerate(work):
-            group.create_task(repeat(one, (url, model), number, account))
+            group.create_task(repeat(one, asked, count(number, len(work) + 1), account))
         while True:
             print(account.line(), flush=True)
             await asyncio.sleep(PRINT_S)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    url, model, *numbers = sys.argv[1:]
+    askers, streamers, sentences = map(int, numbers)
+    asyncio.run(main(Asked(url, model, sentences), askers, streamers))

@@ -94,13 +94,14 @@ class Service:
         return reasons == ["Settled", "AllReady", "Serving"]
 
     def role(self, name: str) -> dict[str, Any]:
-        """Return counts and revision of `engine` or `router`."""
+        """Return counts and revision of `engine`, `prefill`, `decode` or `router`."""
         (found,) = (one for one in self.status["roles"] if one["name"] == name)
         return dict(found)
 
     def pods(self, role: str) -> list[dict[str, Any]]:
-        """Return the pods of a role that are not on their way out."""
-        labels = f"pagefleet.dev/service={self.name},app.kubernetes.io/component={role}"
+        """Return the pods of a role that are not on their way out; `engine`: engines of both parts, too."""
+        kind = "pagefleet.dev/role" if role in ("prefill", "decode") else "app.kubernetes.io/component"
+        labels = f"pagefleet.dev/service={self.name},{kind}={role}"
         found = self.cluster.list("v1", "Pod", self.namespace, labels)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 

@@ -56,9 +56,9 @@ def ask(url: str, model: str, prompt: str) -> Answered:
 
 
 def metric(url: str, name: str) -> float:
-    """Return a router's metric that has no labels; 0 where it has none."""
+    """Return a metric of a router or an engine that has one series; 0 where it has none."""
     page = httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text
-    found = re.search(rf"^{name} (\S+)$", page, re.MULTILINE)
+    found = re.search(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", page, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
