@@ -64,5 +64,7 @@ ROUTER_ROLE_KV_USAGE = "pagefleet_router_role_kv_usage_ratio"
 # What a router has learned of engines: take the mean over routers.
 ROUTER_PREFILL_RATE = "pagefleet_router_prefill_tokens_per_second"
 """Uncached prompt tokens that one engine computes in a second, by model."""
+ROUTER_TRANSFER_RATE = "pagefleet_router_pd_transfer_bytes_per_second"
+"""Bytes of K/V that reach one decode engine in a second while blocks come, by engine."""
 ROUTER_DECODE_RATE = "pagefleet_router_decode_tokens_per_second"
 """Tokens that one engine generates in a second under load, by model."""

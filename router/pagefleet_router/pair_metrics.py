@@ -56,7 +56,7 @@ def _by_role(engines: Sequence[EngineView], now: float) -> Iterator[Metric]:
     for engine in engines:
         found[engine.endpoint.model, engine.role].append(engine)
     bandwidth = GaugeMetricFamily(
-        _PREFIX + "transfer_bytes_per_second", "Learned: K/V that reaches an engine.", labels=("engine",)
+        names.ROUTER_TRANSFER_RATE, "Learned: K/V that reaches an engine.", labels=("engine",)
     )
     for engine in engines:
         if engine.rates.transfer.bandwidth.is_learned and engine.role != "prefill":

@@ -25,6 +25,7 @@ from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.gate_scene import GateScene
+from tests.fakes.pair_fleet import pair_facts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(?P<name>pagefleet_\w+)` \| (?P<type>\w+) \|(?P<labels>[^|]*)\| [^|]+ \|$", re.M)
@@ -43,13 +44,17 @@ def of_engine() -> str:
 
 
 def of_router() -> str:
-    engine = EngineView(Endpoint("e0", "http://127.0.0.1:1", "m"), ready=True, load=PolledLoad())
+    facts = pair_facts("0" * 32, "decode")
+    engine = EngineView(Endpoint("e0", "http://127.0.0.1:1", "m"), ready=True, load=PolledLoad(), facts=facts)
+    engine.rates.transfer.bandwidth.observe(1.0, 0.0)
     engine.rates.prefill.observe(1.0, 0.0)
     engine.rates.decode.observe(1.0, 0.0)
     metrics = RouterMetrics(lambda: Snapshot((engine,)), lambda: 0, lambda: 0.0)
     metrics.finished("/v1/models", 200, 0.1)
     metrics.retries["refused"] += 1
     metrics.failures["refused"] += 1
+    metrics.pairs.choices["remote"] += 1
+    metrics.pairs.retries["kv_lost"] += 1
     metrics.arrivals["m"] += 1
     metrics.continued["m"] += 1
     metrics.prompt_tokens["m"] += 1

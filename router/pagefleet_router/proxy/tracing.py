@@ -89,7 +89,9 @@ def attempt_span(request: Span, engine: EngineView, cached_tokens: int) -> Span:
     span = request.part("ask engine")
     if span.is_kept:
         span.set(names.ENGINE, engine.id)
-        span.set(names.SERVER_ADDRESS, engine.endpoint.url)
+        host, _, port = engine.endpoint.url.removeprefix("http://").rpartition(":")
+        span.set(names.SERVER_ADDRESS, host)
+        span.set(names.SERVER_PORT, int(port))
         span.set(names.CACHED_TOKENS, cached_tokens)
     return span
 

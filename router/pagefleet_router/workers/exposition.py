@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pagefleet_protocol import metric_names as names
 
-_LEARNED = frozenset({names.ROUTER_PREFILL_RATE, names.ROUTER_DECODE_RATE})
+_LEARNED = frozenset({names.ROUTER_PREFILL_RATE, names.ROUTER_DECODE_RATE, names.ROUTER_TRANSFER_RATE})
 """Means over those processes that say something."""
 _SEEN_ALIKE = frozenset(
     {
@@ -20,6 +20,10 @@ _SEEN_ALIKE = frozenset(
         "pagefleet_router_engine_kv_usage_ratio",
         "pagefleet_router_kv_blocks",
         "pagefleet_router_kv_engines_followed",
+        names.ROUTER_ROLE_ENGINES,
+        names.ROUTER_ROLE_REQUESTS,
+        names.ROUTER_ROLE_WAITING,
+        names.ROUTER_ROLE_KV_USAGE,
     }
 )
 """What engines say of themselves: the word of the process that answers."""

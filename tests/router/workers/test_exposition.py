@@ -15,6 +15,8 @@ from pagefleet_router.workers.exposition import Exposition, merge
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fakes.pair_fleet import pair_facts
+
 
 def metrics(num_requests: int, num_running: float, generated: float) -> RouterMetrics:
     load = PolledLoad(num_running, 1.0, 0.5)
@@ -49,6 +51,20 @@ def test_counts_add_up_and_what_all_see_counts_once() -> None:
     assert merged["pagefleet_router_fleet_engines"] == 1
     assert merged["pagefleet_router_fleet_generated_tokens_total"] == 700
     assert [value for name, value in merged.items() if name.startswith("pagefleet_router_build_info")] == [1]
+
+
+def test_engines_of_a_role_count_once_and_their_prompts_add_up() -> None:
+    def page(tokens: int) -> bytes:
+        engine = EngineView(
+            Endpoint("p0", "http://127.0.0.1:1", "m"), ready=True, facts=pair_facts("0" * 32, "prefill")
+        )
+        engine.tally.begin(tokens, 0.0)
+        return RouterMetrics(lambda: Snapshot((engine,)), lambda: 0, lambda: 0.0).text()
+
+    merged = values(merge(page(300), [page(500)]))
+    assert merged["pagefleet_router_role_engines,model=m,role=prefill"] == 1
+    assert merged["pagefleet_router_role_requests,model=m,role=prefill"] == 1
+    assert merged["pagefleet_router_role_prefill_tokens_in_flight,model=m,role=prefill"] == 800
 
 
 def test_what_is_learned_is_the_mean_of_those_who_know() -> None:
