@@ -8,6 +8,7 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
 
 REQUEST_ID = "pagefleet.request_id"
 CACHED_TOKENS = "pagefleet.cached_tokens"

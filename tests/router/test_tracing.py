@@ -60,10 +60,12 @@ def test_a_request_is_a_span_with_what_became_of_it(tmp_path: Path, site: Collec
     async def check(f: Fleet) -> None:
         head = f"{CONTEXT}x-request-id: mine\r\n"
         assert (await f.ask(post(chat(SECRET), headers=head))).status == 200
+        port.append(f.engines[0].port)
         seen = f.engines[0].seen[0]
         context.extend(value for name, value in seen.headers if name in {"traceparent", "tracestate", "baggage"})
 
     context: list[str] = []
+    port: list[int] = []
     run(tmp_path, check, whole(), otlp_traces_endpoint=site.url)
     asked, request = one(site.spans, "ask engine"), one(site.spans, CHAT)
     assert (request.service, request.kind, request.trace_id) == ("pagefleet-router", SERVER, TRACE_ID)
@@ -78,6 +80,7 @@ def test_a_request_is_a_span_with_what_became_of_it(tmp_path: Path, site: Collec
     }  # fmt: skip
     assert (asked.kind, asked.trace_id, asked.parent_id) == (CLIENT, TRACE_ID, request.span_id)
     assert (asked.attributes[names.ENGINE], asked.attributes[names.STATUS], asked.failure) == ("e0", 200, None)
+    assert (asked.attributes[names.SERVER_ADDRESS], asked.attributes[names.SERVER_PORT]) == ("127.0.0.1", port[0])
     assert sorted(context) == sorted([f"00-{TRACE_ID}-{asked.span_id}-01", "a=b", "c=d"]), "the attempt's, once"
     assert SECRET not in repr(site.spans)
 

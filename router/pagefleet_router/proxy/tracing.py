@@ -11,6 +11,7 @@ from pagefleet_protocol import trace_names as names
 from pagefleet_protocol.tracing import NO_TRACER, Span, Tracer
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from pagefleet_router.config import check_engine_url
 from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.client_request import ClientRequest
@@ -89,9 +90,9 @@ def attempt_span(request: Span, engine: EngineView, cached_tokens: int) -> Span:
     span = request.part("ask engine")
     if span.is_kept:
         span.set(names.ENGINE, engine.id)
-        host, _, port = engine.endpoint.url.removeprefix("http://").rpartition(":")
+        host, port = check_engine_url(engine.endpoint.url)
         span.set(names.SERVER_ADDRESS, host)
-        span.set(names.SERVER_PORT, int(port))
+        span.set(names.SERVER_PORT, port)
         span.set(names.CACHED_TOKENS, cached_tokens)
     return span
 
