@@ -449,13 +449,13 @@ class Net:
         prefill = self.prefills.get(wanted.at)
         invited = prefill is not None and wanted.invitation == f"{prefill.incarnation}/{decode.incarnation}".encode()
         if prefill is None or not invited or (wanted.at, decode.name) in self.cut:
-            decode.events.append(LinkDown(wanted.peer, "refused"))
+            decode.events.append(LinkDown(wanted.peer, "target", "refused"))
             return
         if (prefill.incarnation, decode.incarnation) in self.links:  # P has not noticed that the old one is gone
             self.break_link(prefill.incarnation, decode.incarnation, "replaced", tell_decode=False)
         self.links[prefill.incarnation, decode.incarnation] = deque()
-        prefill.events.append(LinkUp(decode.incarnation))
-        decode.events.append(LinkUp(prefill.incarnation))
+        prefill.events.append(LinkUp(decode.incarnation, "source"))
+        decode.events.append(LinkUp(prefill.incarnation, "target"))
 
     def break_link(
         self, prefill: str, decode: str, reason: str, *, tell_prefill: bool = True, tell_decode: bool = True
@@ -467,14 +467,14 @@ class Net:
                 source.queue = [frame for frame in source.queue if frame.peer != decode]
                 source.stop_reading(decode)
                 if stood and tell_prefill:
-                    source.events.append(LinkDown(decode, reason))
+                    source.events.append(LinkDown(decode, "source", reason))
         if not stood:
             return
         for target in self.decodes.values():
             if target.incarnation == decode:
                 target.stop_writing(prefill)
                 if tell_decode:
-                    target.events.append(LinkDown(prefill, reason))
+                    target.events.append(LinkDown(prefill, "target", reason))
 
     def send_frame(self, prefill: Prefill) -> None:
         """Let a prefill engine's plane read a frame and put it on the wire, or begin with the oldest."""
@@ -490,7 +490,7 @@ class Net:
         wire = self.links.get((prefill.incarnation, frame.peer))
         if wire is None:
             prefill.queue = [other for other in prefill.queue if other.peer != frame.peer]
-            prefill.events.append(LinkDown(frame.peer, "there is no connection"))
+            prefill.events.append(LinkDown(frame.peer, "source", "there is no connection"))
             return
         name = FrameName(frame.transfer_id, frame.epoch, frame.seq).encode()
         check = checksum(payload)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.kv_control import ControlMessage, PlaneName
 
-from pagefleet_engine.kv_transfer.p2p.data_plane import Landing
+from pagefleet_engine.kv_transfer.p2p.data_plane import End, Landing
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,11 @@ class Hear:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """`DataPlane.disconnect`: all frames to or from this incarnation end at once, without an event."""
+    """`DataPlane.disconnect`: all frames of one link with this incarnation end at once, without an event."""
 
     plane: PlaneName
     peer: str
+    end: End
 
 
 # P, the prefill side

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+End = Literal["source", "target"]
+"""Which end of a link this engine is. Two engines that serve each other have a link each way, apart from each other."""
 MAX_INVITATION_BYTES = 4096
 MAX_TELL_BYTES = 32 * 1024
 
@@ -62,13 +64,15 @@ class LinkUp:
     """Frames can go between this engine and the peer."""
 
     peer: str
+    end: End
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """No frame goes to or comes from the peer any more, and none of its frames touches the pages: connect again."""
+    """No frame goes over the link any more, and none of its frames touches the pages: connect again."""
 
     peer: str
+    end: End
     reason: str
 
 
@@ -158,10 +162,10 @@ class DataPlane(Protocol):
         """Target: begin to connect to the source at `host`; `LinkUp` or `LinkDown` follows."""
         ...
 
-    def disconnect(self, peer: str) -> None:
-        """Either: close the link or take the invitation back, without an event.
+    def disconnect(self, peer: str, end: End) -> None:
+        """Close the link of which this engine is that end, or take the invitation back, without an event.
 
-        When it returns, nothing of the peer's frames touches the pages; it waits a few milliseconds for that at most.
+        When it returns, none of the link's frames touches the pages; it waits a few milliseconds for that at most.
         """
         ...
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
+    End,
     Frame,
     Landed,
     Landing,
@@ -120,12 +121,13 @@ class DevicePlane:
         """Begin a link with a source; an older one with it ends."""
         self._do(lambda: self._connect(peer, invitation))
 
-    def disconnect(self, peer: str) -> None:
-        """End all links with a peer and take its invitations back; waits for what is copied just now."""
-        with self._lock:
-            self._invitations = {token: one for token, one in self._invitations.items() if one[0] != peer}
+    def disconnect(self, peer: str, end: End) -> None:
+        """End a link with a peer, and at the source take the invitations back; waits for what is copied just now."""
+        if end == "source":
+            with self._lock:
+                self._invitations = {token: one for token, one in self._invitations.items() if one[0] != peer}
         done = threading.Event()
-        self._do(lambda: self._disconnect(peer, done))
+        self._do(lambda: self._disconnect(peer, end, done))
         while not done.wait(_LOOK_S) and self._thread.is_alive():
             pass
 
@@ -236,21 +238,21 @@ class DevicePlane:
             carrier = self._carriers.to_source(peer, facts, voice.say)
         except LinkBroken as error:
             self._redial.failed(peer, now)
-            self._tell(LinkDown(peer, str(error)))
+            self._tell(LinkDown(peer, "target", str(error)))
             return
         line = Line(peer, Ear(token), voice)
         self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, self._settings, now)
 
-    def _disconnect(self, peer: str, done: threading.Event) -> None:
-        for link in (self._sources.get(peer), self._targets.get(peer)):
-            if link is not None:
-                self._remove(link, "it was disconnected")
+    def _disconnect(self, peer: str, end: End, done: threading.Event) -> None:
+        link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
+        if link is not None:
+            self._remove(link, "it was disconnected")
         done.set()
 
     def _send(self, peer: str, frame: Frame) -> None:
         link = self._sources.get(peer)
         if link is None:
-            self._tell(LinkDown(peer, "it is not connected"))
+            self._tell(LinkDown(peer, "source", "it is not connected"))
             return
         self._guarded(link, lambda: link.queue(frame))
 
@@ -305,7 +307,7 @@ class DevicePlane:
                 self._redial.worked(link.peer)
             self._redial.failed(link.peer, time.monotonic())
         self._remove(link, reason)
-        self._tell(LinkDown(link.peer, reason))
+        self._tell(LinkDown(link.peer, "source" if isinstance(link, DeviceSource) else "target", reason))
 
     def _remove(self, link: Link, reason: str) -> None:
         ends: dict[str, DeviceSource] | dict[str, DeviceTarget]

@@ -109,7 +109,7 @@ class DeviceSource:
         if not self._up and self._carrier.ready(now):
             self._up = True
             self._voice.say(Joined())
-            self._settings.tell(LinkUp(self.peer))
+            self._settings.tell(LinkUp(self.peer, "source"))
         self._stage()
         self._announce(now)
         if self._up and not (self._staged or self._announced):

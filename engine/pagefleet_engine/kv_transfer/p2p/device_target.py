@@ -105,7 +105,7 @@ class DeviceTarget:
                 if not self._up:
                     self._up = True
                     self._deadline = float("inf")
-                    self._settings.tell(LinkUp(self.peer))
+                    self._settings.tell(LinkUp(self.peer, "target"))
             case Announce():
                 self._announced(word)
             case _:

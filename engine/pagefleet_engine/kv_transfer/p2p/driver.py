@@ -141,7 +141,7 @@ class Driver:
             case Hear():
                 plane.hear(action.peer, action.data)
             case Disconnect():
-                plane.disconnect(action.peer)
+                plane.disconnect(action.peer, action.end)
 
     def _reach(self, action: Dial | HangUp | Connect) -> None:
         """Act on connections to prefill engines; one that is off the list by now is not reached, and seems silent."""

@@ -200,7 +200,7 @@ class Link:
         self.data_changed(False)
         if not was or self.incarnation is None:
             return []
-        return [Disconnect(self.plane, self.incarnation)]
+        return [Disconnect(self.plane, self.incarnation, "target")]
 
     def _tell_notices(self) -> list[TargetAction]:
         told = [(transfer_id, body) for transfer_id, to, body in self._notices if to == self.incarnation]

@@ -186,7 +186,7 @@ class Source:
     def plane_event(self, event: PlaneEvent, now: float) -> list[SourceAction]:
         """A data plane told something; what is not for this side (LinkUp, FrameArrived ...) changes nothing here."""
         if isinstance(event, LinkDown):
-            return self._out(self._link_down(event))
+            return self._out(self._link_down(event)) if event.end == "source" else []
         if not isinstance(event, FrameSent | Withdrawn):
             return []
         found = self._live.get(event.transfer_id) or self._closing.get(event.transfer_id)
@@ -345,7 +345,7 @@ class Source:
         return actions
 
     def _lost(self, session: Session, reason: str) -> list[SourceAction]:
-        actions: list[SourceAction] = [Disconnect(session.plane, session.incarnation)]
+        actions: list[SourceAction] = [Disconnect(session.plane, session.incarnation, "source")]
         for found in (*self._live.values(), *self._closing.values()):
             if found.reservation is None or found.reservation.session is not session:
                 continue

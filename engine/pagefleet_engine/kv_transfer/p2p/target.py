@@ -157,7 +157,7 @@ class Target:
     def plane_event(self, event: PlaneEvent, now: float) -> list[TargetAction]:
         """A data plane told something; what is not for this side (FrameSent, Withdrawn) changes nothing here."""
         if isinstance(event, LinkUp | LinkDown):
-            return self._data_changed(event, now)
+            return self._data_changed(event, now) if event.end == "target" else []
         if isinstance(event, Landed):
             load = self._loads.get(event.transfer_id)
             return self._gone(load) if load is not None and load.phase is Phase.ENDING else []

@@ -19,6 +19,7 @@ from pagefleet_engine.core.kv_connector import KVPages
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
+    End,
     Frame,
     FrameArrived,
     FrameSent,
@@ -123,12 +124,13 @@ class TcpPlane:
         """Begin to connect to a source; an older connection to it is closed."""
         self._do(lambda: self._connect(peer, host, invitation))
 
-    def disconnect(self, peer: str) -> None:
-        """Close all links with a peer and take its invitations back; waits for what is read or written just now."""
-        with self._lock:
-            self._invitations = {number: one for number, one in self._invitations.items() if one[0] != peer}
+    def disconnect(self, peer: str, end: End) -> None:
+        """Close a link, and at its source take invitations back; waits for what is read or written just now."""
+        if end == "source":
+            with self._lock:
+                self._invitations = {number: one for number, one in self._invitations.items() if one[0] != peer}
         done = threading.Event()
-        self._do(lambda: self._disconnect(peer, done))
+        self._do(lambda: self._disconnect(peer, end, done))
         while not done.wait(_LOOK_S) and self._thread.is_alive():
             pass
 
@@ -267,7 +269,7 @@ class TcpPlane:
             self._end(self._sources[peer], "it connected again")
         welcome = invitation.welcome(self._settings.compatibility)
         link = self._sources[peer] = SourceLink(newcomer.socket, peer, welcome, self._settings)
-        self._tell(LinkUp(peer))
+        self._tell(LinkUp(peer, "source"))
         self._watch(link)
 
     def _connect(self, peer: str, host: str, invitation: bytes) -> None:
@@ -283,22 +285,22 @@ class TcpPlane:
             with contextlib.suppress(BlockingIOError):
                 connecting.connect(address)
         except (BadHello, OSError) as error:
-            self._tell(LinkDown(peer, f"it cannot be connected to: {error}"))
+            self._tell(LinkDown(peer, "target", f"it cannot be connected to: {error}"))
             return
         link = TargetLink(connecting, peer, invited, self._landings, self._settings, time.monotonic())
         self._targets[peer] = link
         self._watch(link)
 
-    def _disconnect(self, peer: str, done: threading.Event) -> None:
-        for link in (self._sources.get(peer), self._targets.get(peer)):
-            if link is not None:
-                self._remove(link)
+    def _disconnect(self, peer: str, end: End, done: threading.Event) -> None:
+        link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
+        if link is not None:
+            self._remove(link)
         done.set()
 
     def _send(self, peer: str, frame: Frame) -> None:
         link = self._sources.get(peer)
         if link is None:
-            self._tell(LinkDown(peer, "it is not connected"))
+            self._tell(LinkDown(peer, "source", "it is not connected"))
             return
         link.queue(frame, time.monotonic())
         self._watch(link)
@@ -328,7 +330,8 @@ class TcpPlane:
         if isinstance(connection, Newcomer):
             self._num_refused += 1
         elif isinstance(connection, SourceLink | TargetLink):
-            self._tell(LinkDown(connection.peer, reason))
+            end: End = "source" if isinstance(connection, SourceLink) else "target"
+            self._tell(LinkDown(connection.peer, end, reason))
         self._remove(connection)
 
     def _remove(self, connection: Connection) -> None:

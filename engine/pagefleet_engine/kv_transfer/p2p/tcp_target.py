@@ -161,7 +161,7 @@ class TargetLink:
             raise LinkError(str(error)) from None
         self._welcome = None
         self._deadline = float("inf")
-        self._settings.tell(LinkUp(self.peer))
+        self._settings.tell(LinkUp(self.peer, "target"))
 
     def _receive(self) -> int:
         """Read into the rest of the payload and the header after it, in one call."""

@@ -289,7 +289,7 @@ def test_silence_makes_a_link_suspect_then_dead(silent: float, state: LinkState)
     made.heard(100.0)
     actions = made.tick(100.0 + silent)
     assert made.state is state
-    dead = [Disconnect("tcp", "p" * 32), HangUp("p:1")]
+    dead = [Disconnect("tcp", "p" * 32, "target"), HangUp("p:1")]
     assert (actions == dead) == (state is LinkState.DEAD)
 
 
@@ -321,7 +321,7 @@ def test_another_incarnation_gets_another_data_connection() -> None:
     made.data_changed(True)
     made.greet(110.0)
     assert welcome(made, "r" * 32, seq=2) == [
-        Disconnect("tcp", "p" * 32),
+        Disconnect("tcp", "p" * 32, "target"),
         Connect("tcp", "r" * 32, "p:1", b"token"),
     ]
 

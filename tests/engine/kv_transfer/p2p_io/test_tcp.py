@@ -231,8 +231,8 @@ def test_a_withdrawn_frame_is_not_read_any_more_and_the_next_one_arrives() -> No
 def test_frames_for_nobody_and_for_who_left_end_by_the_loss_of_the_link() -> None:
     with joined(tcp_end(filled=True), tcp_end()) as (source, target):
         source.plane.send("nobody", frame(0, 0, [1]))
-        assert source.wait_for(LinkDown) == [LinkDown("nobody", "it is not connected")]
-        target.plane.disconnect("p")
+        assert source.wait_for(LinkDown) == [LinkDown("nobody", "source", "it is not connected")]
+        target.plane.disconnect("p", "target")
         (down,) = source.wait_for(LinkDown)
         assert isinstance(down, LinkDown)
         assert down.peer == "d"
@@ -257,7 +257,7 @@ def test_nobody_writes_once_a_link_is_closed() -> None:
     thread.start()
     while target.pages.peek(0) == GARBAGE:
         pass
-    target.plane.disconnect("p")
+    target.plane.disconnect("p", "target")
     for block in range(64):
         target.pages.poke(block, GARBAGE)
     stop.set()
@@ -287,10 +287,23 @@ def test_an_invitation_is_good_once_and_for_who_knows_its_secret() -> None:
     source.plane.close()
 
 
+def test_two_that_serve_each_other_have_a_link_each_way() -> None:
+    one, two = tcp_end(filled=True), tcp_end(filled=True)
+    with joined(one, two):  # two calls one `p`, one calls two `d`
+        one.plane.connect("d", "127.0.0.1", two.plane.invite("p"))
+        assert one.wait_for(LinkUp) == [LinkUp("d", "target")]
+        assert two.wait_for(LinkUp) == [LinkUp("p", "source")]
+        two.plane.disconnect("p", "target")
+        assert one.wait_for(LinkDown) == [LinkDown("d", "source", "the target left")]
+        one.plane.land("d", landing(range(2)))
+        two.plane.send("p", frame(0, 0, range(2)))
+        one.wait_for(FrameArrived)
+
+
 def test_an_invitation_that_was_taken_back_or_pushed_out_is_good_no_more() -> None:
     source = tcp_end(filled=True)
     back, out = (Invitation.decode(source.plane.invite(peer)) for peer in ("back", "out"))
-    source.plane.disconnect("back")
+    source.plane.disconnect("back", "source")
     for _ in range(MAX_INVITATIONS):
         source.plane.invite("others")
     for invitation in (back, out):
@@ -382,7 +395,7 @@ def test_who_connects_again_replaces_its_connection() -> None:
         assert isinstance(down, LinkDown)
         assert down.peer == "d"
         source.wait_for(LinkUp)
-        assert target.wait_for(LinkUp) == [LinkUp("p")]
+        assert target.wait_for(LinkUp) == [LinkUp("p", "target")]
         works(source, target)
 
 

@@ -233,7 +233,7 @@ def test_a_peer_whose_link_broke_is_left_alone_and_then_dialled_again(pair: Pair
             pair.scene.until(lambda: bool(pair.target.seen))
         return isinstance(pair.target.seen[-1], LinkUp)
 
-    pair.target.seen.append(LinkDown("p", "at first"))
+    pair.target.seen.append(LinkDown("p", "target", "at first"))
     pair.scene.until(up, "another link")
     pair.works()
 
@@ -307,8 +307,8 @@ def test_a_withdrawn_frame_is_not_read_any_more_and_the_next_one_arrives(pair: P
 
 def test_frames_for_nobody_and_for_who_left_end_by_the_loss_of_the_link(pair: Pair) -> None:
     pair.source.plane.send("nobody", frame(0, 0, [1]))
-    assert pair.scene.wait_for(pair.source, LinkDown) == [LinkDown("nobody", "it is not connected")]
-    pair.target.plane.disconnect("p")
+    assert pair.scene.wait_for(pair.source, LinkDown) == [LinkDown("nobody", "source", "it is not connected")]
+    pair.target.plane.disconnect("p", "target")
     assert "disconnected" in pair.down(pair.source)
     assert not pair.target.seen  # who closes is not told
 
@@ -356,7 +356,7 @@ def test_an_invitation_is_good_once_and_for_whom_it_is(pair: Pair) -> None:
 
 def test_an_invitation_that_was_taken_back_or_pushed_out_is_good_no_more(pair: Pair) -> None:
     back, out = (pair.source.plane.invite(peer)[6:22] for peer in ("back", "out"))
-    pair.source.plane.disconnect("back")
+    pair.source.plane.disconnect("back", "source")
     for _ in range(MAX_INVITATIONS):
         pair.source.plane.invite("others")
     for peer, token in (("back", back), ("out", out)):
@@ -403,7 +403,7 @@ def test_what_was_exported_and_opened_is_given_back() -> None:
     pair = Pair("cuda_ipc")
     pair.works()
     assert pair.memory.opened == 1
-    pair.target.plane.disconnect("p")
+    pair.target.plane.disconnect("p", "target")
     assert pair.memory.opened == 0
     pair.scene.close()
     assert pair.memory.freed

@@ -82,7 +82,7 @@ def test_one_thread_of_an_engine_calls_nccl(fleet: Fleet) -> None:
     fleet.scene.join(source, target)
     fleet.scene.join(target, source)
     fleet.move(source, target, 5, 1)
-    target.plane.disconnect("p")
+    target.plane.disconnect("p", "target")
     fleet.scene.wait_for(source, LinkDown)
     assert [len(library.callers) for library in fleet.libraries.values()] == [1, 1]
 
@@ -92,7 +92,7 @@ def test_a_link_has_a_communicator_when_it_is_up_and_none_when_it_ends(fleet: Fl
     fleet.scene.join(source, target)
     assert len(fleet.world.ranks) == 2
     assert source.plane.counters()["communicators"] == target.plane.counters()["communicators"] == 1.0
-    target.plane.disconnect("p")
+    target.plane.disconnect("p", "target")
     fleet.scene.wait_for(source, LinkDown)
     assert not fleet.world.ranks
     assert source.plane.counters()["communicators"] == target.plane.counters()["communicators"] == 0.0
@@ -137,7 +137,7 @@ def test_a_communicator_that_is_in_use_is_not_given_up(fleet: Fleet) -> None:
     fleet.scene.until(lambda: fleet.said(Go) == 1)
     other.plane.connect("p", "127.0.0.1", source.plane.invite("b"))
     fleet.scene.until(lambda: source.plane.counters()["communicators"] == 1.0 and fleet.said(Park) == 0)
-    source.plane.disconnect("a")  # and with that there is room
+    source.plane.disconnect("a", "source")  # and with that there is room
     fleet.world.nothing_moves = False
     fleet.scene.wait_for(other, LinkUp)
     fleet.move(source, other, 6, 2)
