@@ -63,13 +63,18 @@ class BlobStore:
         self._quiet_until: float | None = None
         self._own = secrets.token_hex(8)
 
+    @property
+    def takes_writes(self) -> bool:
+        """False for a while after the disk did not take one."""
+        return self._quiet_until is None or self._clock() >= self._quiet_until
+
     def contains(self, key: BlockKey) -> bool:
         """True if there is a file for the block; whether it is right, reading it will tell."""
         return self._path(key).exists()
 
     def write(self, key: BlockKey, payload: memoryview) -> bool:
         """Keep one block; False when the disk cannot, or could not a short while ago."""
-        if self._quiet_until is not None and self._clock() < self._quiet_until:
+        if not self.takes_writes:
             self.num_failed_writes += 1
             return False
         header = BlobHeader(

@@ -71,6 +71,11 @@ class BlockMover:
         return 0 if self._store is None else self._store.file_bytes
 
     @property
+    def takes_writes(self) -> bool:
+        """False without a folder, and for a while after the disk did not take a block."""
+        return self._store is not None and self._store.takes_writes
+
+    @property
     def num_damaged(self) -> int:
         """Blocks on disk that were found to be wrong, and deleted."""
         return 0 if self._store is None else self._store.num_damaged

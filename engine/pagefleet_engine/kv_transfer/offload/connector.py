@@ -248,7 +248,9 @@ class OffloadConnector:
             self._drop([spill.key])
 
     def _spill(self) -> None:
-        for spill in self._spiller.due() if self._spiller is not None else ():
+        if self._spiller is None or not self._mover.takes_writes:
+            return
+        for spill in self._spiller.due():
             if spill.evicted is not None:
                 self._drop([spill.evicted])
             self._mover.start(SpillJob(self._number(_Spill(spill.key)), spill.slot, spill.key))

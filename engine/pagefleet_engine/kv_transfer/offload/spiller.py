@@ -34,6 +34,8 @@ class Spiller:
         self._disk = disk
         self._num_ahead = min(MOST_AHEAD, -(-host.capacity // 2))
         self._drop_found = False
+        self._failed = False
+        """Whether the disk did not take the last one: then it gives up no more than one block for the next attempt."""
 
     def due(self) -> Iterator[Spill]:
         """Take the blocks whose turn it is."""
@@ -44,10 +46,13 @@ class Spiller:
             if place is None:
                 return
             yield Spill(key, self._host.hold(key), place.evicted)
+            if self._failed:
+                return
 
     def ended(self, key: BlockKey, *, written: bool) -> bool:
         """A spill is over; True if its file is to be deleted, as the block was forgotten meanwhile."""
         self._host.release(key)
+        self._failed = not written
         if written:
             return not self._disk.commit(key)
         self._disk.abandon(key)

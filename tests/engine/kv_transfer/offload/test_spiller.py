@@ -50,6 +50,21 @@ def test_what_was_not_written_is_due_again() -> None:
     assert [again.key for again in spiller.due()] == [spill.key]
 
 
+def test_disk_that_failed_gives_up_one_block_for_the_next_attempt() -> None:
+    _, disk, spiller = make(8, num_files=3)
+    for number in (50, 51, 52):
+        disk.add_ready(key(number))
+    first = list(spiller.due())
+    assert len(first) == 3
+    for spill in first:
+        spiller.ended(spill.key, written=False)
+    disk.add_ready(key(53))
+    disk.add_ready(key(54))
+    (attempt,) = spiller.due()
+    spiller.ended(attempt.key, written=True)
+    assert len(list(spiller.due())) > 1
+
+
 def test_disk_gives_up_its_coldest_and_refuses_when_all_is_under_way() -> None:
     _, disk, spiller = make(8, num_files=2)
     disk.add_ready(key(50))
