@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
 from pagefleet_protocol.tracing import Tracer, TracesError, make_tracer
 from pagefleet_protocol.version import VERSION
@@ -28,7 +29,7 @@ from pagefleet_router.config import RouterConfig
 from pagefleet_router.discovery.file import FileSource
 from pagefleet_router.discovery.source import EndpointSource
 from pagefleet_router.discovery.static import StaticSource
-from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.metrics import RouterMetrics
@@ -90,6 +91,7 @@ class Router:
         self.config = config
         self._seat = seat
         self._siblings: Siblings | None = None
+        self._is_keyless_told = False
         self._source = source or make_source(config)
         self.table = make_table(config)
         self.connections: set[ClientConnection] = set()
@@ -121,6 +123,7 @@ class Router:
             None if transfers is None else make_pairing(config, policy, self._caches.knowledge),
         )  # fmt: skip
         self.table.subscribe(self._follow)
+        self.table.subscribe_to_facts(self._facts_changed)
         self._log = AccessLog(sys.stdout) if config.access_log else None
         keys = ApiKeys(config.api_key_file) if config.api_key_file else None
         self.gate = make_gate(config, self.table, keys)
@@ -227,6 +230,14 @@ class Router:
         # An address may have passed from one engine to another: connections to the old one lead nowhere.
         self.pools.keep_only({one.endpoint.url for one in self.table.snapshot.engines if one.id not in came})
         logger.info("engines: %d (%d new, %d gone)", len(self.table.snapshot.engines), len(came), len(left))
+
+    def _facts_changed(self, engine: EngineView, before: EngineFacts | None) -> None:
+        if engine.role != "both" and self._dispatcher.pairing is None and not self._is_keyless_told:
+            self._is_keyless_told = True
+            logger.warning(
+                "engine %s is for %s alone, but nobody is sent there with another engine: give --fleet-key-file",
+                engine.id, engine.role,
+            )  # fmt: skip
 
     def _on_healthy(self, engine_id: str) -> None:
         self._dispatcher.healthy(engine_id)

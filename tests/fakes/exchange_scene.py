@@ -12,7 +12,7 @@ from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts, KvTransferFacts
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.handoff import StreamState, decode_stream_state, split_body
-from pagefleet_protocol.kv_handoff import KvRole
+from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvRole
 from pagefleet_router.admission.gate import Gate, GateLimits
 from pagefleet_router.admission.room import FleetRooms
 from pagefleet_router.endpoints import EndpointTable
@@ -97,6 +97,7 @@ class Call:
             state = decode_stream_state(fields["x-pagefleet-stream"])
         text, _, tokens = split_body(body, 0, state.num_tokens)
         assert text == BODY, "another request than the client's"
+        assert not (KV_TRANSFER in fields and state.num_tokens), "what goes on has more than a prompt"
         self.given = rest_of_answer(state, tokens)
 
     def pause(self) -> None:

@@ -116,10 +116,10 @@ class PairAttempt:
     def answered(self, view: RequestView, now: float) -> None:
         """Learn from the decode leg's first byte; `view` is still whole."""
         dispatcher, leg = self._services.dispatcher, self.leg
-        dispatcher.succeeded(self.prefill.engine)
         dispatcher.policy.sent(view, self._choice.engine)
         if leg is None or leg.done_at is None:
-            return
+            return  # it was not needed, or its K/V did not come
+        dispatcher.succeeded(self.prefill.engine)
         seconds = now - leg.done_at
         dispatcher.metrics.pairs.handover.observe(seconds)
         self._choice.engine.rates.transfer.handed_over(seconds, self._late_s, now)
