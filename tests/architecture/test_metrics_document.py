@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.tracing import SpanSeries
 from pagefleet_operator.handlers.autoscaler import ScalingGauge
@@ -24,7 +26,10 @@ from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fakes.connector_kinds import connected
+from tests.fakes.device_planes import DeviceEnd, nccl_maker
 from tests.fakes.gate_scene import GateScene
+from tests.fakes.nccl_world import FakeNccl, NcclWorld
 from tests.fakes.pair_fleet import pair_facts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -34,8 +39,27 @@ ROW = re.compile(r"^\| `(?P<name>pagefleet_\w+)` \| (?P<type>\w+) \|(?P<labels>[
 Metric = tuple[str, str, frozenset[str]]
 
 
+def of_connectors() -> Mapping[str, float]:
+    """What connectors of every kind tell."""
+    figures: dict[str, float] = {}
+    for kind in ("p2p,offload", "file"):
+        with tempfile.TemporaryDirectory() as folder, connected(kind, Path(folder)) as ends:
+            given, wanted = ends.request(1)
+            ends.give(given)
+            ends.taker.loadable(wanted)
+            ends.taker.load_and_wait(wanted, 1)
+            stats = ends.taker.connector.stats()
+            figures |= {**stats.counters, **stats.gauges}
+    world = NcclWorld()
+    device = DeviceEnd("d", nccl_maker(world, FakeNccl(world)))
+    figures |= {f"pagefleet_engine_kv_transfer_{name}": value for name, value in device.plane.counters().items()}
+    device.plane.close()
+    return figures
+
+
 def of_engine() -> str:
-    metrics = EngineMetrics("m", lambda: None, {"weights": 1.0})
+    stats = CoreStats(0, 0, 0.0, 0, 0, 0, 0, kv_transfer=of_connectors())
+    metrics = EngineMetrics("m", lambda: stats, {"weights": 1.0})
     metrics.include(SpanSeries("m", NO_TRACER))
     metrics.finished("stop")
     metrics.ignored_fields(["store"])

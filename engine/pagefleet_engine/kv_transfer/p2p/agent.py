@@ -64,6 +64,7 @@ class TransferAgent:
         self._driver = Driver(parts, self._load_ended, self._save_ended, self._leg_settled)
         self._gauges: dict[str, float] = {}
         """Replaced, never changed: read by another thread."""
+        self._measure()
         self._tick_at = 0.0
         self._listen_at = 0.0
         self._closing = False

@@ -17,7 +17,7 @@ class SourceCounters:
     lease_expiries: float = 0
     nacks: float = 0
     """That it sent or got."""
-    spilled_blocks: float = 0
+    blocks_spilled: float = 0
     refused_messages: float = 0
 
     def totals(self) -> dict[str, float]:

@@ -414,7 +414,7 @@ class Source:
     def _spill_ended(self, number: int, done: bool, now: float) -> list[SourceAction]:
         found, count = self._spills.pop(number)
         if done:
-            self.counters.spilled_blocks += count
+            self.counters.blocks_spilled += count
         else:
             del self._spilled_blocks[number]
         actions: list[SourceAction] = [*found.holdings.spilled(number, done)]

@@ -152,7 +152,7 @@ def test_a_pool_full_of_blocks_that_wait_for_others_serves_new_requests(
     for number in both:  # 70 blocks of a pool of 64, and nobody has asked for them
         prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, both[number][0])
     fleet.until(lambda: all(prefill.ended(f"p{number}") for number in both), prefill)
-    assert prefill.figure("spilled_blocks_total") > 0
+    assert prefill.figure("blocks_spilled_total") > 0
     for number in both:
         decode.add(f"d{number}", prompt_of(number), transfer=both[number][1])
     fleet.until(lambda: all(decode.ended(f"d{number}") for number in both))
