@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import signal
+import time
 from pathlib import Path
 
 from pagefleet_protocol import metric_names
@@ -40,6 +41,8 @@ class FakeRouter:
         self.num_running = 0
         self.num_queued = 0
         """What its metrics claim; a request for /queue/N sets it."""
+        self.prompt_tokens_per_s = 0
+        """The same; set by /prompts/N. An engine computes 1000 of them a second."""
         self.turn = itertools.count()
         self.stopping = asyncio.Event()
 
@@ -69,6 +72,9 @@ class FakeRouter:
             elif path.startswith(b"/queue/"):
                 self.num_queued = int(path.removeprefix(b"/queue/"))
                 reply = ok(b"")
+            elif path.startswith(b"/prompts/"):
+                self.prompt_tokens_per_s = int(path.removeprefix(b"/prompts/"))
+                reply = ok(b"")
             elif path == b"/readyz":
                 reply = ok(b"") if self.endpoints() else refused()
             else:
@@ -79,11 +85,14 @@ class FakeRouter:
         self.num_running -= 1
 
     def page(self) -> bytes:
-        return b"%s 0\n%s %d\n" % (
-            metric_names.ROUTER_ARRIVALS.encode(),
-            metric_names.ROUTER_QUEUED.encode(),
-            self.num_queued,
-        )
+        claims = {
+            metric_names.ROUTER_ARRIVALS: 0,
+            metric_names.ROUTER_QUEUED: self.num_queued,
+            metric_names.ROUTER_PROMPT_TOKENS: self.prompt_tokens_per_s * time.monotonic(),
+            metric_names.ROUTER_PREFILL_RATE: 1000,
+            metric_names.ROUTER_FLEET_ENGINES: 2,
+        }
+        return "".join(f"{name} {value}\n" for name, value in claims.items()).encode()
 
     async def relay(self, head: bytes) -> bytes:
         for _ in range(5):

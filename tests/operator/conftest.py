@@ -78,7 +78,7 @@ def quick() -> Timing:
         backoff_most=0.4,
         settle=0.2,
         kill_grace=10.0,
-        kv_link_period=0.1,
+        pair_period=0.1,
         file_poll=0.05,
         resync=0.3,
     )

@@ -106,6 +106,21 @@ def test_parts_that_do_not_fit_are_told(start_fleet: Any, document: Any) -> None
     asyncio.run(scenario())
 
 
+def test_the_measured_load_is_told_with_what_to_change(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(disaggregation={})) as fleet:
+            await fleet.until(lambda: fleet.settled(2))
+            assert fleet.view().status.ratio is None, "nobody asks"
+            await fleet.ask(path="/prompts/1900")
+            await fleet.until(lambda: fleet.view().status.ratio is not None)
+            ratio = fleet.view().status.ratio
+            assert ratio.message.startswith("more prefill engines are needed: ")
+            assert "one computes 1000/s" in ratio.message
+            assert fleet.reporter.heard(f"qwen: advice: {ratio.message}")
+
+    asyncio.run(scenario())
+
+
 @pytest.fixture
 def launcher(tmp_path: Path, commands: Commands) -> Any:
     settings = LocalSettings(

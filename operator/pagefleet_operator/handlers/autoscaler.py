@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
+from pagefleet_operator.autoscale.pair_load import pair_load
 from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
 from pagefleet_operator.autoscale.router_page import read_router_page
 from pagefleet_operator.autoscale.signals import STALE_S, FleetSignals, FleetWindow
@@ -196,7 +197,7 @@ class Autoscaler:
         if stored is None:
             return False
         if is_disaggregated(followed.service):
-            followed.load = _pair_load(signals)
+            followed.load = pair_load(signals)
         news = [self._decide_group(key, stored, followed, role, (signals, now)) for role in followed.groups]
         if any(news):
             followed.told_at = now
@@ -317,17 +318,6 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
 def _may_be_followed(document: bytes) -> bool:
     """Return whether a document has something that routers are asked for."""
     return b'"autoscaling"' in document or b'"disaggregation"' in document
-
-
-def _pair_load(signals: FleetSignals) -> PairLoad | None:
-    if not signals.complete:
-        return None
-    return PairLoad(
-        prompt_tokens_per_s=signals.prompt_tokens_per_s or 0.0,
-        prefill_rate=signals.prefill_rate,
-        kv_usage=signals.kv_usage,
-        engines=signals.engines,
-    )
 
 
 def _groups(service: InferenceService) -> dict[EngineRole, _Group]:

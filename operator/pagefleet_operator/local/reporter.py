@@ -189,4 +189,6 @@ def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
         verb = "would want" if scaling.mode == "Advisory" else "wants"
         engines = f"{scaling.desired} engine{'' if scaling.desired == 1 else 's'}"
         notes.append(Text(f"{name}: {verb} {engines} ({scaling.reason}): {scaling.signal}", style="dim"))
+    if status.ratio is not None:
+        notes.append(Text(f"{name}: advice: {status.ratio.message}", style="dim"))
     return notes

@@ -13,13 +13,14 @@ from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStat
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.local.autoscaler import Surroundings
 from pagefleet_operator.local.backoff import Backoff
-from pagefleet_operator.local.kv_watch import KvWatch
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
+from pagefleet_operator.local.pair_watch import PairWatch
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.scalers import Scalers, engine_views
 from pagefleet_operator.local.supervisor import Supervisor, World
 from pagefleet_operator.local.wanted import Wanted
 from pagefleet_operator.plan.autoscaling import least_of_view, most_engines
+from pagefleet_operator.plan.pair_ratio import ENOUGH
 from pagefleet_operator.plan.pair_steps import engine_steps
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
@@ -48,8 +49,8 @@ class ServiceRunner:
         self._endpoints: tuple[Endpoint, ...] | None = None
         self._kv_peers: tuple[str, ...] | None = None
         self._scalers = Scalers(world.timing, tasks, self._surroundings, self._tell)
-        self._kv_watch: KvWatch | None = None
-        self._kv_watching: asyncio.Task[None] | None = None
+        self._pair_watch: PairWatch | None = None
+        self._pair_watching: asyncio.Task[None] | None = None
         self._start_up_s: float | None = None
         self._leaving = False
 
@@ -138,16 +139,20 @@ class ServiceRunner:
     def _follow_links(self) -> None:
         """Have prefill and decode engines asked about each other while there are any."""
         wanted = is_disaggregated(self.service) and not self._leaving
-        if wanted and self._kv_watching is None:
-            self._kv_watch = KvWatch(self._world.timing, self._part_urls, self._world.changed)
-            self._kv_watching = self._tasks.create_task(self._kv_watch.run())
-        elif not wanted and self._kv_watching is not None:
-            self._kv_watching.cancel()
-            self._kv_watch = self._kv_watching = None
+        if wanted and self._pair_watching is None:
+            self._pair_watch = PairWatch(self._world.timing, self._part_urls, self._router_urls, self._world.changed)
+            self._pair_watching = self._tasks.create_task(self._pair_watch.run())
+        elif not wanted and self._pair_watching is not None:
+            self._pair_watching.cancel()
+            self._pair_watch = self._pair_watching = None
 
     def _part_urls(self) -> dict[str, str]:
         supervisors = [one for role in PAIR_ROLES for one in self._supervisors[role].values()]
         return {one.name: one.url for one in supervisors if one.url and one.observe().state is State.READY}
+
+    def _router_urls(self) -> dict[str, str]:
+        routers = self._supervisors["router"].values()
+        return {one.name: one.url for one in routers if one.url and one.observe().state is State.READY}
 
     def _surroundings(self, role: EngineRole) -> Surroundings:
         """Return what the autoscaler of engines of a kind has to know."""
@@ -285,7 +290,8 @@ class ServiceRunner:
             url=self.url,
             scaling=self._scalers.seen("engine"),
             role_scaling={role: seen for role in PAIR_ROLES if (seen := self._scalers.seen(role))},
-            kv_engines=self._kv_watch.seen if self._kv_watch else (),
+            kv_engines=self._pair_watch.seen if self._pair_watch else (),
+            pair_load=self._pair_watch.load if self._pair_watch else None,
         )
         before, status = self.service.status, service_status(self.service, plan, seen, now)
         self.service = self.service.model_copy(update={"status": status})
@@ -310,7 +316,14 @@ def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus)
             lines.append(f"the rollout stopped: {progress.message}")
         elif progress.reason == Reason.SETTLED and was_progress.reason in (Reason.ROLLING_OUT, Reason.SCALING):
             lines.append(f"settled, {progress.message}")
-    return lines
+    return lines + _advice(before, status)
+
+
+def _advice(before: InferenceServiceStatus | None, status: InferenceServiceStatus) -> list[str]:
+    """Return what to change about the numbers of prefill and decode engines: other figures alone are no news."""
+    was, now = (one.ratio.message if one and one.ratio else ENOUGH for one in (before, status))
+    change = now.partition(":")[0]
+    return [f"advice: {now}"] if change not in (ENOUGH, was.partition(":")[0]) else []
 
 
 def _word(status: InferenceServiceStatus) -> str:

@@ -47,8 +47,8 @@ class Timing:
     """The same while the process is not ready yet."""
     probe_timeout: float = 5.0
     """A probe without an answer has failed."""
-    kv_link_period: float = 5.0
-    """Between two questions whether prefill and decode engines reach each other."""
+    pair_period: float = 5.0
+    """Between two questions whether prefill and decode engines reach each other, and how busy they are."""
     ready_failures: int = 3
     """Failed readiness probes in a row that take a ready process out of traffic."""
     live_failures: int = 6

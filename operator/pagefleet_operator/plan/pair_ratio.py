@@ -13,6 +13,8 @@ PREFILL_BUSY = 0.95
 """Share of its time that a prefill engine may spend on what arrives."""
 KV_USAGE = 0.8
 """Share of its KV cache that a decode engine may use."""
+ENOUGH = "there are enough of both"
+"""The advice that asks for nothing."""
 _PERIOD = timedelta(minutes=1)
 """Numbers are renewed no more often: every change is written to the cluster's store."""
 _CLEARLY = 0.25
@@ -69,7 +71,7 @@ def _change(prefill: float, decode: float, have: Pair) -> str:
     if any(short):
         parts = [name for name, lacks in zip(("prefill", "decode"), short, strict=True) if lacks]
         return f"more {' and '.join(parts)} engines are needed"
-    return "there are enough of both"
+    return ENOUGH
 
 
 def _short(needed: float, have: int) -> bool:

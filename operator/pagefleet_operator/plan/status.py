@@ -10,6 +10,7 @@ from pagefleet_protocol.inference_status import (
     ConditionType,
     InferenceServiceStatus,
     PairRole,
+    RatioAdvice,
     Role,
     RoleScalingStatus,
     RoleStatus,
@@ -20,6 +21,8 @@ from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, sc
 from pagefleet_operator.plan.kv_link import KvEngineSeen, kv_link_verdict
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.pair_ratio import PairLoad, ratio_advice
+from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
@@ -65,6 +68,8 @@ class Observation:
     role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
     kv_engines: tuple[KvEngineSeen, ...] = ()
     """What those said of their K/V transfer."""
+    pair_load: PairLoad | None = None
+    """What routers measured of a disaggregated service."""
 
     @property
     def all_engines(self) -> tuple[Instance, ...]:
@@ -119,8 +124,14 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
         conditions=make_conditions(verdicts, service.status, seen.generation, now),
         roles=tuple(_role_status(one, seen.of(one.role)) for one in (*(plan.parts or (plan.engine,)), plan.router)),
         role_scaling=_role_scaling(service, seen, now) if parts else (),
+        ratio=_ratio(service, plan, seen, now) if parts else None,
         scaling=scaling_status(service, service.status, seen.scaling, exist, now),
     )
+
+
+def _ratio(service: InferenceService, plan: Plan, seen: Observation, now: str) -> RatioAdvice | None:
+    have = Pair(*(one.replicas for one in plan.parts))
+    return ratio_advice(seen.pair_load, have, service.status.ratio if service.status else None, now)
 
 
 def _held(service: InferenceService, seen: Observation, asleep: Verdict | None) -> Verdict | None:
