@@ -5,6 +5,7 @@ No test in here.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from pagefleet_protocol.fleet_key import FleetKey
 from tests.fakes.kv_relay import Relay, free_pair
 from tests.fakes.kv_serving import Asked, Questions, ServedEngine, until
 
+Ask = Callable[..., Asked]
+"""`Questions.ask` of a pair."""
 LEASE_S = 4
 MIDWAY = 50_000
 """Bytes: within the second block of a transfer."""
@@ -57,6 +60,12 @@ class Pair:
         self.prefill.started()
         self.decode.started()
 
+    async def link(self) -> None:
+        """Ask until K/V is passed: who was lost is dialled again after a while."""
+        async with self.questions() as ask:
+            while await ask().num_passed() == 0:  # noqa: ASYNC110 - what is awaited is in other processes
+                await asyncio.sleep(0.3)
+
     def engine(self, *flags: str, model: str = "builtin://tiny") -> ServedEngine:
         """Start another prefill engine."""
         return ServedEngine(self._next_log(), self.key_file, "prefill", ("--kv-lease", str(LEASE_S), *flags), model)
@@ -69,7 +78,7 @@ class Pair:
             relay.__exit__()
 
     @asynccontextmanager
-    async def questions(self) -> AsyncIterator[Callable[..., Asked]]:
+    async def questions(self) -> AsyncIterator[Ask]:
         """Yield what asks the pair; in the end all have their answer, and both engines every block back."""
         async with httpx.AsyncClient(timeout=120) as http:
             questions = Questions(http, self.key)

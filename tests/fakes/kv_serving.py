@@ -1,7 +1,7 @@
 """Engines as people start them, one for prompts and others for answers, of builtin://tiny unless another is given.
 
-Requests come as a router sends them: two legs with a signed header. Prompts are the embedded model's own questions, each
-in a tenancy of its own, so that nothing is cached and every answer is known by heart.
+Requests come as a router sends them: two legs with a signed header. Prompts are the embedded model's own questions,
+each in a tenancy of its own, so that nothing is cached and every answer is known by heart.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class ServedEngine:
         """Wait until it serves."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_ready():
-            assert time.monotonic() < deadline and self.is_alive, self.log
+            assert self.is_alive, self.log
+            assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
         self.facts = decode_facts(self._http.get(self.url + FACTS_PATH).content)
 
@@ -209,24 +210,42 @@ class Questions:
             on_failure: of decode.
             fields: of the request.
         """
-        exchange, transfer = next(self._exchanges), secrets.token_hex(16)
-        body = {
-            **{"model": MODEL_NAME, "messages": list(exchange.messages), "temperature": 0, "cache_salt": transfer},
-            **fields,
-        }
-        one = KvTransfer("prefill", transfer, decode.facts.incarnation)
-        two = KvTransfer("decode", transfer, prefill.facts.incarnation, address, on_failure)
-        return Asked(exchange, self._post(prefill, body, one), self._post(decode, body, two))
+        exchange = next(self._exchanges)
+        body = {"messages": list(exchange.messages), **fields}
+        return Asked(exchange, *self._legs_of(prefill, decode, address, on_failure, "/v1/chat/completions", body))
 
-    def _post(self, engine: ServedEngine, body: dict[str, Any], transfer: KvTransfer) -> asyncio.Task[httpx.Response]:
-        header = {KV_TRANSFER: transfer.encode(self._key, engine.facts.incarnation)}
-        leg = asyncio.create_task(self._http.post(f"{engine.url}/v1/chat/completions", json=body, headers=header))
-        self._legs.append(leg)
-        return leg
+    def complete(
+        self, prefill: ServedEngine, decode: ServedEngine, address: str, prompt: list[int], on_failure: OnFailure
+    ) -> Asked:
+        """As `ask`, of any prompt; its answer is not known by heart."""
+        body = {"prompt": prompt, "max_tokens": 8, "ignore_eos": True}
+        return Asked(Exchange((), ""), *self._legs_of(prefill, decode, address, on_failure, "/v1/completions", body))
 
     async def ended(self) -> None:
         """Wait for all legs, however they end."""
         await asyncio.gather(*self._legs, return_exceptions=True)
+
+    def _legs_of(
+        self,
+        prefill: ServedEngine,
+        decode: ServedEngine,
+        address: str,
+        on_failure: OnFailure,
+        path: str,
+        fields: dict[str, Any],
+    ) -> list[asyncio.Task[httpx.Response]]:
+        transfer_id = secrets.token_hex(16)
+        body = {"model": MODEL_NAME, "temperature": 0, "cache_salt": transfer_id, **fields}
+        legs = {
+            prefill: KvTransfer("prefill", transfer_id, decode.facts.incarnation),
+            decode: KvTransfer("decode", transfer_id, prefill.facts.incarnation, address, on_failure),
+        }
+        sent = []
+        for engine, leg in legs.items():
+            header = {KV_TRANSFER: leg.encode(self._key, engine.facts.incarnation)}
+            sent.append(asyncio.create_task(self._http.post(f"{engine.url}{path}", json=body, headers=header)))
+        self._legs += sent
+        return sent
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> float:

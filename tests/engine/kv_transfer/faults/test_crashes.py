@@ -13,17 +13,6 @@ from tests.fakes.kv_serving import until
 pytestmark = pytest.mark.fleet
 
 
-async def works_again(pair: Pair) -> None:
-    """Ask until K/V is passed again: after a peer was lost, others wait a while before they dial."""
-    async with pair.questions() as ask:
-
-        async def passes() -> bool:
-            return await ask().num_passed() > 0
-
-        while not await passes():
-            await asyncio.sleep(0.3)
-
-
 def test_prefill_is_killed_midway_and_comes_back_under_its_address(pair: Pair) -> None:
     async def killed() -> None:
         async with pair.questions() as ask:
@@ -42,7 +31,7 @@ def test_prefill_is_killed_midway_and_comes_back_under_its_address(pair: Pair) -
     before = pair.prefill.facts
     pair.repair()
     assert pair.prefill.facts.incarnation != before.incarnation
-    asyncio.run(works_again(pair))
+    asyncio.run(pair.link())
 
 
 def test_prefill_is_frozen_midway_and_goes_on(pair: Pair) -> None:
@@ -62,7 +51,7 @@ def test_prefill_is_frozen_midway_and_goes_on(pair: Pair) -> None:
                 pair.data.arm("none")
 
     asyncio.run(frozen())
-    asyncio.run(works_again(pair))
+    asyncio.run(pair.link())
 
 
 def test_decode_is_frozen_before_it_asks_and_goes_on(pair: Pair) -> None:
@@ -80,7 +69,7 @@ def test_decode_is_frozen_before_it_asks_and_goes_on(pair: Pair) -> None:
             assert await asked.num_passed() == 0
 
     asyncio.run(frozen())
-    asyncio.run(works_again(pair))
+    asyncio.run(pair.link())
 
 
 def test_decode_is_killed_midway_and_comes_back(pair: Pair) -> None:
@@ -99,4 +88,4 @@ def test_decode_is_killed_midway_and_comes_back(pair: Pair) -> None:
 
     asyncio.run(killed())
     pair.repair()
-    asyncio.run(works_again(pair))
+    asyncio.run(pair.link())

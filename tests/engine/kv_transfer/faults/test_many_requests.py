@@ -1,4 +1,4 @@
-"""Thousands of requests through one pair, whose clients leave when they like: every block comes back, memory stays flat.
+"""Thousands of requests through one pair, whose clients leave when they like: all blocks come back, memory is flat.
 
 PAGEFLEET_KV_REQUESTS=10000 says how many there are; without it, as many as are quick.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fakes.kv_pair import Pair
-from tests.fakes.kv_serving import Asked, ServedEngine, until
+from tests.fakes.kv_pair import Ask, Pair
+from tests.fakes.kv_serving import Asked, ServedEngine
 
 pytestmark = pytest.mark.fleet
 NUM_REQUESTS = int(os.environ.get("PAGEFLEET_KV_REQUESTS", "240"))
@@ -61,10 +61,10 @@ def test_every_block_comes_back(pair: Pair) -> None:
     drawn = random.Random(9)
     ended: Counter[str] = Counter()
 
-    async def asker(ask: object, numbers: list[int]) -> None:
+    async def asker(ask: Ask, numbers: list[int]) -> None:
         while numbers:
             numbers.pop()
-            ended[await one_request(ask(n=CHOICES), drawn)] += 1  # type: ignore[operator]
+            ended[await one_request(ask(n=CHOICES), drawn)] += 1
 
     async def some(count: int) -> None:
         async with pair.questions() as ask:  # which waits until nothing is held on either side
@@ -77,7 +77,7 @@ def test_every_block_comes_back(pair: Pair) -> None:
     asyncio.run(some(NUM_REQUESTS - NUM_REQUESTS // 2))
     growth = [memory_kib(engine) - was for engine, was in zip((pair.prefill, pair.decode), halfway, strict=True)]
     received = pair.decode.figure("received_blocks_total")
-    print(  # noqa: T201
+    print(
         f"{NUM_REQUESTS} requests in {time.monotonic() - began:.0f} s, {dict(ended)}; "
         f"{received:.0f} blocks received; memory {halfway} KiB halfway, then {growth} more"
     )

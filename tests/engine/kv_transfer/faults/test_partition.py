@@ -1,0 +1,70 @@
+"""A network that swallows all between two engines in the middle of transfers: both notice, and nothing stays held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from pagefleet_protocol.kv_handoff import OnFailure
+
+from tests.fakes.kv_namespaces import (
+    ADDRESS,
+    LONG_PROMPT_TOKENS,
+    NoNamespaces,
+    Partitioned,
+    long_prompt,
+    partitioned_pair,
+)
+from tests.fakes.kv_serving import Asked, Questions, until
+
+pytestmark = pytest.mark.fleet
+
+
+@pytest.fixture
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Partitioned]:
+    try:
+        with partitioned_pair(tmp_path_factory.mktemp("partition")) as pair:
+            yield pair
+    except NoNamespaces as reason:
+        pytest.skip(f"network namespaces cannot be made here: {reason}")
+
+
+def text_of(reply: httpx.Response) -> str:
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
+
+
+def test_a_partition_in_the_middle_of_transfers(pair: Partitioned) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(timeout=120) as http:
+            questions = Questions(http, pair.key)
+
+            def complete(number: int, on_failure: OnFailure) -> Asked:
+                return questions.complete(pair.prefill, pair.decode, ADDRESS, long_prompt(number), on_failure)
+
+            async def alone(number: int) -> str:
+                body = {"model": "tiny", "prompt": long_prompt(number), "max_tokens": 8, "ignore_eos": True}
+                reply = await http.post(f"{pair.decode.url}/v1/completions", json={**body, "temperature": 0})
+                return text_of(reply)
+
+            expected = {number: await alone(number) for number in (1, 2, 3)}
+            received = pair.decode.figure("received_blocks_total")
+            computed, failed = complete(1, "recompute"), complete(2, "fail")
+            await until(lambda: pair.decode.figure("received_blocks_total") > received)
+            pair.cut()
+            assert (await failed.decode).json()["error"]["code"] == "kv_load_failed"
+            assert text_of(await computed.decode) == expected[1]
+            await until(lambda: pair.prefill.at_baseline and pair.decode.at_baseline)
+            pair.cut(False)
+            while True:  # it is dialled again after a pause
+                asked = complete(3, "recompute")
+                reply = await asked.decode
+                assert text_of(reply) == expected[3]
+                if reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > LONG_PROMPT_TOKENS // 2:
+                    break
+            await questions.ended()
+            await until(lambda: pair.prefill.at_baseline and pair.decode.at_baseline)
+
+    asyncio.run(scenario())
