@@ -92,7 +92,7 @@ class FleetEngine:
     def num_held_blocks(self) -> int:
         """Blocks of the pool that are no one's to take."""
         cache = self.core._scheduler._kv_cache
-        return NUM_BLOCKS - cache.num_available_blocks
+        return cache.num_blocks - cache.num_available_blocks
 
 
 class Fleet:
@@ -103,17 +103,32 @@ class Fleet:
         self._model = model
         self._key_file = key_file
 
-    def engine(self, name: str, block_size: int = 16, key_file: Path | None = None, **kv: Any) -> FleetEngine:
-        """Start one; `name` is a hexadecimal digit, of which its incarnation is made; `kv`: of `KVTransferConfig`."""
+    def engine(
+        self,
+        name: str,
+        block_size: int = 16,
+        key_file: Path | None = None,
+        num_tokens: int = NUM_BLOCKS * 16,
+        **kv: Any,
+    ) -> FleetEngine:
+        """Start one.
+
+        Args:
+            name: a hexadecimal digit, of which its incarnation is made.
+            block_size: tokens per block.
+            key_file: of another fleet.
+            num_tokens: room in its pool.
+            kv: of `KVTransferConfig`.
+        """
         identity = EngineIdentity(name * 32, str(key_file or self._key_file))
         core, ready = build_core(
             EngineConfig(
                 model=ModelConfig(
                     model=str(self._model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256
                 ),
-                cache=CacheConfig(num_kv_blocks=NUM_BLOCKS * 16 // block_size, block_size=block_size),
+                cache=CacheConfig(num_kv_blocks=num_tokens // block_size, block_size=block_size),
                 scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=48),
-                kv_transfer=KVTransferConfig(kv_connector="p2p", **kv),
+                kv_transfer=KVTransferConfig(**{"kv_connector": "p2p", **kv}),
             ),
             identity=identity,
         )
