@@ -69,9 +69,12 @@ def test_pairs_are_made_rolled_over_and_left_without_a_revision_losing_one_part(
     assert {first: {"prefill": 1, "decode": 1}, second: {"prefill": 2, "decode": 2}} in seen
     assert all(len(pair) == 2 for step in seen for pair in step.values())
     bench.apply(disaggregation=None, engine=None)
+    both = {("NetworkPolicy", "qwen-prefill"), ("NetworkPolicy", "qwen-decode")}
     for _ in range(12):
         bench.look()
+        assert not pairs(bench) or both <= bench.objects().keys(), "those that are left pass K/V on"
         get_ready(bench)
+    assert not both & bench.objects().keys()
     assert pairs(bench) == {}
     assert bench.get("Deployment", "qwen-engine")["spec"]["replicas"] == 1
     assert ("Service", "qwen-prefill") not in bench.objects()

@@ -24,6 +24,7 @@ from pagefleet_operator.plan.objects.router_deployment import router_deployment
 from pagefleet_operator.plan.objects.services import client_service, engine_service, openai_config, prefill_service
 from pagefleet_operator.plan.observed import Child, ChildKey
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.settings import ClusterSettings
 
 
@@ -67,7 +68,17 @@ def wanted_children(
     ]
     engines = _engines(service, resolved, settings, context)
     job = _job(service, resolved, settings, context) if with_job else None
-    return (*map(with_applied, fresh), *([job] if job else []), *engines)
+    return (*map(with_applied, fresh), *_policies_left(service, context), *([job] if job else []), *engines)
+
+
+def _policies_left(service: InferenceService, context: ChildContext) -> Iterator[Object]:
+    """Yield the policies of parts that are not wanted any more, for as long as engines of theirs pass K/V."""
+    if context.parts or not deployed_pairs(context.children):
+        return
+    for role in PAIR_ROLES:
+        seen = context.children.get(("NetworkPolicy", names_of(service).part(role)))
+        if seen and seen.ours:
+            yield as_seen(seen.body, "networking.k8s.io/v1", "NetworkPolicy")
 
 
 def _engines(
