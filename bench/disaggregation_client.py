@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import aiohttp
 from pagefleet_engine.bench.goodput import Timing
+from pagefleet_engine.bench.load_client import Failure
 
 from bench.disaggregation_fleet import MODEL
 
@@ -75,15 +76,18 @@ async def ask(
     return Answer(Timing(asked.at, len(asked.prompt), times), text)
 
 
-async def ask_each_at_its_time(url: str, requests: Sequence[Asked]) -> tuple[list[Answer], float]:
-    """Send each request when it is due; returns the answers in that order, and the seconds until the last had ended."""
+async def ask_each_at_its_time(url: str, requests: Sequence[Asked]) -> tuple[list[Answer | Failure], float]:
+    """Send each request when it is due; returns what came of each, and the seconds until the last had ended."""
     bodies = [asked.body() for asked in requests]
     async with new_session() as web:
         started = time.perf_counter()
 
-        async def one(asked: Asked, body: bytes) -> Answer:
+        async def one(asked: Asked, body: bytes) -> Answer | Failure:
             await asyncio.sleep(max(0.0, started + asked.at - time.perf_counter()))
-            return await ask(web, url, asked, body)
+            try:
+                return await ask(web, url, asked, body)
+            except (RuntimeError, aiohttp.ClientError) as error:
+                return Failure(str(error) or type(error).__name__)
 
         answers = await asyncio.gather(*map(one, requests, bodies))
         return list(answers), time.perf_counter() - started

@@ -25,11 +25,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine.bench.arrivals import arrival_times
-from pagefleet_engine.bench.goodput import Timing, meets
+from pagefleet_engine.bench.goodput import Timing, goodput, meets
+from pagefleet_engine.bench.load_client import Failure
 from pagefleet_engine.bench.percentiles import percentile
 from pagefleet_engine.bench.workloads import FIRST_TOKEN
 
-from bench.disaggregation_client import Answer, Asked, ask_each_at_its_time, ask_so_many_at_once
+from bench.disaggregation_client import Answer, Asked, ask, ask_each_at_its_time, ask_so_many_at_once, new_session
 from bench.disaggregation_fleet import VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model
 from bench.disaggregation_plot import plot_sweep
 from bench.report import write_report
@@ -37,6 +38,7 @@ from bench.report import write_report
 TTFT_SLACK, TPOT_SLACK = 5.0, 2.0
 AT_ONCE = 8
 """Requests under way while the load of 1 is measured."""
+WARM_UP_LEN = 512
 COLOCATED, PAIR = "colocated", "pair"
 FLEETS = {
     COLOCATED: (EngineSpec("whole-0", 0), EngineSpec("whole-1", 1)),
@@ -89,25 +91,32 @@ class Alone:
 async def calibrate(router: Process, prompts: Prompts, input_len: int, seconds: float) -> Alone:
     """Measure two engines for whole requests with one request, then with many."""
     alone = []
-    for asked in prompts.make(input_len, [0.0] * 3):
-        answers, _ = await ask_each_at_its_time(router.url, [asked])
-        alone.append(answers[0].timing)
+    async with new_session() as web:
+        for asked in prompts.make(input_len, [0.0] * 3):
+            alone.append((await ask(web, router.url, asked, asked.body())).timing)
     ttft_s, tpot_s = (sorted(getattr(one, name) for one in alone)[1] for name in ("ttft", "tpot"))
     count = max(AT_ONCE, min(200, round(2 * seconds / alone[-1].e2e)))
     return Alone(ttft_s, tpot_s, await ask_so_many_at_once(router.url, prompts.make(input_len, [0.0] * count), AT_ONCE))
 
 
-async def run_cell(router: Process, requests: Sequence[Asked], limits: dict[str, float]) -> tuple[Any, list[Answer]]:
-    """Ask one fleet; returns its figures and answers."""
+async def run_cell(
+    router: Process, requests: Sequence[Asked], limits: dict[str, float]
+) -> tuple[Mapping[str, Any], list[str | None]]:
+    """Ask one fleet; returns its figures, and the text of each answer that came."""
     before = choices(router)
-    answers, seconds = await ask_each_at_its_time(router.url, requests)
-    timings = [answer.timing for answer in answers]
+    outcomes, seconds = await ask_each_at_its_time(router.url, requests)
+    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+    if not answers:
+        raise RuntimeError(f"nothing was answered: {outcomes[0]}")
+    figures = figures_of([answer.timing for answer in answers], seconds, limits)
+    failures = [outcome.reason for outcome in outcomes if isinstance(outcome, Failure)]
     passed = {name: count - before.get(name, 0.0) for name, count in choices(router).items()}
-    return figures_of(timings, seconds, limits) | {"choices": passed}, answers
+    texts = [outcome.text if isinstance(outcome, Answer) else None for outcome in outcomes]
+    return {**figures, "failures": failures, "choices": passed}, texts
 
 
-def figures_of(timings: Sequence[Timing], seconds: float, limits: dict[str, float]) -> dict[str, Any]:
-    """Return latencies in milliseconds and requests per second."""
+def figures_of(timings: Sequence[Timing], seconds: float, limits: dict[str, float]) -> dict[str, float]:
+    """Return latencies in milliseconds, and requests per second."""
     first = [timing.ttft * 1e3 for timing in timings]
     gaps = [gap * 1e3 for timing in timings for gap in timing.itl]
     return {
@@ -118,7 +127,7 @@ def figures_of(timings: Sequence[Timing], seconds: float, limits: dict[str, floa
         "longest_gap_p90_ms": percentile([max(timing.itl) * 1e3 for timing in timings], 90),
         "requests_per_s": len(timings) / seconds,
         "good_share": sum(meets(timing, limits) for timing in timings) / len(timings),
-        "goodput_requests_per_s": sum(meets(timing, limits) for timing in timings) / seconds,
+        "goodput_requests_per_s": goodput(timings, limits, seconds),
     }
 
 
@@ -132,7 +141,7 @@ async def sweep(routers: Mapping[str, Process], settings: Settings) -> dict[str,
     found: dict[str, Any] = {}
     prompts = Prompts(settings.output_len)
     for router in routers.values():
-        await ask_so_many_at_once(router.url, prompts.make(512, [0.0] * 6), 2)
+        await ask_so_many_at_once(router.url, prompts.make(WARM_UP_LEN, [0.0] * 6), 2)
     for number, input_len in enumerate(settings.input_lens):
         alone = await calibrate(routers[COLOCATED], prompts, input_len, settings.seconds)
         cells: dict[str, Any] = {}
@@ -158,9 +167,9 @@ async def compare(
     cell: dict[str, Any] = {"requests": len(requests)}
     texts = []
     for name in (COLOCATED, PAIR) if len(requests) % 2 else (PAIR, COLOCATED):
-        cell[name], answers = await run_cell(routers[name], requests, limits)
-        texts.append([answer.text for answer in answers])
-    cell["equal_answers"] = sum(one == other for one, other in zip(*texts, strict=True))
+        cell[name], answered = await run_cell(routers[name], requests, limits)
+        texts.append(answered)
+    cell["equal_answers"] = sum(one == other is not None for one, other in zip(*texts, strict=True))
     return cell
 
 
@@ -168,13 +177,17 @@ def print_row(input_len: int, load: float, cell: Mapping[str, Any]) -> None:
     """Print both fleets' figures."""
     for name in FLEETS:
         shown = "  ".join(f"{key} {value:.4g}" for key, value in cell[name].items() if isinstance(value, float))
-        print(f"{input_len} tokens, load {load:g}, {name}: {shown} {cell[name]['choices']}", flush=True)
+        print(
+            f"{input_len} tokens, load {load:g}, {name}: {shown} {cell[name]['choices']}",
+            *cell[name]["failures"],
+            flush=True,
+        )
     print(f"    {cell['requests']} requests, {cell['equal_answers']} answers equal", flush=True)
 
 
 async def run(settings: Settings) -> dict[str, Any]:
     """Start both fleets, measure, end them. The one that is not asked is idle meanwhile."""
-    longest = max(settings.input_lens) + settings.output_len + 16
+    longest = max(WARM_UP_LEN, *settings.input_lens) + settings.output_len + 16
     limits = EngineLimits(longest, settings.chunk, 48 * longest // 16)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagefleet-bench-")))
@@ -191,7 +204,7 @@ async def run(settings: Settings) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input-lens", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--input-lens", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9])
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="for which requests arrive, per length and load")

@@ -24,6 +24,7 @@ COLUMNS = (
     ("itl_p99_ms", "p99"),
     ("goodput_requests_per_s", "goodput, 1/s"),
 )
+PICTURE = "![Both fleets over the load, by length of prompts](disaggregation.svg)"
 SENT = {
     "put_async": "`put_async`: while the next chunk is computed",
     "put": "`put`: at the end",
@@ -34,7 +35,7 @@ SENT = {
 def transfer_table(figures: Mapping[str, Any]) -> str:
     """Return the medians of `disaggregation.json`, a row for each way of sending."""
     lines = [
-        "| blocks are sent | first token, s | one engine alone, s | of the first token exposed | MB | answers equal |",
+        "| blocks are sent | first token, s | one engine alone, s | exposed, share of the first token | MB | answers equal |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, label in SENT.items():
@@ -121,9 +122,9 @@ def main() -> None:
     """Fill the files from the results."""
     transfer = json.loads((RESULTS / "disaggregation.json").read_text())["figures"]
     sweep = json.loads((RESULTS / "disaggregation_sweep.json").read_text())["figures"]["by_length"]
-    first, second = ("transfer figures", transfer_table(transfer)), ("sweep figures", sweep_table(sweep))
-    write(ROOT / "docs" / "disaggregation.md", [first, second])
-    write(RESULTS / "README.md", [first, ("sweep verdict", verdict(sweep))])
+    figures = ("transfer figures", transfer_table(transfer))
+    write(ROOT / "docs" / "disaggregation.md", [figures, ("sweep figures", f"{sweep_table(sweep)}\n\n{PICTURE}")])
+    write(RESULTS / "README.md", [figures, ("sweep verdict", verdict(sweep))])
 
 
 if __name__ == "__main__":
