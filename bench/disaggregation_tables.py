@@ -35,7 +35,7 @@ SENT = {
 def transfer_table(figures: Mapping[str, Any]) -> str:
     """Return the medians of `disaggregation.json`, a row for each way of sending."""
     lines = [
-        "| blocks are sent | first token, s | one engine alone, s | exposed, share of the first token | MB | answers equal |",
+        "| blocks are sent | first token, s | of one engine, s | exposed, share of the first | MB | answers equal |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, label in SENT.items():
