@@ -13,8 +13,13 @@ Figures = Mapping[str, Any]
 BENCH = ("-m", "pagefleet_engine.bench.cli")
 # Warnings are errors in our tests, but another torch than ours warns of other things.
 PYTEST = ("-m", "pytest", "-q", "-m", "gpu", "-W", "default", "-p", "no:benchmark", "--maxfail=20")
-GPU_TESTS = ("tests/kernels", "tests/engine/worker", "tests/engine/loader")
-"""Folders of all tests with the marker `gpu`; other folders may want packages that the machine lacks."""
+GPU_TESTS = (
+    "tests/kernels",
+    "tests/engine/worker",
+    "tests/engine/loader",
+    "tests/engine/kv_transfer/offload/test_host_memory.py",
+)
+"""Folders, or files, of all tests with the marker `gpu`; other folders may want packages that the machine lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ def gpu_parts(checkpoint: Path) -> list[Part]:
             80,
             [Goal("8B in the page cache: s to first token", "< 10", figure("seconds", "p50"), at_most(10))],
         ),
+        Part("kv planes", ["bench/gpu_kv_planes.py", "--seconds=55"], 60, _plane_goals()),
         Part("transformers", ["bench/peers.py"], 150, _peer_goals()),
     ]
 
@@ -152,6 +158,7 @@ def tiny_parts(checkpoint: Path) -> list[Part]:
         Part("scheduler", ["bench/scheduler.py", "--steps=20", "--running=8"], 60),
         Part("checkpoint", ["bench/make_checkpoint.py", "llama-1m", str(checkpoint)], 60, reports=False),
         Part("startup", [*BENCH, "startup", f"--model={checkpoint}", "--repeats=1", *cpu], 90),
+        Part("kv planes", ["bench/gpu_kv_planes.py", "--seconds=120"], 150),
         Part("transformers", ["bench/peers.py", "--tiny", "--shape=llama-1m", "--repeats=1"], 200, _peer_goals()),
     ]
 
@@ -163,6 +170,19 @@ def _any_rate() -> Goal:
 def _peer_goals() -> list[Goal]:
     names = ("generate, one by one", "generate, static batch", "continuous batching", "static cache, compiled")
     return [Goal(f"x transformers: {name}", "> 1", figure(name, "pagefleet_over_peer"), at_least(1)) for name in names]
+
+
+def _plane_goals() -> list[Goal]:
+    same = [
+        Goal(
+            f"P and D on one GPU by {plane}: equal answers",
+            "3 of 3",
+            figure(f"engines: {plane}", "equal_answers"),
+            at_least(3),
+        )
+        for plane in ("cuda_ipc", "nccl")
+    ]
+    return [*same, Goal("K/V by cuda_ipc on one GPU: GB/s", "> 10", figure("cuda_ipc", "gb_per_s"), at_least(10))]
 
 
 def _idle_share(figures: Figures) -> float:

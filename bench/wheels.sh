@@ -10,6 +10,6 @@ for name in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux
 done
 python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
     --python-version "$version" "${platforms[@]}" -c "$(dirname "$0")/../constraints.txt" -d "$folder" \
-    annotated-types fastapi httptools msgspec prometheus-client psutil pydantic pydantic-core pyzmq starlette \
+    annotated-types fastapi httptools isal msgspec prometheus-client psutil pydantic pydantic-core pyzmq starlette \
     typing-inspection uvicorn uvloop
 ls "$folder"

@@ -114,8 +114,8 @@ def test_a_damaged_word_is_a_word_or_is_refused(word: Word, at: int, bits: int) 
     data[at % len(data)] ^= bits
     try:
         decode_word(bytes(data))
-    except BadWord as error:
-        assert str(error)
+    except BadWord:
+        return
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,18 @@
-"""Gathering, scattering and summing of blocks, on the CPU; the same on a GPU where there is one."""
+"""Gathering, scattering and summing of blocks, on the CPU."""
 
 from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies, folded
-from torch import Tensor
 
 from tests.fakes.device_planes import TorchPool
 
 BLOCK_BYTES = 24
 SLOT_BYTES = 12 * BLOCK_BYTES
-
-
-class GpuPool:
-    """Implements `DevicePool` on a GPU."""
-
-    def __init__(self, blocks: Tensor) -> None:
-        self.blocks = blocks.cuda()
-
-    def after_steps(self, stream: torch.cuda.Stream) -> None:
-        stream.wait_stream(torch.cuda.current_stream())
 
 
 def filled() -> TorchPool:
@@ -91,20 +79,3 @@ def test_blocks_go_to_a_slot_and_from_there_to_others(blocks: list[int], draw: r
     DeviceCopies(target, SLOT_BYTES).scatter(slot, into)
     assert [target.peek(block) for block in into] == [source.peek(block) for block in blocks]
     assert all(target.peek(block) == bytes(BLOCK_BYTES) for block in set(range(32)) - set(into))
-
-
-@pytest.mark.gpu
-def test_a_gpu_gathers_sums_and_scatters_the_same() -> None:
-    source, target = filled(), GpuPool(torch.zeros(32, BLOCK_BYTES, dtype=torch.uint8))
-    blocks, into = [3, 4, 9, 1], [7, 30, 31, 2]
-    from_gpu, to_gpu = DeviceCopies(GpuPool(source.blocks), SLOT_BYTES), DeviceCopies(target, SLOT_BYTES)
-    slot = from_gpu.slots(1)[0]
-    torch.cuda.synchronize()
-    from_gpu.gather(blocks, slot)
-    total = from_gpu.total(slot, 4 * BLOCK_BYTES)
-    total.mark.wait()
-    assert total.value() == expected(b"".join(source.peek(block) for block in blocks))
-    to_gpu.scatter(slot, into)
-    to_gpu.marked().wait()
-    assert torch.equal(target.blocks[into].cpu(), source.blocks[blocks])
-    assert from_gpu.free_bytes() > 0

@@ -1,0 +1,222 @@
+"""A prefill and a decode engine in two processes that share a device: do they answer as one engine does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import random
+import select
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pagefleet_engine.bench.shapes import write_shape
+from pagefleet_engine.config import (
+    CacheConfig,
+    DataPlane,
+    EngineConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from pagefleet_engine.engine_core.build import build_core
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.kv_handoff import KvTransfer
+
+NUM_PROMPTS = 3
+PROMPT_TOKENS = 600
+ANSWER_TOKENS = 16
+INCARNATIONS = {"prefill": "a" * 32, "decode": "d" * 32}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an engine's process is to answer; None instead of one: end."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    transfer: KvTransfer | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of one engine's process."""
+
+    model: Path
+    key_file: Path
+    role: Literal["prefill", "decode"]
+    plane: str
+    device: str
+    peers: str | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine's process said."""
+
+    request_id: str
+    tokens: list[int]
+    num_received: float
+    """Blocks, so far."""
+    seconds: float
+
+
+def check_engines(plane: str, device: str, seconds: float) -> dict[str, Any]:
+    """Return whether all tokens are those of the prefill engine alone, and that the blocks came from it."""
+    deadline = time.monotonic() + seconds
+    prompts = [[random.Random(n).randrange(1, 250) for _ in range(PROMPT_TOKENS)] for n in range(NUM_PROMPTS)]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            engines = _Engines(Path(folder), plane, device, deadline)
+        except queue.Empty:
+            return {"ok": False, "why": "the engines do not start"}
+        try:
+            alone = [engines.answer(engines.prefill, Order(f"alone-{n}", p, ANSWER_TOKENS, None))
+                     for n, p in enumerate(prompts)]  # fmt: skip
+            apart = [engines.in_two_legs(n, prompt) for n, prompt in enumerate(prompts)]
+        except queue.Empty:
+            return {"ok": False, "why": f"not done within {seconds:g} s"}
+        finally:
+            engines.close()
+    equal = sum(one.tokens == other.tokens for one, other in zip(alone, apart, strict=True))
+    wanted = NUM_PROMPTS * (PROMPT_TOKENS - 1) // 16
+    received = apart[-1].num_received
+    return {
+        "ok": equal == NUM_PROMPTS and received >= wanted - NUM_PROMPTS,
+        "equal_answers": equal,
+        "answers": NUM_PROMPTS,
+        "received_blocks": received,
+        "seconds_per_answer": min(answer.seconds for answer in apart),
+        "why": f"{equal} of {NUM_PROMPTS} answers equal, {received:g} blocks came",
+    }
+
+
+@dataclass
+class _Process:
+    orders: Queue[Order | None]
+    answers: Queue[Any]
+    process: multiprocessing.process.BaseProcess
+
+
+class _Engines:
+    """Both processes."""
+
+    def __init__(self, folder: Path, plane: str, device: str, deadline: float) -> None:
+        self._deadline = deadline
+        (folder / "model").mkdir()
+        model = write_shape("llama-1m" if device == "cpu" else "llama-125m", folder / "model")
+        key_file = folder / "key"
+        key_file.write_bytes(random.Random(0).randbytes(32))
+        self.all: list[_Process] = []
+        try:
+            self.prefill = self._start(Setting(model, key_file, "prefill", plane, device, None))
+            self.address = str(self.prefill.answers.get(timeout=self._left()))
+            self.decode = self._start(Setting(model, key_file, "decode", plane, device, self.address))
+            self.decode.answers.get(timeout=self._left())
+        except queue.Empty:
+            self.close()
+            raise
+
+    def answer(self, engine: _Process, order: Order) -> Answer:
+        """Give an order and wait; queue.Empty: it took too long."""
+        engine.orders.put(order)
+        return cast(Answer, engine.answers.get(timeout=self._left()))
+
+    def in_two_legs(self, number: int, prompt: list[int]) -> Answer:
+        """The decode engine's answer, with a prompt that the prefill engine computes."""
+        transfer_id = f"{number + 1:032x}"
+        first = KvTransfer("prefill", transfer_id, INCARNATIONS["decode"])
+        second = KvTransfer("decode", transfer_id, INCARNATIONS["prefill"], self.address, "recompute")
+        self.prefill.orders.put(Order(f"p{number}", prompt, 1, first))
+        answer = self.answer(self.decode, Order(f"d{number}", prompt, ANSWER_TOKENS, second))
+        self.prefill.answers.get(timeout=self._left())
+        return answer
+
+    def close(self) -> None:
+        """End both, by force if need be."""
+        for engine in self.all:
+            engine.orders.put(None)
+        for engine in self.all:
+            engine.process.join(3)
+            if engine.process.is_alive():
+                engine.process.kill()
+                engine.process.join()
+
+    def _left(self) -> float:
+        return max(0.1, self._deadline - time.monotonic())
+
+    def _start(self, setting: Setting) -> _Process:
+        context = multiprocessing.get_context("spawn")
+        orders: Queue[Order | None] = context.Queue()
+        answers: Queue[Any] = context.Queue()
+        process = context.Process(target=_serve, args=(setting, orders, answers), daemon=True)
+        process.start()
+        self.all.append(_Process(orders, answers, process))
+        return self.all[-1]
+
+
+def _serve(setting: Setting, orders: Queue[Order | None], answers: Queue[Any]) -> None:
+    core, ready = build_core(
+        _config(setting), identity=EngineIdentity(INCARNATIONS[setting.role], str(setting.key_file))
+    )
+    assert ready.kv_transfer is not None
+    answers.put(f"127.0.0.1:{ready.kv_transfer.port}")
+    while True:
+        try:
+            order = orders.get(timeout=0.001)
+        except queue.Empty:
+            _step(core)
+            continue
+        if order is None:
+            break
+        answers.put(_answer(core, order))
+    core.shutdown()
+
+
+def _answer(core: EngineCore, order: Order) -> Answer:
+    began = time.perf_counter()
+    sampling = SamplingParams(temperature=0.0, max_tokens=order.max_tokens, ignore_eos=True)
+    refused = core.add(AddRequest(order.request_id, order.prompt, sampling, (1,), transfer=order.transfer))
+    assert refused is None, f"the engine refuses: {refused}"
+    outputs: list[RequestOutput] = []
+    while not any(output.finish_reason is not None for output in outputs):
+        outputs += _step(core)
+    tokens = [token for output in outputs for token in output.new_token_ids]
+    counters = core._scheduler.connector.stats().counters
+    received = counters.get("pagefleet_engine_kv_transfer_received_blocks_total", 0.0)
+    return Answer(order.request_id, tokens, received, time.perf_counter() - began)
+
+
+def _step(core: EngineCore) -> list[RequestOutput]:
+    if core.has_work and not core.is_stalled:
+        return list(core.step())
+    if core.bell is not None:
+        select.select([core.bell], [], [], 0.001)
+    return list(core.step() if core.has_work else core.settle())
+
+
+def _config(setting: Setting) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(
+            model=str(setting.model),
+            load_format="dummy",
+            dtype="float32",
+            device="cuda" if setting.device == "cuda" else "cpu",
+            max_model_len=2048,
+        ),
+        cache=CacheConfig(num_kv_blocks=1024),
+        scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256),
+        kv_transfer=KVTransferConfig(
+            kv_connector="p2p",
+            kv_role=setting.role,
+            kv_peers=setting.peers,
+            kv_data_plane=cast(DataPlane, setting.plane),
+        ),
+    )

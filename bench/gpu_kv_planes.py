@@ -1,0 +1,254 @@
+"""What only a GPU tells of K/V between engines: whether two processes on one device can use each data plane, how fast
+it is there, and whether a prefill and a decode engine that share the device answer as one engine does.
+
+python bench/gpu_kv_planes.py [--json FILE]       (without a GPU: says so, and tries the tcp plane on the CPU)
+
+Each check runs in processes of its own and is ended when its time is over. NCCL refuses two ranks on one device unless
+they seem to be on two hosts (NCCL_HOSTID) or, from 2.30, NCCL_MULTI_RANK_GPU_ENABLE is set: both are tried. Between two
+processes that share a device by taking turns NCCL is slow; that it is right is what counts here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import queue
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from pagefleet_engine.kv_transfer.p2p.cuda_ipc_carrier import IpcCarriers
+from pagefleet_engine.kv_transfer.p2p.cuda_ipc_memory import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_engine.kv_transfer.p2p.data_plane import (
+    DataPlane,
+    Frame,
+    FrameArrived,
+    FrameRefused,
+    FrameSent,
+    Landing,
+    LinkDown,
+    LinkUp,
+    PlaneEvent,
+    Tell,
+)
+from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.device_plane import DevicePlane
+from pagefleet_engine.kv_transfer.p2p.nccl_carrier import NcclCarriers
+from pagefleet_engine.kv_transfer.p2p.nccl_library import NcclError, NcclFunctions, find_nccl, version_text
+from pagefleet_engine.kv_transfer.p2p.tcp import TcpPlane
+from pagefleet_engine.worker.kv_pages import DevicePages, make_kv_pages
+
+from bench.gpu_kv_engines import check_engines
+from bench.gpu_nccl_self import send_to_self
+from bench.report import write_report
+
+BLOCK_BYTES = 512 * 1024
+FRAME_BLOCKS = 8
+NUM_SLOTS = 16
+COMPATIBILITY = b"c" * 32
+TRANSFER = b"t" * 16
+LINK_S, TURN_S = 12.0, 10.0
+TOO_LITTLE_S = 3.0
+ONE_HOST_EACH = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+
+Outcome = dict[str, Any]
+
+
+class CheckFailed(Exception):
+    """A check did not come to its end; the message says why."""
+
+
+class End:
+    """One process's end of a plane: its pool, and the words that go to the other by a queue."""
+
+    def __init__(self, name: str, device: str, num_blocks: int, inbox: Queue[bytes], outbox: Queue[bytes]) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self.pool = torch.zeros(num_blocks, BLOCK_BYTES, dtype=torch.uint8, device=device)
+        self.plane = _plane(name, self.pool)
+        self._seen: list[PlaneEvent] = []
+
+    def wait_for(self, kind: type[PlaneEvent], count: int, seconds: float) -> None:
+        """Go on until so many events of a kind have come, and drop all events."""
+        deadline = time.monotonic() + seconds
+        while sum(isinstance(event, kind) for event in self._seen) < count:
+            if time.monotonic() > deadline:
+                raise CheckFailed(f"no {kind.__name__} within {seconds:g} s")
+            self.pump()
+        self._seen.clear()
+
+    def pump(self) -> None:
+        """Pass words on, and take what happened."""
+        select.select([self.plane.bell], [], [], 0.0005)
+        for event in self.plane.events():
+            if isinstance(event, Tell):
+                self._outbox.put(event.data)
+            elif isinstance(event, LinkDown | FrameRefused):
+                raise CheckFailed(event.reason)
+            else:
+                self._seen.append(event)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.plane.hear("other", self._inbox.get_nowait())
+
+
+def _plane(name: str, pool: torch.Tensor) -> DataPlane:
+    pages = make_kv_pages(pool)
+    if name == "tcp":
+        return TcpPlane(pages, COMPATIBILITY, "127.0.0.1", 0)
+    assert isinstance(pages, DevicePages)
+    copies = DeviceCopies(pages, FRAME_BLOCKS * BLOCK_BYTES)
+    if name == "cuda_ipc":
+        memory = CudaSharedMemory(find_cudart(torch.version.cuda))
+        return DevicePlane(IpcCarriers(memory, copies), copies, COMPATIBILITY, (NUM_SLOTS, NUM_SLOTS))
+    library = NcclFunctions(find_nccl())
+    carriers = NcclCarriers(library, copies, 1, 1, TURN_S, LINK_S)
+    return DevicePlane(carriers, copies, COMPATIBILITY, (NUM_SLOTS, NUM_SLOTS), LINK_S, TURN_S)
+
+
+def content(num_blocks: int, device: str) -> torch.Tensor:
+    """What the source's pool holds: the same in both processes."""
+    words = torch.arange(num_blocks * BLOCK_BYTES // 8, dtype=torch.int64) * 0x9E3779B97F4A7C1
+    return words.view(torch.uint8).view(num_blocks, BLOCK_BYTES).to(device)
+
+
+def run_source(name: str, device: str, num_blocks: int, turns: int, queues: Mapping[str, Queue[Any]]) -> None:
+    """The process that sends."""
+    try:
+        os.environ.update(_environment(name, "source"))
+        end = End(name, device, num_blocks, queues["to_source"], queues["to_target"])
+        end.pool.copy_(content(num_blocks, device))
+        queues["invitation"].put(end.plane.invite("other"))
+        end.wait_for(LinkUp, 1, LINK_S)
+        for turn in range(turns):
+            queues["landed"].get(timeout=30)
+            for seq, first in enumerate(range(0, num_blocks, FRAME_BLOCKS)):
+                blocks = range(first, first + FRAME_BLOCKS)
+                end.plane.send("other", Frame(TRANSFER, turn, seq, first, blocks))
+            end.wait_for(FrameSent, num_blocks // FRAME_BLOCKS, TURN_S)
+        while queues["left"].empty():  # words still pass until the target has all
+            end.pump()
+    except (CheckFailed, NcclError, CudaError, RuntimeError, queue.Empty) as error:
+        queues["result"].put({"ok": False, "why": f"source: {error or 'the target does nothing'}"})
+
+
+def run_target(name: str, device: str, num_blocks: int, turns: int, queues: Mapping[str, Queue[Any]]) -> None:
+    """The process that receives, compares and measures."""
+    try:
+        os.environ.update(_environment(name, "target"))
+        end = End(name, device, num_blocks, queues["to_target"], queues["to_source"])
+        end.plane.connect("other", "127.0.0.1", queues["invitation"].get(timeout=30))
+        end.wait_for(LinkUp, 1, LINK_S)
+        seconds = []
+        for turn in range(turns):
+            end.plane.land("other", Landing(TRANSFER, turn, 0, range(num_blocks - 1, -1, -1)))
+            queues["landed"].put(turn)
+            began = time.perf_counter()
+            end.wait_for(FrameArrived, num_blocks // FRAME_BLOCKS, TURN_S)
+            seconds.append(time.perf_counter() - began)
+            end.plane.forget(TRANSFER)
+        same = torch.equal(end.pool, content(num_blocks, device).flip(0))
+        best = num_blocks * BLOCK_BYTES / min(seconds) / 1e9
+        queues["result"].put({"ok": same, "gb_per_s": best, "why": "" if same else "the blocks differ"})
+    except (CheckFailed, NcclError, CudaError, RuntimeError, queue.Empty) as error:
+        queues["result"].put({"ok": False, "why": f"target: {error}"})
+    finally:
+        queues["left"].put(None)
+
+
+def _environment(name: str, role: str) -> dict[str, str]:
+    if name == "nccl, one device with two ranks":
+        return {**ONE_HOST_EACH, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return {**ONE_HOST_EACH, "NCCL_HOSTID": role} if name.startswith("nccl") else {}
+
+
+def check_pair(name: str, device: str, num_blocks: int, seconds: float, turns: int = 3) -> Outcome:
+    """Pass a whole pool from one process to another, some times; return the best rate, or why it did not work."""
+    context = multiprocessing.get_context("spawn")
+    queues: dict[str, Queue[Any]] = {
+        key: context.Queue() for key in ("to_source", "to_target", "invitation", "landed", "result", "left")
+    }
+    processes = [
+        context.Process(target=run, args=(name, device, num_blocks, turns, queues), daemon=True)
+        for run in (run_source, run_target)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return dict(queues["result"].get(timeout=seconds))
+    except queue.Empty:
+        return {"ok": False, "why": f"not done within {seconds:g} s"}
+    finally:
+        _end(processes)
+
+
+def _end(processes: list[SpawnProcess]) -> None:
+    for process in processes:
+        process.join(2)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def checks(cuda: bool) -> dict[str, Callable[[float], Outcome]]:
+    """By name, in the order in which they run; each is given how many seconds it may take."""
+    if not cuda:
+        return {
+            "tcp": lambda seconds: check_pair("tcp", "cpu", 64, seconds),
+            "engines: tcp": lambda seconds: check_engines("tcp", "cpu", seconds),
+        }
+    return {
+        "nccl, to itself": lambda seconds: send_to_self(min(12.0, seconds)),
+        "cuda_ipc": lambda seconds: check_pair("cuda_ipc", "cuda", 1024, min(20.0, seconds)),
+        **{name: _nccl_pair(name) for name in ("nccl, two seeming hosts", "nccl, one device with two ranks")},
+        "engines: cuda_ipc": lambda seconds: check_engines("cuda_ipc", "cuda", seconds),
+        "engines: nccl": lambda seconds: check_engines("nccl", "cuda", seconds),
+        "tcp": lambda seconds: check_pair("tcp", "cuda", 1024, min(20.0, seconds)),
+        "engines: tcp": lambda seconds: check_engines("tcp", "cuda", seconds),
+    }
+
+
+def _nccl_pair(name: str) -> Callable[[float], Outcome]:
+    return lambda seconds: check_pair(name, "cuda", 128, min(20.0, seconds))
+
+
+def main() -> int:
+    """Print a line for each check; with --json, write the report. Returns 0 whatever the device allows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="PATH", help="write the figures with machine, commit and command")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for all checks. Default: %(default)s.")
+    options = parser.parse_args()
+    give_up_at = time.monotonic() + options.seconds
+    cuda = torch.cuda.is_available()
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "none", "nccl": _nccl_version()}
+    if not cuda:
+        print("no GPU here: planes between devices are skipped")
+    for name, check in checks(cuda).items():
+        left = give_up_at - time.monotonic()
+        outcome = check(left) if left > TOO_LITTLE_S else {"ok": False, "why": "no time left"}
+        figures[name] = outcome
+        rate = f"  {outcome['gb_per_s']:.1f} GB/s" if "gb_per_s" in outcome else ""
+        print(f"{name:<34} {'ok' if outcome['ok'] else 'no'}{rate}  {outcome.get('why', '')}", flush=True)
+        if options.json:
+            write_report(options.json, "gpu_kv_planes", figures)
+    return 0
+
+
+def _nccl_version() -> str:
+    try:
+        return version_text(NcclFunctions(find_nccl()).version)
+    except NcclError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
