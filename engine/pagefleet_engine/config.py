@@ -185,6 +185,10 @@ class KVTransferConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.kv_port <= 65534:
             raise ConfigError(f"kv_port is {self.kv_port}: give 1 to 65534 (the next port is taken too), or 0")
+        if "p2p" not in self.connectors:
+            for name, value in (("kv_role", self.kv_role != "both"), ("kv_peers", self.kv_peers is not None)):
+                if value:
+                    raise ConfigError(f"{name} is of kv_connector p2p, which is not on: give it, or leave {name} out")
         for name in ("kv_buffer_size", "kv_max_communicators", "kv_offload_memory"):
             _at_least(name, getattr(self, name), 1)
         for name in ("kv_overflow_size", "kv_recompute_budget", "kv_offload_disk"):

@@ -11,6 +11,7 @@ from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_connector import KVConnector
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
@@ -19,8 +20,10 @@ from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.kv_transfer.build import build_connector, check_connectors, check_layers
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.shape import LoadedModel, kv_shape
+from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.startup import StartupTimes
+from pagefleet_engine.worker.worker import resolve_max_model_len
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ def build_core(
         check_connectors(config)
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
+        _check_layers(config, arch)
     executor = InProcessExecutor(config, folder, arch, times)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size)
@@ -60,7 +64,6 @@ def build_core(
         cache_events,
     )
     name = served_names(config.model.model, config.model.served_model_name)[0]
-    check_layers(config, cache.kv_groups)
     model = LoadedModel(folder, arch, name, executor.dtype, executor.cache_dtype, executor.context_length)
     connector, kv_transfer = _connect(config, executor, model, identity or EngineIdentity())
     scheduler = Scheduler(
@@ -78,6 +81,17 @@ def build_core(
     )
     _log.info("%s", times.describe())
     return EngineCore(scheduler, executor, limits, name), ready
+
+
+def _check_layers(config: EngineConfig, arch: ModelArch) -> None:
+    """Refuse connectors that cannot serve the model as it will be loaded.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if config.kv_transfer.connectors:
+        length = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
+        check_layers(config, group_layers(arch.for_length(length).windows))
 
 
 def _connect(

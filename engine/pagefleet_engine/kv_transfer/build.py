@@ -10,6 +10,7 @@ from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineSide
 from pagefleet_engine.kv_transfer.multi import MultiConnector
+from pagefleet_engine.kv_transfer.p2p.peers import parse_peers
 
 NAMES = ("p2p", "offload", "file")
 
@@ -18,7 +19,8 @@ def check_connectors(config: EngineConfig) -> None:
     """Refuse connectors that cannot be.
 
     Raises:
-        ConfigError: a name is unknown or stands twice, or there is no prefix cache for what they bring.
+        ConfigError: a name is unknown or stands twice, a setting that one needs is missing or wrong, or there is no
+            prefix cache for what they bring.
     """
     names = config.kv_transfer.connectors
     for name in names:
@@ -28,6 +30,9 @@ def check_connectors(config: EngineConfig) -> None:
             raise ConfigError(f"kv_connector names {name} twice: give each connector once")
     if names and not config.cache.enable_prefix_caching:
         raise ConfigError("kv_connector needs the prefix cache: leave enable_prefix_caching on, or kv_connector out")
+    if "file" in names and config.kv_transfer.kv_offload_dir is None:
+        raise ConfigError("kv_connector file needs a folder: give kv_offload_dir")
+    parse_peers(config.kv_transfer.kv_peers)
 
 
 def check_layers(config: EngineConfig, groups: KVGroups) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from pagefleet_engine.config import CacheConfig, EngineConfig, KVTransferConfig, ModelConfig
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.engine_core.build import build_core
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.kv_transfer.build import build_connector, check_connectors, check_layers
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.multi import MultiConnector
@@ -57,6 +58,40 @@ def test_windows_are_refused_with_a_connector_only() -> None:
         check_layers(config("file"), group_layers([64, 64]))
     check_layers(config("file"), group_layers([None, None]))
     check_layers(config(None), groups)
+
+
+def test_windows_are_refused_before_the_weights_are_looked_for(tmp_path: Path) -> None:
+    mistral = {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 512,
+        "sliding_window": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(mistral))
+    made = EngineConfig(model=ModelConfig(model=str(tmp_path)), kv_transfer=KVTransferConfig(kv_connector="offload"))
+    with pytest.raises(ConfigError, match="some of this one's have a sliding window") as refused:
+        build_core(made)
+    assert not isinstance(refused.value, ModelLoadError)
+
+
+@pytest.mark.parametrize("given", [{"kv_role": "prefill"}, {"kv_peers": "file:/peers", "kv_connector": "offload"}])
+def test_settings_of_p2p_need_p2p(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is of kv_connector p2p, which is not on"):
+        KVTransferConfig(**given)
+
+
+def test_what_a_connector_needs_is_asked_for_before_the_model() -> None:
+    with pytest.raises(ConfigError, match="kv_connector file needs a folder"):
+        build_core(config("file"))
+    given = KVTransferConfig(kv_connector="p2p", kv_peers="prefill")
+    with pytest.raises(ConfigError, match="kv_peers has 'prefill'"):
+        build_core(EngineConfig(model=ModelConfig(model="nowhere"), kv_transfer=given))
 
 
 def side() -> EngineSide:
