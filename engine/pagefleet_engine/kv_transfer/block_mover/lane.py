@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
 from pagefleet_engine.kv_transfer.block_mover.jobs import Job
 
+logger = logging.getLogger(__name__)
+
 
 class Lane:
-    """Runs `work` on each job; `work` must handle what goes wrong. `first` runs before any job."""
+    """Runs `work` on each job; `work` must handle what goes wrong. `first` runs before any job.
 
-    def __init__(self, name: str, work: Callable[[Job], None], first: Callable[[], None] | None = None) -> None:
+    `crashed` is called where one of them did not, by a mistake of ours: no job of this lane ends any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Job], None],
+        crashed: Callable[[], None],
+        first: Callable[[], None] | None = None,
+    ) -> None:
         self._work = work
+        self._crashed = crashed
         self._first = first
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -29,7 +42,11 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        if self._first is not None:
-            self._first()
-        while (job := self._jobs.get()) is not None:
-            self._work(job)
+        try:
+            if self._first is not None:
+                self._first()
+            while (job := self._jobs.get()) is not None:
+                self._work(job)
+        except Exception:  # the thread's top: the engine ends rather than wait for jobs that never end
+            logger.exception("no K/V is moved any more")
+            self._crashed()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from pagefleet_engine.core.kv_connector import KVPages, MoveDone
+from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
 from pagefleet_engine.kv_transfer.block_key import BlockKey
@@ -51,9 +52,10 @@ class BlockMover:
         self._found: deque[BlockKey] = deque()
         self._cancelled: set[int] = set()
         self._closing = threading.Event()
-        self._load = Lane("kv load", self._run_on_load_lane)
-        self._copy = Lane("kv copy", self._run)
-        self._disk = None if store is None else Lane("kv disk", self._run, self._scan)
+        self._has_crashed = False
+        self._load = Lane("kv load", self._run_on_load_lane, self._crash)
+        self._copy = Lane("kv copy", self._run, self._crash)
+        self._disk = None if store is None else Lane("kv disk", self._run, self._crash, self._scan)
 
     @property
     def bell(self) -> int:
@@ -104,8 +106,14 @@ class BlockMover:
         self._cancelled.add(job_id)
 
     def finished(self) -> Sequence[MoveDone]:
-        """See KVMover. A load that was cancelled ends without an error."""
+        """See KVMover. A load that was cancelled ends without an error.
+
+        Raises:
+            EngineDead: a thread has ended by a mistake of ours, so its jobs would never end.
+        """
         self._bell.silence()
+        if self._has_crashed:
+            raise EngineDead("a thread that moves K/V has ended")
         done = [self._done.popleft() for _ in range(len(self._done))]
         self._cancelled.difference_update(move.job_id for move in done)
         return done
@@ -150,6 +158,10 @@ class BlockMover:
             error = str(failure)
             logger.warning("blocks of K/V could not be moved: %s", error)
         self._done.append(MoveDone(job.job_id, moved, error))
+        self._bell.ring()
+
+    def _crash(self) -> None:
+        self._has_crashed = True
         self._bell.ring()
 
     def _scan(self) -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import select
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pagefleet_engine.core.kv_connector import MoveDone
+from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
 from pagefleet_engine.kv_transfer.block_key import BlockKey
@@ -154,6 +156,25 @@ def test_device_that_fails_ends_the_job_with_its_words(scene: Scene, caplog: pyt
     assert "could not be moved" in caplog.text
     scene.pages.broken = False
     assert scene.run(LoadJob(3, [0], [0])) == [MoveDone(3, 1)]
+
+
+@pytest.mark.parametrize("job", [LoadJob(1, [0], [0]), CopyOutJob(1, [0], [0]), StoreJob(1, [0], [key(0)])])
+def test_mistake_of_ours_ends_the_engine(scene: Scene, monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(scene.pages, "read", fail)
+    monkeypatch.setattr(scene.pages, "write", fail)
+    scene.mover.start(job)
+
+    def settle() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:  # the scan of the folder rings too
+            select.select([scene.mover.bell], [], [], PATIENCE_S)
+            scene.mover.finished()
+
+    with pytest.raises(EngineDead, match="a thread that moves K/V has ended"):
+        settle()
 
 
 def test_scan_finds_what_an_earlier_start_has_left(tmp_path: Path) -> None:
