@@ -7,6 +7,9 @@ import mmap
 import torch
 
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.loader.memory import free_bytes
+
+_GIB = 1024**3
 
 
 class HostMemory:
@@ -19,8 +22,14 @@ class HostMemory:
         """Take the memory.
 
         Raises:
-            ConfigError: the system does not give as much.
+            ConfigError: there is not as much, within the limit of this process's container, or not to be pinned.
         """
+        free = free_bytes(torch.device("cpu"))
+        if num_bytes > free:  # the system would give it, and end a process when it is used
+            raise ConfigError(
+                f"kv_offload_memory takes {num_bytes / _GIB:.2f} GiB of memory and {free / _GIB:.2f} GiB are free: "
+                "lower it, or give the engine more"
+            )
         self._address: int | None = None
         try:
             self.view = memoryview(mmap.mmap(-1, num_bytes))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.kv_transfer.offload import host_memory
 from pagefleet_engine.kv_transfer.offload.host_memory import HostMemory
 
 
@@ -52,8 +53,13 @@ def test_memory_that_is_not_given_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "check_error", check_error)
     with pytest.raises(ConfigError, match="kv_offload_memory takes 5000 bytes"):
         HostMemory(5000, pinned=True)
-    with pytest.raises(ConfigError, match="lower it"):
-        HostMemory(2**62, pinned=False)
+
+
+def test_memory_that_a_container_has_not_is_refused_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "free_bytes", lambda device: 2**30)
+    with pytest.raises(ConfigError, match=r"takes 2\.50 GiB of memory and 1\.00 GiB are free: lower it"):
+        HostMemory(5 * 2**29, pinned=False)
+    HostMemory(2**20, pinned=False).release()
 
 
 @pytest.mark.gpu
