@@ -33,7 +33,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.key = FleetKey(secrets.token_bytes(32))
+        self.key = FleetKey(secrets.token_hex(32).encode())
         self.key_file = folder / "fleet-key"
         self.key_file.write_bytes(self.key.secret)
         self.port = free_pair()
@@ -45,8 +45,6 @@ class Pair:
         self.peers.write_text(f"{self.address}\n")
         self._num_logs = 0
         self.prefill, self.decode = self._start_prefill(), self._start_decode()
-        self.prefill.started()
-        self.decode.started()
 
     def repair(self) -> None:
         """Start again what is gone, under its old address, and let the network be good."""

@@ -12,8 +12,10 @@ from tests.fakes.kv_pair import Pair
 @pytest.fixture(scope="session")
 def session_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     pair = Pair(tmp_path_factory.mktemp("pair"))
-    yield pair
-    pair.close()
+    try:
+        yield pair
+    finally:
+        pair.close()
 
 
 @pytest.fixture

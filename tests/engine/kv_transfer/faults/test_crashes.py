@@ -44,7 +44,7 @@ def test_prefill_is_frozen_midway_and_goes_on(pair: Pair) -> None:
             pair.prefill.freeze()
             try:
                 assert await asked.num_passed() == 0
-                assert pair.decode.figure("peer_deaths_total") == deaths + 1
+                await until(lambda: pair.decode.figure("peer_deaths_total") > deaths)
                 await until(lambda: pair.decode.at_baseline)
             finally:
                 pair.prefill.freeze(False)
@@ -63,7 +63,7 @@ def test_decode_is_frozen_before_it_asks_and_goes_on(pair: Pair) -> None:
                 asked = ask()
                 await until(lambda: pair.prefill.figure("pinned_blocks") > 0)
                 await until(lambda: pair.prefill.at_baseline)
-                assert pair.prefill.figure("lease_expiries_total") == expiries + 1
+                await until(lambda: pair.prefill.figure("lease_expiries_total") > expiries)
             finally:
                 pair.decode.freeze(False)
             assert await asked.num_passed() == 0

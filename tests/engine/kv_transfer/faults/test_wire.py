@@ -58,7 +58,7 @@ def test_damage_costs_time_and_no_wrong_token(pair: Pair, fault: FaultKind, at: 
                 assert reply.json()["error"]["code"] == "kv_load_failed"
             assert pair.data.struck
             pair.data.arm("none")
-        assert pair.decode.figure("failures_total") > failures
+        await until(lambda: pair.decode.figure("failures_total") > failures)
 
     asyncio.run(scenario())
 
