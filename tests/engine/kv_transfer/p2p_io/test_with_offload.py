@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pagefleet_engine.sampling_params import SamplingParams
@@ -14,7 +15,7 @@ from tests.fakes.small_model import write_small_model
 FULL_BLOCKS = 10
 LONG_ANSWER = SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)
 HITS = "pagefleet_engine_kv_transfer_offload_hits_total"
-BOTH = {"kv_connector": "p2p,offload", "kv_offload_memory": 16 * 1024 * 1024}
+BOTH: dict[str, Any] = {"kv_connector": "p2p,offload", "kv_offload_memory": 16 * 1024 * 1024}
 
 
 @pytest.fixture
