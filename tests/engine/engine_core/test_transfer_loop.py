@@ -177,8 +177,7 @@ def hold_one_answer(wire: Wire, connector: HeldConnector) -> None:
 def test_an_answer_that_is_held_is_told_as_it_was(wire: Wire, connector: HeldConnector) -> None:
     hold_one_answer(wire, connector)
     wire.turn()
-    assert wire.core.has_work
-    assert not wire.core.is_due
+    assert (wire.core.has_work, wire.core.is_due) == (True, False)
     assert wire.waits[-1] == TRANSFER_WAIT_S
     connector.done = TransfersDone(answers=[AnswerDone(1)])
     wire.turn()

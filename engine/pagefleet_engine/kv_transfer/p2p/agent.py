@@ -179,6 +179,7 @@ class TransferAgent:
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             self._driver.carry_out([*self._parts.source.tick(now), *self._parts.target.tick(now)])
+            self._driver.carry_out(self._parts.target.keep_peers(self._parts.peers.allows, now))
             self._look_at_engine()
             self._measure()
 

@@ -124,9 +124,17 @@ class AllowedPeers:
             self._asked.set()  # it may be new: look again soon
         return found
 
+    def allows(self, peer: str) -> bool:
+        """Whether a peer may be dialled, as far as is known now."""
+        try:
+            return Address.parse(peer) in self._dialled
+        except ValueError:
+            return False
+
     def refresh(self) -> None:
         """Read names and files again. A source that fails keeps what it said last."""
         dialled: dict[Address, str] = {}
+        names: dict[str, Sequence[str]] = {}
         for address in self._listed():
             try:
                 numeric = self._resolve(address.host)
@@ -134,12 +142,12 @@ class AllowedPeers:
                 reason = error.strerror if isinstance(error, OSError) else "it is no host name"
                 self._complain(f"the K/V peer {address} cannot be looked up ({reason})")
                 numeric = self._names.get(address.host, ())
-            self._names[address.host] = numeric
+            names[address.host] = numeric
             for host in numeric:
                 one = Address(host.lower(), address.port)
                 dialled[one] = str(one)
                 dialled.setdefault(address, str(one))
-        self._dialled = dialled
+        self._dialled, self._names = dialled, names
 
     def close(self) -> None:
         """End the thread; one that waits for a name server is left to itself."""

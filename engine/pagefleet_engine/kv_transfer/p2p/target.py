@@ -9,7 +9,7 @@ before `LoadEnded` says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pagefleet_protocol.kv_blob import KvShape
 from pagefleet_protocol.kv_control import (
@@ -188,6 +188,16 @@ class Target:
                 actions += self._follow_all(link, now)
             if link.idle(now):
                 actions += [] if link.down else link.give_up("idle", now)
+                del self._links[link.address]
+        return actions
+
+    def keep_peers(self, allowed: Callable[[str], bool], now: float) -> list[TargetAction]:
+        """Hang up on peers that are allowed no more, once no load needs them: what is under way was allowed."""
+        needed = {load.job.peer for load in self._loads.values()}
+        actions: list[TargetAction] = []
+        for link in [link for link in self._links.values() if not allowed(link.address)]:
+            if link.address not in needed:
+                actions += [] if link.down else link.give_up("it is none of kv_peers any more", now)
                 del self._links[link.address]
         return actions
 

@@ -7,6 +7,7 @@ not invited over the control plane gets further than a hello, of which only so m
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
@@ -103,6 +104,7 @@ class TcpPlane:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listens = True
         self._thread = threading.Thread(target=self._run, name="kv tcp", daemon=True)
         self._thread.start()
 
@@ -219,6 +221,9 @@ class TcpPlane:
                 self._serve(key.data, mask, now)  # unless a command closed it
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
+            if not self._listens:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._listens = True
             for late in [one for one in self._connections() if one.deadline <= now]:
                 self._end(late, "it was silent for too long")
         if self._events and (now >= self._tell_at or not self._is_busy()):
@@ -244,16 +249,25 @@ class TcpPlane:
         self._watch(connection)
 
     def _accept(self, now: float) -> None:
-        with contextlib.suppress(OSError):  # whoever knocked is gone, or we are out of descriptors: the next may do
+        try:
             accepted, _ = self._listener.accept()
+        except OSError as error:  # whoever knocked is gone: the next may do
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # it would knock again at once, without end
+                self._selector.unregister(self._listener)
+                self._listens = False
+            return
+        try:
             tune(accepted)
-            if len(self._newcomers) >= MAX_NEWCOMERS:
-                self._num_refused += 1
-                accepted.close()
-                return
-            newcomer = Newcomer(accepted, now + self._settings.handshake_s)
-            self._newcomers.add(newcomer)
-            self._watch(newcomer)
+        except OSError:
+            accepted.close()
+            return
+        if len(self._newcomers) >= MAX_NEWCOMERS:
+            self._num_refused += 1
+            accepted.close()
+            return
+        newcomer = Newcomer(accepted, now + self._settings.handshake_s)
+        self._newcomers.add(newcomer)
+        self._watch(newcomer)
 
     def _let_in(self, newcomer: Newcomer, hello: bytes) -> None:
         number = invitation_number(hello)
@@ -281,9 +295,13 @@ class TcpPlane:
                 host, invited.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )[0]
             connecting = socket.socket(family, kind, protocol)
-            tune(connecting)
-            with contextlib.suppress(BlockingIOError):
-                connecting.connect(address)
+            try:
+                tune(connecting)
+                with contextlib.suppress(BlockingIOError):
+                    connecting.connect(address)
+            except OSError:
+                connecting.close()
+                raise
         except (BadHello, OSError) as error:
             self._tell(LinkDown(peer, "target", f"it cannot be connected to: {error}"))
             return

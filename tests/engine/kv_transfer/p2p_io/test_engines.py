@@ -365,6 +365,28 @@ def test_engines_that_do_both_pass_both_ways(fleet: Fleet, expected: dict[int, l
     assert passed(one, 2, expected)
 
 
+def test_a_peer_that_leaves_the_list_is_hung_up_when_nothing_comes_from_it(
+    fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path
+) -> None:
+    peers = tmp_path / "peers"
+    prefill = fleet.engine("a")
+    peers.write_text(f"{prefill.address}\n")
+    decode = fleet.engine("d", kv_peers=f"file:{peers}")
+    one, two = legs(1, prefill, decode)
+    decode.add("d1", prompt_of(1), transfer=two)
+    fleet.until(lambda: decode.figure('peers{state="ready"}') == 1)
+    peers.write_text("")
+    fleet.until(lambda: not decode.peers.allows(prefill.address))
+    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
+    fleet.until(lambda: decode.ended("d1"))
+    assert passed(decode, 1, expected)
+    fleet.until(lambda: decode.figure('peers{state="ready"}') == 0)
+    _, late = legs(2, prefill, decode)
+    decode.add("d2", prompt_of(2), transfer=late)
+    fleet.until(lambda: decode.ended("d2"))
+    assert decode.figure("refused_peers_total") == 1
+
+
 def test_without_a_fleet_key_there_is_no_p2p(model: Path) -> None:
     config = EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy", num_threads=1),

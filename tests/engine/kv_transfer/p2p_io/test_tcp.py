@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import random
 import socket
 import struct
@@ -285,6 +287,34 @@ def test_an_invitation_is_good_once_and_for_who_knows_its_secret() -> None:
                 source.wait_for(LinkUp)
     assert source.plane.counters() == {"refused_connections_total": 4.0}
     source.plane.close()
+
+
+def test_a_peer_that_cannot_be_connected_to_costs_no_descriptor() -> None:
+    target = tcp_end()
+    target.plane.connect("p", "255.255.255.255", Invitation.draw(9).encode())
+    (down,) = target.wait_for(LinkDown)
+    assert isinstance(down, LinkDown)
+    assert (down.end, down.reason.startswith("it cannot be connected to")) == ("target", True)
+    target.plane.close()
+    gc.collect()  # a socket that was left open would complain now
+
+
+def test_an_engine_out_of_descriptors_waits_for_some_without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tcp_end(filled=True), tcp_end()
+    plane = source.plane
+    assert isinstance(plane, TcpPlane)
+    accept = socket.socket.accept
+    looks: list[float] = []
+
+    def full(listener: socket.socket) -> tuple[socket.socket, object]:
+        if listener is plane._listener and len(looks) < 3:
+            looks.append(plane._look_at)
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+    with joined(source, target):
+        assert len(set(looks)) == len(looks) == 3  # one try between two looks
 
 
 def test_two_that_serve_each_other_have_a_link_each_way() -> None:
