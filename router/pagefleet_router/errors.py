@@ -74,7 +74,9 @@ class Failure(enum.Enum):
     KV_LOST = "kv_lost"
     """The prompt's K/V did not reach the decode engine."""
     HANDOFF = "handoff"
-    """A decode engine did not believe what it was told of a transfer: one of the two has begun anew."""
+    """An engine did not believe what it was told of a transfer: one of the two has begun anew."""
+    REJECTED = "rejected"
+    """A prefill engine says that the request is wrong. The engine that answers says so in words for the client."""
 
 
 _LOST = "The engine that worked on this request was lost. Send the request again."
@@ -90,6 +92,7 @@ _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.STRANGER: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
     Failure.KV_LOST: (503, _NO_KV, "kv_load_failed"),
     Failure.HANDOFF: (503, _NO_KV, "kv_load_failed"),
+    Failure.REJECTED: (503, _NO_KV, "kv_load_failed"),
 }
 
 

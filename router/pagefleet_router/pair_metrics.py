@@ -15,7 +15,7 @@ _PREFIX = "pagefleet_router_pd_"
 
 
 class PairMetrics:
-    """Counts; nothing of it is shown where no engine has a role."""
+    """Counts; engines by role are shown only where some engine has one."""
 
     def __init__(self) -> None:
         self.choices: Counter[str] = Counter()

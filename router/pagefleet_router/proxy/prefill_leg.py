@@ -21,6 +21,9 @@ from pagefleet_router.proxy.tracing import attempt_failed
 from pagefleet_router.proxy.upstream import AnswerHead
 from pagefleet_router.scheduling.attempt import Attempt
 
+_FULL = frozenset({408, 429})
+"""What an engine says that could compute the prompt at another time, as another one can now."""
+
 
 @dataclass(frozen=True, slots=True)
 class LegSite:
@@ -125,9 +128,17 @@ class PrefillLeg:
             dispatcher.restarted(engine)
         if head.status == 200:
             return True
-        is_ending = head.status == 503 and head.closes
-        if is_ending:
+        failure = _failure_of(head, who)
+        if failure is Failure.ENDING:
             dispatcher.ending(engine)
-        # Below 500 it is no fault: the engine began anew, is full, or says what the decode engine will say as well.
-        self.failed(Failure.ENDING if is_ending else Failure.STATUS, is_blamed=head.status >= 500)
+        self.failed(failure, is_blamed=head.status >= 500)
         return False
+
+
+def _failure_of(head: AnswerHead, who: Identity) -> Failure:
+    """Tell what is wrong with the engine from what is wrong with the request, which no other would compute either."""
+    if head.status == 503 and head.closes:
+        return Failure.ENDING
+    if not 400 <= head.status < 500 or head.status in _FULL:
+        return Failure.STATUS
+    return Failure.HANDOFF if who is Identity.RESTARTED else Failure.REJECTED

@@ -21,11 +21,11 @@ _ENGINE_ENDED = frozenset({Failure.RESET, Failure.ENDING})
 class Retries:
     """The attempts of one request.
 
-    A request may be what killed its engine, so that its end is followed by one more try, not two, and a stream is not
-    taken over again from an engine that ended before it gave an event.
+    A request may be what killed its engine, so that its end is followed by one more try, not two, whichever part of it
+    an engine had; and a stream is not taken over again from an engine that ended before it gave an event.
     """
 
-    __slots__ = ("num", "num_budgeted", "num_takeovers", "tried")
+    __slots__ = ("_num_ended", "num", "num_budgeted", "num_takeovers", "tried")
 
     def __init__(self) -> None:
         self.num = 0
@@ -34,10 +34,14 @@ class Retries:
         """Those that the retry budget counts."""
         self.tried: list[str] = []
         """Ids of the engines that failed."""
+        self._num_ended = 0
+        """Engines that ended while they had the request or its prompt."""
 
     def again(self, dispatcher: Dispatcher, view: RequestView, failure: Failure, was_sent: bool) -> Choice | None:
         """Return the engine that gets the request from its start, if any may."""
-        limit = 1 if failure in _ENGINE_ENDED and was_sent else MAX_RETRIES
+        has_ended = failure in _ENGINE_ENDED and was_sent
+        self._num_ended += has_ended
+        limit = 1 if has_ended else MAX_RETRIES
         if self.num >= limit:
             return None
         return self._choose(dispatcher, view, self.tried, failure)
@@ -67,11 +71,15 @@ class Retries:
             failure: why it did not.
             may_compute: whether the decode engine may compute the prompt where no other prefill engine is left.
         """
-        if self.num < MAX_RETRIES and dispatcher.prefills(view, self.tried):
+        self._num_ended += failure in _ENGINE_ENDED
+        if self._num_ended > 1:
+            return None
+        is_rejected = failure is Failure.REJECTED  # no prefill engine takes it: the client is told by who answers
+        if not is_rejected and self.num < MAX_RETRIES and dispatcher.prefills(view, self.tried):
             choice = self._choose(dispatcher, view, self.tried, failure)
             if choice is not None:
                 return choice
-        choice = dispatcher.choose_whole(view, self.tried) if may_compute else None
+        choice = dispatcher.choose_whole(view, self.tried) if may_compute or is_rejected else None
         self.num += choice is not None
         return choice
 

@@ -25,9 +25,8 @@ class Attempt:
         tokens = max(view.num_tokens - choice.cached_tokens, 0)
         self._num_waiting = tokens + engine.tally.queued(now)
         until = math.inf
-        if (
-            not view.stream and choice.prefill is None
-        ):  # its first byte comes with the last: nobody tells when the prompt is computed
+        if not view.stream and choice.prefill is None:
+            # Its first byte comes with the last: nobody tells when the prompt is computed.
             until = now + engine.rates.overhead.value + self._num_waiting / engine.rates.prefill.value
         self._prefill = engine.tally.begin(tokens, now, until)
         if choice.prefill is not None:

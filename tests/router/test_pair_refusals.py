@@ -1,0 +1,90 @@
+"""Requests that no prefill engine takes, or that none survives: they must not cost the fleet more than others do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.fakes.faulty_engine import Behaviour, Seen, post, reset, silent, whole
+from tests.fakes.pair_fleet import PairFleet, Role, code_of, decode, long_chat, pair_fleet, prefill
+
+PATIENCE_S = 60.0
+TOO_HOT = whole(400, b'{"error":{"message":"too hot","type":"x","param":"temperature","code":"invalid_value"}}')
+
+
+def run(folder: Path, check: Callable[[PairFleet], Awaitable[None]], *roles: Role, **settings: object) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(PATIENCE_S), pair_fleet(folder, roles, **settings) as f:
+            await check(f)
+
+    uvloop.run(scenario())
+
+
+def alone(behave: Behaviour) -> Behaviour:
+    """Answer what comes without a transfer; as a leg, wait for K/V for ever."""
+
+    async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        is_leg = seen.header("x-pagefleet-kv-transfer") is not None
+        await (silent if is_leg else behave)(seen, writer)
+
+    return answer
+
+
+@pytest.mark.parametrize("fallback", ["recompute", "fail"])
+def test_a_request_that_a_prefill_engine_finds_wrong_goes_to_no_other(tmp_path: Path, fallback: str) -> None:
+    async def check(f: PairFleet) -> None:
+        for number in range(30):  # more than the budget would grant
+            answer = await f.made.ask(post(long_chat(number, temperature=99)))
+            assert (answer.status, answer.error["message"]) == (400, "too hot")
+        metrics = f.made.router.metrics
+        assert len(f.of("p")) == 30, "one each"
+        assert (metrics.retries.total(), metrics.retries_denied) == (0, 0), "others may need them"
+        assert metrics.failures.total() == 0
+        assert f.metric('pagefleet_router_pd_retries_total{reason="rejected"}') == 30
+
+    roles = [prefill(TOO_HOT)] * 3
+    run(tmp_path, check, *roles, decode(alone(TOO_HOT)), pd_fallback=fallback)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (whole(429), "status"),
+        (whole(400, extra=f"x-pagefleet-incarnation: {'e' * 32}\r\n"), "handoff"),
+    ],
+    ids=["full", "began anew"],
+)
+def test_what_is_wrong_with_a_prefill_engine_alone_is_tried_at_another(
+    tmp_path: Path, fault: Behaviour, reason: str
+) -> None:
+    async def check(f: PairFleet) -> None:
+        assert (await f.made.ask(post(long_chat()))).status == 200
+        assert len(f.of("p")) == 2
+        assert f.made.router.metrics.failures.total() == 0
+        assert f.metric(f'pagefleet_router_pd_retries_total{{reason="{reason}"}}') == 2
+
+    run(tmp_path, check, prefill(fault), prefill(fault), decode(alone(whole())))
+
+
+def test_a_prompt_that_ends_its_engines_is_sent_to_two_at_most(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        answer = await f.made.ask(post(long_chat()))
+        assert (answer.status, code_of(answer.body)) == (503, "kv_load_failed")
+        assert len(f.of("p")) == 2
+        assert all(leg.transfer is not None for leg in f.of("d")), "no engine gets it whole after that"
+
+    run(tmp_path, check, *[prefill(reset)] * 4, decode(alone(whole())))
+
+
+def test_a_prompt_that_ends_engines_of_both_parts_is_sent_to_two_at_most(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        answer = await f.made.ask(post(long_chat()))
+        assert (answer.status, code_of(answer.body)) == (502, "engine_lost")
+        assert len(f.of("p")) == 1
+        assert [leg.transfer is None for leg in f.of("d")] == [False, True]
+
+    run(tmp_path, check, prefill(reset), decode(alone(reset)), decode(alone(reset)))
