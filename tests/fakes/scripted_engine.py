@@ -72,6 +72,16 @@ class ScriptedEngine:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.stats: CoreStats | None = CoreStats(2, 1, 0.25, 100, 40, 3, 9)
+        self.is_draining = False
+        self.owes_nothing = asyncio.Event()
+        """Set, unless a test says otherwise, in the server's event loop."""
+        self.owes_nothing.set()
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    async def transfers_over(self) -> None:
+        await self.owes_nothing.wait()
 
     def health(self) -> EngineHealth:
         return self.now_health

@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pagefleet_engine import LLM
 from pagefleet_engine.client import async_client
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.stop import Stop
+from pagefleet_engine.engine_core.messages import CoreStats, StepOutputs
 from pagefleet_engine.engine_core.output_text import Chunk, Elsewhere, OutputSoFar, OutputText
 from pagefleet_engine.errors import (
     ConfigError,
@@ -116,6 +118,19 @@ async def early_close(client: AsyncEngineClient) -> None:
     await eventually(lambda: client.health().stalled_s == 0)
 
 
+async def last_transfers(client: AsyncEngineClient) -> None:
+    client.drain()
+    await client.transfers_over()
+    stats = CoreStats(0, 0, 0.0, 0, 0, 0, 0)
+    await client._take(StepOutputs([], msgspec.structs.replace(stats, transfers_owed=2)))
+    waiting = asyncio.create_task(client.transfers_over())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    await client._take(StepOutputs([], stats))
+    await waiting
+
+
 async def refusals(client: AsyncEngineClient) -> None:
     with pytest.raises(InvalidRequest, match="token id 300"):
         await tokens_of(client, 300, SamplingParams())
@@ -163,7 +178,7 @@ async def _resume(client: AsyncEngineClient, known: list[int], num_chars: int) -
     return [chunk async for chunk in client.generate([90], sampling, request_id="r", elsewhere=Elsewhere(so_far))]
 
 
-CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage, resumed)
+CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage, resumed, last_transfers)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -106,6 +106,7 @@ class LiveServer:
                 self.engine_died,
                 self.config.drain_timeout,
                 headers=identity_headers(self.parts.facts),
+                transfers=self.engine,
             )
             self._up.set()
             self.status = await run_until_stopped(app, self.listener, self.signals, running)

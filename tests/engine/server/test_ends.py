@@ -197,6 +197,18 @@ def test_a_drain_waits_for_what_runs(start_server: Callable[..., LiveServer]) ->
     assert server.join() == 0
 
 
+def test_a_drain_waits_for_what_is_on_its_way_to_other_engines(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(drain_timeout=60.0)
+    server.call(server.engine.owes_nothing.clear)
+    assert server.complete().status_code == 200
+    server.signal()
+    server.wait_until(lambda: server.engine.is_draining)
+    server.wait_until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.status is None
+    server.call(server.engine.owes_nothing.set)
+    assert server.join() == 0
+
+
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_what_is_left_after_a_drain_ends_with_an_error(start_server: Callable[..., LiveServer], how: str) -> None:
     server = start_server(drain_timeout=0.3 if how == "timeout" else 300.0)
