@@ -31,11 +31,8 @@ BASE: Mapping[str, Any] = {
     "resources": {"cpu": "100m"},
     "rollout": {"drainSeconds": 20},
 }
-PAIR: Mapping[str, Any] = {**BASE, "disaggregation": {"threshold": 0}}
-TWO_PAIRS: Mapping[str, Any] = {
-    **BASE,
-    "disaggregation": {"threshold": 0, "prefill": {"replicas": 2}, "decode": {"replicas": 2}},
-}
+PAIR: Mapping[str, Any] = {"threshold": 0}
+TWO_PAIRS: Mapping[str, Any] = {**PAIR, "prefill": {"replicas": 2}, "decode": {"replicas": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +42,10 @@ def service(cluster: Cluster, installation: Installation) -> Iterator[Service]:
     found.delete()
 
 
-def settle(service: Service, spec: Mapping[str, Any]) -> None:
-    """Have the service so, unless it is, and all of its engines linked."""
-    if service.spec != {"model": service.spec.get("model"), **spec} or not service.is_settled:
-        service.apply(**spec)
+def settle(service: Service, disaggregation: Mapping[str, Any]) -> None:
+    """Have so many engines, linked; their settings stay as a test left them, as each change replaces them all."""
+    if service.spec.get("disaggregation") != disaggregation:
+        service.apply(**{**BASE, **service.spec, "disaggregation": disaggregation})
     service.wait_until_settled(SETTLED_WITHIN_S)
     linked(service)
 
@@ -177,6 +174,7 @@ def test_pairs_are_replaced_together(cluster: Cluster, two_pairs: Service, load:
 
 def test_another_fleet_key_loses_no_request(cluster: Cluster, two_pairs: Service, load: Load) -> None:
     engines, routers = two_pairs.pod_names("engine"), two_pairs.pod_names("router")
+    assert "fleetKey" not in two_pairs.spec
     two_pairs.edit(fleetKey=2)
     wait_until(lambda: cluster.get("v1", "Secret", "apart-fleet-2", two_pairs.namespace), "another key is made")
     wait_until(
@@ -204,7 +202,7 @@ def test_each_part_has_its_own_number(cluster: Cluster, two_pairs: Service, load
 
 
 def test_the_way_out_and_in_again_has_no_gap(cluster: Cluster, pair: Service, load: Load) -> None:
-    pair.apply(**BASE)
+    pair.apply(**{field: value for field, value in pair.spec.items() if field != "disaggregation"})
     wait_until(lambda: not revisions(cluster, pair), "engines for whole requests replace both parts", SETTLED_WITHIN_S)
     pair.wait_until_settled(SETTLED_WITHIN_S)
     assert not {"PrefillReady", "KVLinkReady"} & {one["type"] for one in pair.status["conditions"]}
