@@ -86,7 +86,7 @@ class FrameSent:
     seq: int
     num_bytes: int
     checksum: int
-    """CRC-32 of the payload."""
+    """Of the payload: CRC-32, or 32 bits of the sum by which planes between devices check it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class FrameArrived:
     num_blocks: int
     num_bytes: int
     checksum: int
-    """CRC-32 of the payload, as it was announced and found."""
+    """Of the payload, as it was announced and found; as the source's `FrameSent` has it."""
 
 
 @dataclass(frozen=True, slots=True)

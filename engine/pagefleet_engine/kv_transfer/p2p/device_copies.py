@@ -76,6 +76,7 @@ class DeviceCopies:
         self._weights = torch.arange(1, slot_bytes // WORD_BYTES * 2, 2, dtype=torch.int64, device=self.device)
         self._products = torch.empty_like(self._weights)
         """Of the sum that is computed just now."""
+        self._settle()
 
     @property
     def block_bytes(self) -> int:
@@ -98,7 +99,9 @@ class DeviceCopies:
 
     def slots(self, count: int) -> Tensor:
         """Return staging memory: uint8 [count, slot_bytes]."""
-        return torch.zeros(count, self.slot_bytes, dtype=torch.uint8, device=self.device)
+        slots = torch.zeros(count, self.slot_bytes, dtype=torch.uint8, device=self.device)
+        self._settle()
+        return slots
 
     def free_bytes(self) -> int:
         """Return what the device has left; on a CPU, where it does not matter, a lot."""
@@ -149,6 +152,11 @@ class DeviceCopies:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         return _EventMark(event)
+
+    def _settle(self) -> None:
+        """Wait until what another stream has filled is there for this one."""
+        if self._cuda:
+            torch.cuda.synchronize(self.device)
 
     def _queueing(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
