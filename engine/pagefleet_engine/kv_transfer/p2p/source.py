@@ -149,6 +149,8 @@ class Source:
             return self._out(self._close(found, "the prefill request ended early", tell=True))
         found.leg = Leg.COMPUTED
         found.computed_at = found.computed_at or now
+        if not found.holdings.num_blocks and found.reservation is None:  # a prompt shorter than a block: nobody asks
+            return self._out(self._close(found, "not_needed"))
         return self._out(self._go_on(found, now))
 
     def message(self, peer: str, message: ControlMessage, now: float) -> list[SourceAction]:

@@ -214,6 +214,15 @@ def test_a_pong_says_how_busy_the_engine_is() -> None:
     assert sent.message.body == Pong(prefill.incarnation, 1, 2, 3, 4, False)
 
 
+def test_a_prompt_shorter_than_a_block_has_nothing_to_pass_on() -> None:
+    net, prefill, decode = pair(settings("put"))
+    leg = Leg(ID, 7, 0)
+    prefill.begin(leg, decode.incarnation)
+    prefill.end(leg, True)
+    assert prefill.settled[ID].delivered
+    assert_nothing_is_left(net)
+
+
 def test_a_decode_engine_with_everything_frees_the_leg() -> None:
     net, prefill, decode = pair(settings())
     decode.do(decode.target.not_needed(ID, prefill.address, prefill.incarnation, net.now))
