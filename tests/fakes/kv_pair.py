@@ -78,7 +78,8 @@ class Pair:
     @asynccontextmanager
     async def questions(self) -> AsyncIterator[Ask]:
         """Yield what asks the pair; in the end all have their answer, and both engines every block back."""
-        async with httpx.AsyncClient(timeout=120) as http:
+        # A connection for each request: one that is used again may just have been closed, which routers expect.
+        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_keepalive_connections=0)) as http:
             questions = Questions(http, self.key)
             yield lambda **fields: questions.ask(self.prefill, self.decode, self.address, **fields)
             await questions.ended()
