@@ -6,6 +6,7 @@ Both are data. A tokenizer is read from JSON, a chat template runs in a sandbox;
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from pagefleet_protocol.kv_handoff import KvRole
 FACTS_PATH = "/internal/v1/facts"
 TEXT_PATH = "/internal/v1/text"
 MAX_TEXT_BYTES = 64 * 1024 * 1024
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
 
 
 class EngineFactsError(ValueError):
@@ -93,6 +95,8 @@ def decode_facts(data: bytes) -> EngineFacts:
     kv = facts.kv_transfer
     if kv is not None and not (1 <= kv.port <= 65534 and kv.bytes_per_token > 0 and len(kv.compatibility) == 64):
         raise EngineFactsError("a fact of its K/V transfer is out of its range")
+    if kv is not None and _INCARNATION.fullmatch(facts.incarnation) is None:
+        raise EngineFactsError("an incarnation that passes K/V is not 32 hexadecimal digits")  # others are told of it
     return facts
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import uvloop
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, encode_facts
+from pagefleet_protocol.engine_facts import (
+    FACTS_PATH,
+    EngineFacts,
+    EngineFactsError,
+    KvTransferFacts,
+    decode_facts,
+    encode_facts,
+)
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.signals.engine_facts import ASK_AGAIN_S, FactsAsker
 from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, get
@@ -62,7 +69,15 @@ def test_asked_once_and_again_after_a_restart(tmp_path: Path) -> None:
     run(tmp_path, check)
 
 
-@pytest.mark.parametrize("told", [None, b"garbage", b'{"incarnation": 3}', encode_facts(facts(num_blocks=0))])
+PASSES_KV = KvTransferFacts(role="decode", port=1, compatibility="c" * 64, bytes_per_token=1)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, b"garbage", b'{"incarnation": 3}', encode_facts(facts(num_blocks=0)),
+     encode_facts(facts("1\r\nx-forged: 1", kv_transfer=PASSES_KV))],
+    ids=["none", "garbage", "no text", "no blocks", "forging"],
+)  # fmt: skip
 def test_an_engine_without_facts_serves(tmp_path: Path, told: bytes | None) -> None:
     async def check(one: Fleet) -> None:
         engine = one.engines[0]
@@ -74,6 +89,13 @@ def test_an_engine_without_facts_serves(tmp_path: Path, told: bytes | None) -> N
         assert facts_of(one) is None
 
     run(tmp_path, check)
+
+
+@pytest.mark.parametrize("incarnation", ["1" * 31, "1\r\nx-forged: 1", "", "A" * 32, "1" * 32 + "\n"])
+def test_what_a_peer_is_told_of_an_engine_is_no_header_of_its_own(incarnation: str) -> None:
+    assert decode_facts(encode_facts(facts(kv_transfer=PASSES_KV))).kv_transfer == PASSES_KV
+    with pytest.raises(EngineFactsError, match="hexadecimal"):
+        decode_facts(encode_facts(facts(incarnation, kv_transfer=PASSES_KV)))
 
 
 def test_an_engine_of_another_model_gets_no_traffic(tmp_path: Path) -> None:
