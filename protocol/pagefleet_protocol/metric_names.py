@@ -53,8 +53,8 @@ ROUTER_TRACE_SPANS = "pagefleet_router_trace_spans_total"
 ENGINE_TRACE_SPANS = "pagefleet_engine_trace_spans_total"
 """Spans that a collector of traces has taken, or has not."""
 
-# Of the engines of a model that are made for one part, by model and role (prefill, decode, both), as a router sees them:
-# take one router's word, but add up the tokens, which each counts for itself.
+# Of the engines of a model that are made for one part, by model and role (prefill, decode, both), as a router sees
+# them: take one router's word, but add up the tokens, which each counts for itself.
 ROUTER_ROLE_ENGINES = "pagefleet_router_role_engines"
 ROUTER_ROLE_REQUESTS = "pagefleet_router_role_requests"
 ROUTER_ROLE_WAITING = "pagefleet_router_role_requests_waiting"
