@@ -181,6 +181,16 @@ def test_explained_are_all_ways() -> None:
     assert min(scores, key=lambda score: score.seconds).prefill_id == "p0"
 
 
+def test_pairs_are_explained_only_where_they_are_compared() -> None:
+    known = Known()
+    clock = lambda: 100.0  # noqa: E731
+    pairing = Pairing(Auto(known, random.Random(0), clock), known, 256, True, clock, random.Random(0))
+    busy = engine("d0", "decode", requests=40)
+    short, long = (RequestView("m", num_tokens=tokens, may_split=True) for tokens in (255, 257))
+    assert any(score.prefill_id for score in pairing.explain(long, [busy], [P0]))
+    assert [(score.engine_id, score.prefill_id) for score in pairing.explain(short, [busy], [P0])] == [("d0", "")]
+
+
 def test_prefill_engines_get_whole_requests_only_without_others() -> None:
     assert [one.id for one in build_snapshot([P0, D0]).usable["m"]] == ["d0"]
     assert [one.id for one in build_snapshot([P0, P1]).usable["m"]] == ["p0", "p1"]

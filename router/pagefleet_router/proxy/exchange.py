@@ -240,14 +240,10 @@ class Exchange:
         if self.pair is not None:
             self.pair.close()
             self.pair = None
-        if choice.prefill is None:
-            return
-        transfers = self._services.transfers
-        assert transfers is not None
-        is_last = self._attempts().is_last_pair(self._dispatcher, self.view, choice.prefill.engine.id)
-        transfer = transfers.make(choice, is_last)
-        self.pair = PairAttempt(choice, transfer, self._services, self._prefill_failed)
-        tell_leg(self._try_span, "decode", transfer)
+        if choice.prefill is not None:
+            is_last = self._attempts().is_last_pair(self._dispatcher, self.view, choice.prefill.engine.id)
+            self.pair = PairAttempt(choice, is_last, self._services, self._prefill_failed)
+            tell_leg(self._try_span, "decode", self.pair.transfer)
 
     def _prefill_failed(self, failure: Failure) -> None:
         """Do without a prefill engine, unless the decode engine has its K/V or does not need it."""
@@ -266,18 +262,12 @@ class Exchange:
 
     def _without_kv(self, failure: Failure) -> None:
         """Have the prompt computed by another engine than the one from which no K/V came."""
-        transfers = self._services.transfers
-        assert transfers is not None
         assert self.pair is not None
         assert self._call is not None
         self._call.abandon()
         attempt_failed(self._try_span, failure)
-        pairs, attempts = self._dispatcher.metrics.pairs, self._attempts()
-        pairs.retries[failure.value] += 1
-        attempts.tried.append(self.pair.prefill.engine.id)
-        choice = attempts.another_prefill(self._dispatcher, self.view, failure, transfers.fallback == "recompute")
+        choice = self.pair.another(self._attempts(), self.view, failure)
         if choice is not None:
-            pairs.recomputed += choice.prefill is None
             self._attempt(choice)
         elif not self._waits_again():
             self.cut(refusal_of(Failure.KV_LOST))

@@ -13,6 +13,7 @@ from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.proxy.forwarding import forwarded_request
 from pagefleet_router.proxy.identity import Identity, identify
 from pagefleet_router.proxy.prefill_leg import LegSite, PrefillLeg
+from pagefleet_router.proxy.retries import Retries
 from pagefleet_router.proxy.services import Services
 from pagefleet_router.proxy.tracing import attempt_span
 from pagefleet_router.proxy.transfers import Transfer
@@ -39,17 +40,20 @@ class PairAttempt:
 
     Args:
         choice: of two engines.
-        transfer: what they are told.
-        services: of the exchange.
+        is_last: whether no other prefill engine would be asked after this one.
+        services: of the exchange, which make transfers.
         on_failed: called where the prefill engine fails.
     """
 
-    __slots__ = ("_choice", "_head", "_held", "_late_s", "_on_failed", "_services", "leg", "refused", "transfer")
+    __slots__ = (
+        "_choice", "_head", "_held", "_late_s", "_on_failed", "_services", "_transfers", "leg", "refused", "transfer",
+    )  # fmt: skip
 
-    def __init__(
-        self, choice: Choice, transfer: Transfer, services: Services, on_failed: Callable[[Failure], None]
-    ) -> None:
-        self.transfer = transfer
+    def __init__(self, choice: Choice, is_last: bool, services: Services, on_failed: Callable[[Failure], None]) -> None:
+        assert services.transfers is not None
+        self._transfers = services.transfers
+        self.transfer = self._transfers.make(choice, is_last)
+        """What the engines are told."""
         self.leg: PrefillLeg | None = None
         self.refused: Failure | None = None
         """Why the decode engine does not go on from the other's K/V; set with its whole answer."""
@@ -123,6 +127,22 @@ class PairAttempt:
         seconds = now - leg.done_at
         dispatcher.metrics.pairs.handover.observe(seconds)
         self._choice.engine.rates.transfer.handed_over(seconds, self._late_s, now)
+
+    def another(self, attempts: Retries, view: RequestView, failure: Failure) -> Choice | None:
+        """Count that no K/V came; returns who gets the request now, without this prefill engine.
+
+        Args:
+            attempts: of the request.
+            view: of it.
+            failure: why it did not come.
+        """
+        dispatcher, may_compute = self._services.dispatcher, self._transfers.fallback == "recompute"
+        pairs = dispatcher.metrics.pairs
+        pairs.retries[failure.value] += 1
+        attempts.tried.append(self.prefill.engine.id)
+        choice = attempts.another_prefill(dispatcher, view, failure, may_compute)
+        pairs.recomputed += choice is not None and choice.prefill is None
+        return choice
 
     def close(self) -> None:
         """End the prefill leg, wherever it is."""

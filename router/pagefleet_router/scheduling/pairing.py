@@ -60,7 +60,7 @@ class Pairing:
             prefills: that may compute its prompt for another.
         """
         whole = self._policy.choose(request, engines)
-        if not prefills or request.num_tokens - whole.cached_tokens < max(self._threshold, 1):
+        if not prefills or not self._is_long(request, whole):
             return whole
         options = list(self._options(request, whole, engines, prefills))
         return min(options, key=lambda option: option.seconds).choice
@@ -71,13 +71,16 @@ class Pairing:
         """Return how each way looks that is compared, and the other engines if each did all."""
         now = self._clock()
         whole = self._policy.choose(request, engines)
-        options = list(self._options(request, whole, engines, prefills))
+        options = list(self._options(request, whole, engines, prefills if self._is_long(request, whole) else ()))
         seen = {option.choice.engine.id for option in options if option.choice.prefill is None}
         others = [engine for engine in engines if engine.id not in seen]
         for engine, hit in zip(others, self._knowledge.cached_tokens(others, request), strict=True):
             choice = Choice(engine, hit)
             options.append(Option(choice, local_seconds(choice, request.num_tokens, now)))
         return tuple(_score(option, now) for option in options)
+
+    def _is_long(self, request: RequestView, whole: Choice) -> bool:
+        return request.num_tokens - whole.cached_tokens >= max(self._threshold, 1)
 
     def _options(
         self, request: RequestView, whole: Choice, engines: Sequence[EngineView], prefills: Sequence[EngineView]
