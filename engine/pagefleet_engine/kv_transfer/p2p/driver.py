@@ -83,6 +83,8 @@ class Driver:
         self._load_ended = load_ended
         self._save_ended = save_ended
         self._leg_settled = leg_settled
+        self._dialled: dict[str, str] = {}
+        """Peers that were dialled -> where."""
         self._spills: dict[int, _Spilled] = {}
         self._copying: set[int] = set()
         """Spills that the machine has not been told the end of."""
@@ -150,11 +152,13 @@ class Driver:
             case Dial():
                 numeric = parts.peers.find(action.peer)
                 if numeric is not None:
+                    self._dialled[action.peer] = numeric
                     parts.control.dial(action.peer, numeric)
             case HangUp():
+                self._dialled.pop(action.peer, None)
                 parts.control.hang_up(action.peer)
-            case Connect():
-                numeric = parts.peers.find(action.at)
+            case Connect():  # to where its invitation came from, whatever its name means by now
+                numeric = self._dialled.get(action.at)
                 if numeric is not None:
                     parts.planes[action.plane].connect(action.peer, Address.parse(numeric).host, action.invitation)
 
