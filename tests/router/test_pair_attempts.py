@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from pagefleet_protocol.kv_handoff import KV_TRANSFER
 from pagefleet_router.access_log import AccessLog
+from pagefleet_router.proxy.exchange import Exchange
 from pagefleet_router.signals.monitor import MonitorTiming
 
 from tests.fakes.faulty_engine import (
@@ -396,6 +397,25 @@ def test_a_prompt_computed_elsewhere_is_no_prefill_load_where_it_is_answered(tmp
         client.close()
 
     run(tmp_path, check, prefill(silent), decode(silent))
+
+
+def test_a_running_answer_keeps_nothing_of_its_prompt(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        client = await f.made.connect()
+        await client.send(post(long_chat(stream=True)))
+        assert (await client.head()).status == 200
+        assert await client.chunk() == EVENTS[0]
+        [exchange] = [one._responder for one in f.made.router.connections if isinstance(one._responder, Exchange)]
+        assert exchange.pair is not None
+        leg = exchange.pair.leg
+        assert leg is not None
+        await f.made.until(lambda: not leg.is_running)
+        for view in (exchange.view, leg._attempt.view):
+            assert (view.num_tokens > 900, view.pieces, view.token_ids) == (True, (), b"")
+        assert (exchange.request.body, leg._pieces) == (b"", [])
+        client.close()
+
+    run(tmp_path, check, prefill(), decode(stream(EVENTS[:1] * 2, gap=PATIENCE_S)))
 
 
 def test_transfers_teach_how_long_they_take(tmp_path: Path) -> None:

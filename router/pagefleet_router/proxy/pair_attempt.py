@@ -83,8 +83,10 @@ class PairAttempt:
         self._late_s = late_seconds(prefill, self._choice, view.num_tokens)
         part = attempt_span(span, prefill.engine, prefill.cached_tokens)
         tell_leg(part, "prefill", self.transfer)
-        # Of its answer, too, the first byte tells that the prompt is computed.
-        attempt = Attempt(msgspec.structs.replace(view, stream=True), prefill, dispatcher.clock())
+        # Of its answer, too, the first byte tells that the prompt is computed; the leg's end is not that of the stream,
+        # for which a long prompt must not be kept.
+        counted = msgspec.structs.replace(view, stream=True, pieces=(), blocks=(), token_ids=b"")
+        attempt = Attempt(counted, prefill, dispatcher.clock())
         pieces = forwarded_request(request, view, prefill.engine, None, part.context, self.transfer.prefill)
         site = LegSite(dispatcher, services.pools, self._on_failed)
         self.leg = PrefillLeg(prefill.engine, pieces, attempt, part, site)
