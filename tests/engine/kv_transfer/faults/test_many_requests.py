@@ -19,7 +19,7 @@ from tests.fakes.kv_pair import Ask, Pair
 from tests.fakes.kv_serving import Asked, ServedEngine
 
 pytestmark = pytest.mark.fleet
-NUM_REQUESTS = int(os.environ.get("PAGEFLEET_KV_REQUESTS", "240"))
+NUM_REQUESTS = int(os.environ.get("PAGEFLEET_KV_REQUESTS", "120"))
 AT_ONCE = 24
 CHOICES = 3
 WARM = 4_000
