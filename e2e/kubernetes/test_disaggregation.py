@@ -206,7 +206,7 @@ def test_the_way_out_and_in_again_has_no_gap(cluster: Cluster, pair: Service, lo
     wait_until(lambda: not revisions(cluster, pair), "engines for whole requests replace both parts", SETTLED_WITHIN_S)
     pair.wait_until_settled(SETTLED_WITHIN_S)
     assert not {"PrefillReady", "KVLinkReady"} & {one["type"] for one in pair.status["conditions"]}
-    assert not [one for one in pair.what_is_left() if "-prefill" in one]
+    wait_until(lambda: not any("-prefill" in one for one in pair.what_is_left()), "nothing of prefill engines is left")
     assert load.go_on().failures == ()
     settle(pair, PAIR)
     wait_until(lambda: not cluster.get("apps/v1", "Deployment", "apart-engine", pair.namespace), "whole ones go")
