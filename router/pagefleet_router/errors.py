@@ -74,7 +74,7 @@ class Failure(enum.Enum):
     KV_LOST = "kv_lost"
     """The prompt's K/V did not reach the decode engine."""
     HANDOFF = "handoff"
-    """An engine did not believe what it was told of a transfer: one of the two has begun anew."""
+    """An engine did not believe what it was told of a transfer: one of the two began anew, or has another key."""
     REJECTED = "rejected"
     """A prefill engine says that the request is wrong. The engine that answers says so in words for the client."""
 

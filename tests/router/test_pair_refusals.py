@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from pagefleet_protocol.kv_handoff import KV_TRANSFER
 
 from tests.fakes.faulty_engine import Behaviour, Seen, post, reset, silent, whole
-from tests.fakes.pair_fleet import PairFleet, Role, code_of, decode, long_chat, pair_fleet, prefill
+from tests.fakes.pair_fleet import NOT_MINE, PairFleet, Role, code_of, decode, long_chat, pair_fleet, prefill
 
 PATIENCE_S = 60.0
 TOO_HOT = whole(400, b'{"error":{"message":"too hot","type":"x","param":"temperature","code":"invalid_value"}}')
@@ -24,12 +25,11 @@ def run(folder: Path, check: Callable[[PairFleet], Awaitable[None]], *roles: Rol
     uvloop.run(scenario())
 
 
-def alone(behave: Behaviour) -> Behaviour:
-    """Answer what comes without a transfer; as a leg, wait for K/V for ever."""
+def alone(behave: Behaviour, leg: Behaviour = silent) -> Behaviour:
+    """Answer what comes without a transfer; a leg waits for K/V for ever, unless told otherwise."""
 
     async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        is_leg = seen.header("x-pagefleet-kv-transfer") is not None
-        await (silent if is_leg else behave)(seen, writer)
+        await (behave if seen.header(KV_TRANSFER) is None else leg)(seen, writer)
 
     return answer
 
@@ -68,6 +68,20 @@ def test_what_is_wrong_with_a_prefill_engine_alone_is_tried_at_another(
         assert f.metric(f'pagefleet_router_pd_retries_total{{reason="{reason}"}}') == 2
 
     run(tmp_path, check, prefill(fault), prefill(fault), decode(alone(whole())))
+
+
+@pytest.mark.parametrize("fallback", ["recompute", "fail"])
+def test_engines_with_another_fleet_key_compute_prompts_where_they_are_answered(tmp_path: Path, fallback: str) -> None:
+    async def check(f: PairFleet) -> None:
+        for number in range(30):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        metrics = f.made.router.metrics
+        assert (metrics.failures.total(), metrics.retries_denied) == (0, 0)
+        assert f.metric("pagefleet_router_pd_recomputed_total") == 30
+        assert f.metric('pagefleet_router_pd_retries_total{reason="handoff"}') >= 30, "whoever runs it can see why"
+
+    roles = [prefill(silent), prefill(silent), decode(alone(whole(), leg=NOT_MINE))]
+    run(tmp_path, check, *roles, pd_fallback=fallback)
 
 
 def test_a_prompt_that_ends_its_engines_is_sent_to_two_at_most(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ MAX_RETRIES = 2
 MAX_TAKEOVERS = 2
 """Times that a stream goes on elsewhere."""
 _ENGINE_ENDED = frozenset({Failure.RESET, Failure.ENDING})
+_NOT_BEGUN = frozenset({Failure.REJECTED, Failure.HANDOFF})
+"""No K/V was lost: an engine does not take the request, or not from this router, as while the fleet key changes."""
 
 
 class Retries:
@@ -69,17 +71,17 @@ class Retries:
             dispatcher: chooses.
             view: of the request.
             failure: why it did not.
-            may_compute: whether the decode engine may compute the prompt where no other prefill engine is left.
+            may_compute: whether the decode engine may compute the prompt where no other prefill engine is left, though
+                its K/V was on its way.
         """
         self._num_ended += failure in _ENGINE_ENDED
         if self._num_ended > 1:
             return None
-        is_rejected = failure is Failure.REJECTED  # no prefill engine takes it: the client is told by who answers
-        if not is_rejected and self.num < MAX_RETRIES and dispatcher.prefills(view, self.tried):
+        if failure is not Failure.REJECTED and self.num < MAX_RETRIES and dispatcher.prefills(view, self.tried):
             choice = self._choose(dispatcher, view, self.tried, failure)
             if choice is not None:
                 return choice
-        choice = dispatcher.choose_whole(view, self.tried) if may_compute or is_rejected else None
+        choice = dispatcher.choose_whole(view, self.tried) if may_compute or failure in _NOT_BEGUN else None
         self.num += choice is not None
         return choice
 
