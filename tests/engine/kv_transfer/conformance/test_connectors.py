@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pagefleet_engine.core.kv_connector import EngineLoad
 
 from tests.fakes.connector_kinds import Ends, connected
 from tests.fakes.connector_scene import make_request
@@ -112,6 +113,21 @@ def test_a_prompt_that_was_not_computed_to_its_end_is_never_wrong(ends: Ends) ->
     assert num_tokens <= 24
     if num_tokens:
         assert ends.taker.load_and_wait(wanted, num_tokens // 4) <= 3
+
+
+def test_what_was_given_comes_also_from_one_that_is_short_of_blocks_and_drains(ends: Ends) -> None:
+    given, wanted = ends.request(5)
+    number = ends.give(given)
+    connector = ends.giver.connector
+    connector.report(EngineLoad(waiting=1, free_blocks=0, queued_tokens=20))
+    connector.relieve(5)
+    if number is not None:  # it ends before anybody has asked for the blocks
+        ends.giver.wait_for(lambda: number in ends.giver.saved)
+    connector.drain()
+    assert ends.taker.loadable(wanted) == 20
+    assert ends.taker.load_and_wait(wanted, 5) == 5
+    while connector.num_owed:
+        ends.giver.settle()
 
 
 def test_what_is_stored_is_forgotten_by_a_reset(ends: Ends) -> None:

@@ -190,7 +190,7 @@ def test_a_spill_that_fails_leaves_the_blocks_where_they_are() -> None:
 
 
 def test_blocks_on_their_way_to_spilled_memory_count_and_those_of_ended_legs_go_first() -> None:
-    net, prefill, decode = pair(settings(blocks=64))
+    _, prefill, decode = pair(settings(blocks=64))
     legs = [Leg(bytes([number]) * 16, number, 4) for number in (1, 2, 3)]
     for leg in legs:
         prefill.begin(leg, decode.incarnation)
