@@ -10,8 +10,8 @@ from typing import Literal
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.verdict import Verdict
 
-_BROKEN = ("suspect", "dead", "broken", "refused")
-"""States of a peer that cannot be asked now."""
+_BROKEN = ("dead", "refused")
+"""States of a peer that cannot be asked now. One that was silent for three seconds may only be busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,10 @@ def _cut_off(takers: Sequence[KvEngineSeen]) -> Verdict | None:
     for one in takers:
         bad = sum(one.peers.get(state, 0) for state in _BROKEN)
         if bad and bad == sum(one.peers.values()):
+            whom = "the only prefill engine" if bad == 1 else f"any of the {bad} prefill engines"
             text = (
-                f"{one.name} reaches none of {bad} prefill engine{'' if bad == 1 else 's'} (ports 8102 and 8103); a "
-                "NetworkPolicy, or the network between their nodes; prompts are computed by decode engines meanwhile"
+                f"{one.name} does not reach {whom} that it knows (ports 8102 and 8103): a NetworkPolicy, the network "
+                "between their nodes, or an engine that ended; prompts are computed by decode engines meanwhile"
             )
             return Verdict(False, Reason.KV_LINK_DOWN, text)
     return None

@@ -165,6 +165,22 @@ def test_parts_that_do_not_fit_each_other_are_a_degradation() -> None:
     assert condition(status, "Ready").status == "True", "decode engines compute prompts themselves"
 
 
+@pytest.mark.parametrize(
+    ("peers", "reason"),
+    [
+        ({}, Reason.KV_LINKED),
+        ({"suspect": 1}, Reason.KV_LINKED),
+        ({"dead": 1, "ready": 1}, Reason.KV_LINKED),
+        ({"dead": 1}, Reason.KV_LINK_DOWN),
+        ({"dead": 1, "refused": 2}, Reason.KV_LINK_DOWN),
+    ],
+)
+def test_a_link_is_down_where_no_known_peer_answers(peers: dict[str, int], reason: Reason) -> None:
+    world = running(disaggregation={})
+    world.kv_engines = (LINKED[0], KvEngineSeen("b", "decode", LINKED[0].compatibility, peers))
+    assert condition(world.plan().status, "KVLinkReady").reason == reason
+
+
 def test_each_part_follows_its_own_autoscaler() -> None:
     both = {
         "prefill": {"autoscaling": {"min": 1, "max": 4, "target": {"ttftMs": 500}, "scaleToZero": {}}},
@@ -239,4 +255,5 @@ def test_of_an_edit_that_cannot_be_read_what_runs_is_told() -> None:
     problem = InvalidDocument([FieldError(("spec", "disaggregation"), "is wrong")])
     status = invalid_service_status(("ns", "qwen"), problem, world.status, world.observed())
     assert status.ready == "4/4"
+    assert status.mode == "Disaggregated"
     assert told(status, "Ready") == ("True", Reason.SERVING)

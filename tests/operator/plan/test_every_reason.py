@@ -226,7 +226,7 @@ CASES: dict[Reason, Case] = {
     Reason.WAITING: ("Progressing", "False", lambda: engines(serving(), **ended(1)), "EngineReady says why"),
     Reason.KV_LINKED: ("KVLinkReady", "True", lambda: linked("one"), "1 decode engine takes K/V from 1 prefill engine"),
     Reason.KV_INCOMPATIBLE: ("KVLinkReady", "False", lambda: linked("two"), "K/V of another form"),
-    Reason.KV_LINK_DOWN: ("KVLinkReady", "False", lambda: linked("one", dead=2), "reaches none of 2"),
+    Reason.KV_LINK_DOWN: ("KVLinkReady", "False", lambda: linked("one", dead=2), "does not reach any of the 2"),
     Reason.SCALED_TO_ZERO: ("Ready", "False", lambda: serving(replicas=0).settle(), "set it to 1 or more"),
     Reason.PAUSED: ("Progressing", "False", lambda: seen(spec={"paused": True}), "set it to false"),
     Reason.MODEL_NOT_FOUND: ("ModelCached", "False", lambda: job("ModelNotFound"), "so it is"),
