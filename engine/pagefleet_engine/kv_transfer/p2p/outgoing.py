@@ -86,6 +86,11 @@ class Outgoing:
         self.next_block = reservation.wanted.first_block
         self.ledger = FrameLedger(self.next_block)
 
+    def renew(self, now: float) -> None:
+        """D still waits. That keeps blocks, not a place for a leg that does not come."""
+        if self.leg is not Leg.AWAITED:
+            self.lease.renew(now)
+
     def trim(self) -> list[Unpin | DropSpill]:
         """Let go of blocks that D does not want."""
         if self.reservation is None:

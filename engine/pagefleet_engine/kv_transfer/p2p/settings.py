@@ -34,6 +34,9 @@ class P2PSettings:
     send_type: SendType = "put_async"
     lease: float = 30.0
     """Seconds that P keeps blocks for a D that does not renew."""
+    leg_timeout: float = 10.0
+    """P: seconds that a Reserve waits for its leg, renewed or not. The router sends both at once, so a leg that has not
+    come by then never will, and D had better compute the prompt."""
     transfer_timeout: float = 60.0
     """Seconds that a load may take in all."""
     buffer_bytes: int = 256 << 20

@@ -123,7 +123,7 @@ class Source:
             found.leg = Leg.COMPUTING
             return actions
         found.leg = Leg.COMPUTING
-        found.lease.renew(now)
+        found.lease = Lease(self._settings.lease, now)
         return []
 
     def save(self, transfer_id: bytes, save: int, run: BlockRun, now: float) -> list[SourceAction]:
@@ -238,7 +238,8 @@ class Source:
         for found in list(self._live.values()):
             if found.lease.expired(now):
                 self.counters.lease_expiries += 1
-                actions += self._close(found, "expired", tell=True)
+                awaited = found.leg is Leg.AWAITED
+                actions += self._close(found, "its prefill request did not come" if awaited else "expired", tell=True)
             else:
                 actions += found.repeat_due(now)
         return self._out(actions)
@@ -273,7 +274,8 @@ class Source:
             return [self._answer(session.peer, message, self._nack(refusal))]
         if found is None:
             found = self._add(message.transfer_id, session.incarnation, now)
-        found.lease.renew(now)
+            found.lease = Lease(self._settings.leg_timeout, now)
+        found.renew(now)
         actions: list[SourceAction] = [self._answer(session.peer, message, Ack("reserve"))]
         if found.reservation is None:
             found.reserve(Reservation(session, message.epoch, body, body.credit, session.plane))
@@ -313,7 +315,7 @@ class Source:
 
     def _about_reservation(self, found: Outgoing, bound: Reservation, body: Body, now: float) -> list[SourceAction]:
         if isinstance(body, Renew):
-            found.lease.renew(now)
+            found.renew(now)
         elif isinstance(body, Credit):
             bound.credit = max(bound.credit, body.num_bytes)
             return self._go_on(found, now)
