@@ -28,6 +28,10 @@ class HeldConnector:
         self.load_told = EngineLoad()
         self.is_draining = False
         self.is_closed = False
+        self.arrivals: list[str] = []
+
+    def arrived(self, request: Request) -> None:
+        self.arrivals.append(request.request_id)
 
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         self.num_asked += 1

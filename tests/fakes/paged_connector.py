@@ -63,6 +63,7 @@ class PagedConnector:
     now: int = 0
     loads: dict[str, _Load] = field(default_factory=dict)
     saves: dict[int, _Save] = field(default_factory=dict)
+    open_requests: set[Request] = field(default_factory=set)
     ended_requests: Counter[Request] = field(default_factory=Counter)
     completed: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -93,6 +94,10 @@ class PagedConnector:
     def is_busy(self) -> bool:
         """Whether a load or a save is under way, or an answer still to come."""
         return bool(self.loads or self.saves or None in self._answers.values())
+
+    def arrived(self, request: Request) -> None:
+        assert request not in self.open_requests
+        self.open_requests.add(request)
 
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         assert request.status is not RequestStatus.FINISHED
@@ -148,6 +153,7 @@ class PagedConnector:
 
     def ended(self, request: Request, completed: bool) -> int | None:
         assert request.status is RequestStatus.FINISHED
+        self.open_requests.remove(request)
         self.ended_requests[request] += 1
         assert self.ended_requests[request] == 1
         self._answers.pop(request.request_id, None)

@@ -95,6 +95,10 @@ class KVConnector(Protocol):
         """A file descriptor that is readable while `finished` has something to tell; None: there never is."""
         ...
 
+    def arrived(self, request: Request) -> None:
+        """A request was accepted, and may wait long before it is served; `ended` follows, once."""
+        ...
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """Return how many leading tokens, in whole blocks, it could bring the K/V of.
 

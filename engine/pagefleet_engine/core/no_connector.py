@@ -15,6 +15,9 @@ class NoConnector:
 
     bell = None
 
+    def arrived(self, request: Request) -> None:
+        """Nothing waits for it anywhere."""
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """Nothing."""
         return 0

@@ -116,6 +116,7 @@ class Scheduler:
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._gate.arrive(request)
+        self.connector.arrived(request)
         if not self._loads.park(request):
             self._waiting.push(request)
         return None

@@ -47,6 +47,11 @@ class MultiConnector:
         """Rings while any child's does."""
         return self._bells.fileno()
 
+    def arrived(self, request: Request) -> None:
+        """All are told."""
+        for child in self._children:
+            child.arrived(request)
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """The answer of the first child that could bring more than there is."""
         self._chosen.pop(request.request_id, None)

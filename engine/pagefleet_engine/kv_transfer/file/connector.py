@@ -59,6 +59,9 @@ class FileConnector:
         """See KVConnector."""
         return self._mover.bell
 
+    def arrived(self, request: Request) -> None:
+        """Nothing waits for it anywhere."""
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """See KVConnector."""
         first = num_cached_tokens // self._block_size

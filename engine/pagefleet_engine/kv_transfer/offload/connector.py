@@ -82,6 +82,9 @@ class OffloadConnector:
         """Loads, saves and spills that have not ended."""
         return len(self._jobs)
 
+    def arrived(self, request: Request) -> None:
+        """Nothing waits for it anywhere."""
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """See KVConnector. At least one token is left to be computed, as it is with the prefix cache."""
         if not request.reads_prefix_cache:

@@ -75,6 +75,11 @@ class P2PConnector:
         """See KVConnector."""
         return self._agent.bell
 
+    def arrived(self, request: Request) -> None:
+        """Begin the transfer of a prefill leg: its decode engine asks already, however long the queue is."""
+        if request.transfer is not None and request.transfer.leg == "prefill":
+            self._begin(request, request.transfer)
+
     def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
         """All full blocks of a decode leg's prompt but for its last token; None while another request loads them."""
         transfer = request.transfer

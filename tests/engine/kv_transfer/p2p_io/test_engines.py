@@ -21,6 +21,7 @@ from pagefleet_engine.config import (
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
+from pagefleet_engine.kv_transfer.p2p.actions import SourceAction
 from pagefleet_engine.kv_transfer.p2p.source import Source as P2PSource
 
 from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, legs, prompt_of, running_fleet
@@ -125,7 +126,28 @@ def test_a_leg_of_put_whose_blocks_nobody_took_is_an_error(fleet: Fleet) -> None
     fleet.stop(decode)
     fleet.until(lambda: prefill.ended("p1"), prefill)
     assert prefill.outputs["p1"][-1].error_kind == "kv_load_failed"
-    assert prefill.num_held_blocks == 0
+    fleet.until(lambda: prefill.num_held_blocks == 0, prefill)
+
+
+def test_a_leg_that_waits_in_the_queue_keeps_its_place(
+    fleet: Fleet, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    begin = P2PSource.begin
+
+    def watched(source: P2PSource, transfer_id: bytes, peer_incarnation: str, now: float) -> list[SourceAction]:
+        begun.append(transfer_id.hex())
+        return begin(source, transfer_id, peer_incarnation, now)
+
+    monkeypatch.setattr(P2PSource, "begin", watched)
+    prefill, decode = pair(fleet)
+    one, two = legs(1, prefill, decode)
+    decode.add("d1", prompt_of(1), transfer=two)
+    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
+    fleet.until(lambda: begun == [one.transfer_id], decode)  # the prefill engine computes no step meanwhile
+    fleet.until(lambda: decode.ended("d1") and prefill.ended("p1"))
+    assert passed(decode, 1, expected)
+    assert begun == [one.transfer_id]
 
 
 def test_an_engine_that_drains_ends_what_it_has_and_takes_no_more(fleet: Fleet, expected: dict[int, list[int]]) -> None:
@@ -226,12 +248,13 @@ def test_a_leg_that_is_given_up_is_computed_by_decode(fleet: Fleet, expected: di
     one, two = legs(1, prefill, decode)
     decode.add("d1", prompt_of(1), transfer=two)
     prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
-    fleet.until(lambda: prefill.figure("sent_blocks_total") > 0)
+    prefill.step()  # a part of the prompt, and no more
+    fleet.until(lambda: prefill.figure("sent_blocks_total") > 0, decode)
     prefill.core.abort(["p1"])
     fleet.until(lambda: decode.ended("d1"))
     assert decode.tokens("d1") == expected[1]
     assert decode.figure("recomputed_tokens_total") == FULL_BLOCKS * 16
-    assert prefill.num_held_blocks == 0
+    fleet.until(lambda: prefill.num_held_blocks == 0)
 
 
 @pytest.mark.parametrize("on_failure", ["recompute", "fail"])
@@ -242,7 +265,8 @@ def test_prefill_that_dies_midway_costs_no_wrong_token(
     one, two = legs(1, prefill, decode, "fail" if on_failure == "fail" else "recompute")
     decode.add("d1", prompt_of(1), transfer=two)
     prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
-    fleet.until(lambda: prefill.figure("sent_blocks_total") > 0)
+    prefill.step()  # a part of the prompt, and no more
+    fleet.until(lambda: prefill.figure("sent_blocks_total") > 0, decode)
     fleet.stop(prefill)
     fleet.until(lambda: decode.ended("d1"))
     if on_failure == "fail":
@@ -374,10 +398,10 @@ def test_a_peer_that_leaves_the_list_is_hung_up_when_nothing_comes_from_it(
     decode = fleet.engine("d", kv_peers=f"file:{peers}")
     one, two = legs(1, prefill, decode)
     decode.add("d1", prompt_of(1), transfer=two)
-    fleet.until(lambda: decode.figure('peers{state="ready"}') == 1)
+    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)  # and computes nothing yet
+    fleet.until(lambda: decode.figure('peers{state="ready"}') == 1, decode)
     peers.write_text("")
-    fleet.until(lambda: not decode.peers.allows(prefill.address))
-    prefill.add("p1", prompt_of(1), FIRST_TOKEN, one)
+    fleet.until(lambda: not decode.peers.allows(prefill.address), decode)
     fleet.until(lambda: decode.ended("d1"))
     assert passed(decode, 1, expected)
     fleet.until(lambda: decode.figure('peers{state="ready"}') == 0)
