@@ -13,6 +13,7 @@ def test_pages_of_the_host_are_no_devices() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_blocks_go_from_one_pool_to_another_with_the_sum_that_a_cpu_finds() -> None:
     content = torch.randn(64, 2, 3, 16, dtype=torch.float32)
     source, target = content.to("cuda", torch.bfloat16), torch.zeros(64, 2, 3, 16, dtype=torch.bfloat16, device="cuda")
