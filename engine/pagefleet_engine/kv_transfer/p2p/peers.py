@@ -158,9 +158,9 @@ class AllowedPeers:
 
     def _run(self) -> None:
         while not self._closing:
+            self._asked.clear()  # before the look: who asks meanwhile, or closes, is not forgotten
             self.refresh()
             self._refreshed_at = time.monotonic()
-            self._asked.clear()
             if self._asked.wait(REFRESH_S) and not self._closing:
                 time.sleep(max(0.0, self._refreshed_at + REFRESH_SOONEST_S - time.monotonic()))
 
