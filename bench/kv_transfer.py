@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import Frame, FrameArrived, FrameSent, Landing, LinkUp, PlaneEvent
-from pagefleet_engine.kv_transfer.p2p.tcp import TcpPlane
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
 
 from bench.report import write_report
 

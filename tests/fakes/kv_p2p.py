@@ -15,7 +15,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pagefleet_engine.core.kv_connector import BlockRun
-from pagefleet_engine.kv_transfer.p2p.actions import (
+from pagefleet_engine.kv_transfer.p2p.data_plane import (
+    FrameArrived,
+    FrameRefused,
+    FrameSent,
+    Landed,
+    LinkDown,
+    LinkUp,
+    PlaneEvent,
+    Withdrawn,
+)
+from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName, Landings
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Connect,
     Dial,
     Disconnect,
@@ -33,20 +44,9 @@ from pagefleet_engine.kv_transfer.p2p.actions import (
     Unpin,
     Withdraw,
 )
-from pagefleet_engine.kv_transfer.p2p.data_plane import (
-    FrameArrived,
-    FrameRefused,
-    FrameSent,
-    Landed,
-    LinkDown,
-    LinkUp,
-    PlaneEvent,
-    Withdrawn,
-)
-from pagefleet_engine.kv_transfer.p2p.landing import FrameName, Landings
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
-from pagefleet_engine.kv_transfer.p2p.source import Source
-from pagefleet_engine.kv_transfer.p2p.target import LoadJob, Target
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
+from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
+from pagefleet_engine.kv_transfer.p2p.transfer.target import LoadJob, Target
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, checksum, decode_header
 from pagefleet_protocol.kv_control import ControlMessage, KvControlError, encode

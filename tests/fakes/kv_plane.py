@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane, Frame, Landing, LinkUp, PlaneEvent
-from pagefleet_engine.kv_transfer.p2p.landing import FrameName
-from pagefleet_engine.kv_transfer.p2p.tcp import TcpPlane
-from pagefleet_engine.kv_transfer.p2p.tcp_hello import HELLO_BYTES, Invitation, invitation_number
+from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import HELLO_BYTES, Invitation, invitation_number
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
 from pagefleet_protocol.kv_blob import BlobHeader, checksum
 
 from tests.fakes.byte_pages import PATIENCE_S, BytePages

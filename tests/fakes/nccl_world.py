@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_memory import HANDLE_BYTES, CudaError
-from pagefleet_engine.kv_transfer.p2p.nccl_library import UNIQUE_ID_BYTES, NcclError, State
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import UNIQUE_ID_BYTES, NcclError, State
 from torch import Tensor
 
 

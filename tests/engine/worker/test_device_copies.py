@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies, DevicePool, folded
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies, DevicePool, folded
 from pagefleet_engine.worker.kv_pages import DevicePages, HostPages
 
 

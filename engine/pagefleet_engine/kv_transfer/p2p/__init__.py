@@ -1,6 +1,4 @@
-"""K/V from one engine to another: a protocol without I/O, the sockets under it, and the connector over it.
+"""K/V from one engine to another: `transfer` decides, `planes` carry, and the connector is over both.
 
-`source` and `target` are the two ends as state machines: messages, frames, time and jobs go in, actions come out. They
-know no socket, no thread and no clock; whoever drives them calls from one thread (or under one lock) and carries out
-the actions in order.
+A thread of its own (`agent`) drives all of it, so that an engine's steps wait for no peer.
 """

@@ -20,12 +20,12 @@ from pagefleet_protocol.kv_control import KvControlError, PlaneName, decode
 from pagefleet_engine.core.kv_connector import EngineLoad, LoadDone, TransfersDone
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
-from pagefleet_engine.kv_transfer.p2p.actions import LegSettled, SourceAction, TargetAction
 from pagefleet_engine.kv_transfer.p2p.control_plane import Received
 from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent, Tell
 from pagefleet_engine.kv_transfer.p2p.driver import Action, Driver, DriverParts
-from pagefleet_engine.kv_transfer.p2p.source import Source
-from pagefleet_engine.kv_transfer.p2p.target import Target
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import LegSettled, SourceAction, TargetAction
+from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
+from pagefleet_engine.kv_transfer.p2p.transfer.target import Target
 
 TICK_S = 0.1
 COPY_LOOK_S = 0.002

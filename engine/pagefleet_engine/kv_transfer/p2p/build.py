@@ -14,15 +14,15 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineSide
 from pagefleet_engine.kv_transfer.p2p.connector import P2PConnector
 from pagefleet_engine.kv_transfer.p2p.control_plane import ControlPlane
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_carrier import host_identity
 from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane
-from pagefleet_engine.kv_transfer.p2p.device_build import device_planes
 from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
 from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers, parse_peers
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
-from pagefleet_engine.kv_transfer.p2p.source import Source
-from pagefleet_engine.kv_transfer.p2p.target import Target
-from pagefleet_engine.kv_transfer.p2p.tcp import TcpPlane
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.carrier import host_identity
+from pagefleet_engine.kv_transfer.p2p.planes.device.build import device_planes
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
+from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
+from pagefleet_engine.kv_transfer.p2p.transfer.target import Target
 
 CHOSEN_PORT_TRIES = 20
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pagefleet_protocol.kv_control import PlaneName, encode
 
 from pagefleet_engine.core.kv_connector import KVPages, LoadDone, PagesCopy
-from pagefleet_engine.kv_transfer.p2p.actions import (
+from pagefleet_engine.kv_transfer.p2p.control_plane import ControlPlane
+from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane, Frame
+from pagefleet_engine.kv_transfer.p2p.peers import Address, AllowedPeers
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Connect,
     Dial,
     Disconnect,
@@ -28,11 +31,8 @@ from pagefleet_engine.kv_transfer.p2p.actions import (
     Unpin,
     Withdraw,
 )
-from pagefleet_engine.kv_transfer.p2p.control_plane import ControlPlane
-from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane, Frame
-from pagefleet_engine.kv_transfer.p2p.peers import Address, AllowedPeers
-from pagefleet_engine.kv_transfer.p2p.source import Source
-from pagefleet_engine.kv_transfer.p2p.target import Target
+from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
+from pagefleet_engine.kv_transfer.p2p.transfer.target import Target
 
 Action = SourceAction | TargetAction
 

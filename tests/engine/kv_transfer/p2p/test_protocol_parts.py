@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.kv_transfer.p2p.actions import Connect, Dial, Disconnect, DropSpill, HangUp, Send, Unpin
-from pagefleet_engine.kv_transfer.p2p.commit import FrameLedger
-from pagefleet_engine.kv_transfer.p2p.credit import CreditPool
-from pagefleet_engine.kv_transfer.p2p.holdings import Holdings, Piece
-from pagefleet_engine.kv_transfer.p2p.lease import Lease, Tombstones
-from pagefleet_engine.kv_transfer.p2p.links import Link, LinkState
-from pagefleet_engine.kv_transfer.p2p.recompute_budget import RecomputeBudget
-from pagefleet_engine.kv_transfer.p2p.sessions import Sessions
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings, PeerTiming
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import Connect, Dial, Disconnect, DropSpill, HangUp, Send, Unpin
+from pagefleet_engine.kv_transfer.p2p.transfer.commit import FrameLedger
+from pagefleet_engine.kv_transfer.p2p.transfer.credit import CreditPool
+from pagefleet_engine.kv_transfer.p2p.transfer.holdings import Holdings, Piece
+from pagefleet_engine.kv_transfer.p2p.transfer.lease import Lease, Tombstones
+from pagefleet_engine.kv_transfer.p2p.transfer.links import Link, LinkState
+from pagefleet_engine.kv_transfer.p2p.transfer.recompute_budget import RecomputeBudget
+from pagefleet_engine.kv_transfer.p2p.transfer.sessions import Sessions
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings, PeerTiming
 from pagefleet_protocol.kv_control import Cancel, ControlMessage, Hello, Ping, Welcome
 
 from tests.fakes.kv_p2p import block_hash

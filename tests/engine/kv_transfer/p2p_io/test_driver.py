@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from pagefleet_engine.kv_transfer.p2p.actions import Connect, Dial, HangUp
 from pagefleet_engine.kv_transfer.p2p.driver import Driver, DriverParts
 from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers, parse_peers
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import Connect, Dial, HangUp
 
 PEER = "prefill.svc:8102"
 

@@ -21,8 +21,8 @@ from pagefleet_engine.config import (
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
-from pagefleet_engine.kv_transfer.p2p.actions import SourceAction
-from pagefleet_engine.kv_transfer.p2p.source import Source as P2PSource
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import SourceAction
+from pagefleet_engine.kv_transfer.p2p.transfer.source import Source as P2PSource
 
 from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, legs, prompt_of, running_fleet
 from tests.fakes.small_model import write_small_model

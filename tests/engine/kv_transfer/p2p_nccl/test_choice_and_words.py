@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.kv_transfer.p2p.actions import Send
-from pagefleet_engine.kv_transfer.p2p.device_link import Ear, LinkBroken
-from pagefleet_engine.kv_transfer.p2p.device_words import (
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import Ear, LinkBroken
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
     Announce,
     BadWord,
     Envelope,
@@ -25,9 +24,10 @@ from pagefleet_engine.kv_transfer.p2p.device_words import (
     decode_word,
     encode_word,
 )
-from pagefleet_engine.kv_transfer.p2p.links import LEFT_OUT_S, Link
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings, PeerTiming
-from pagefleet_engine.kv_transfer.p2p.source import Source
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import Send
+from pagefleet_engine.kv_transfer.p2p.transfer.links import LEFT_OUT_S, Link
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings, PeerTiming
+from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
 from pagefleet_protocol.kv_blob import HEADER_BYTES
 from pagefleet_protocol.kv_control import ControlMessage, Hello, Nack, PlaneName, Welcome
 

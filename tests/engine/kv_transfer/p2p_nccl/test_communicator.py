@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.device_link import LinkBroken
-from pagefleet_engine.kv_transfer.p2p.device_redial import FIRST_S, MAX_PEERS, MOST_S, Redial
-from pagefleet_engine.kv_transfer.p2p.nccl_communicator import (
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import LinkBroken
+from pagefleet_engine.kv_transfer.p2p.planes.device.redial import FIRST_S, MAX_PEERS, MOST_S, Redial
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.communicator import (
     SOURCE_RANK,
     TARGET_RANK,
     Communicator,
     CommunicatorSettings,
     NcclTransfer,
 )
-from pagefleet_engine.kv_transfer.p2p.nccl_library import NcclError, State
-from pagefleet_engine.kv_transfer.p2p.nccl_pool import MIN_FREE_BYTES, Seats
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import NcclError, State
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.pool import MIN_FREE_BYTES, Seats
 
 from tests.fakes.device_planes import SLOT_BYTES, TorchPool
 

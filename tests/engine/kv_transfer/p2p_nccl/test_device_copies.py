@@ -7,7 +7,7 @@ import random
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies, folded
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies, folded
 
 from tests.fakes.device_planes import TorchPool
 

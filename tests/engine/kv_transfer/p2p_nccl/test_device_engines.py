@@ -14,18 +14,18 @@ from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.p2p import build as p2p_build
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_carrier import IpcCarriers, host_identity
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_memory import CudaError
-from pagefleet_engine.kv_transfer.p2p.device_build import (
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.carrier import IpcCarriers, host_identity
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import CudaError
+from pagefleet_engine.kv_transfer.p2p.planes.device.build import (
     MAX_COMMUNICATORS,
     MakeCarriers,
     device_planes,
     split_communicators,
 )
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.device_link import Carriers
-from pagefleet_engine.kv_transfer.p2p.device_plane import DevicePlane
-from pagefleet_engine.kv_transfer.p2p.nccl_carrier import NcclCarriers
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import Carriers
+from pagefleet_engine.kv_transfer.p2p.planes.device.plane import DevicePlane
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.carrier import NcclCarriers
 from pagefleet_protocol.kv_control import PlaneName
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages

@@ -21,9 +21,16 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     Tell,
     Withdrawn,
 )
-from pagefleet_engine.kv_transfer.p2p.device_plane import MAX_INVITATIONS
-from pagefleet_engine.kv_transfer.p2p.device_words import Announce, Envelope, Join, Taken, decode_word, encode_word
-from pagefleet_engine.kv_transfer.p2p.landing import FrameName
+from pagefleet_engine.kv_transfer.p2p.planes.device.plane import MAX_INVITATIONS
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
+    Announce,
+    Envelope,
+    Join,
+    Taken,
+    decode_word,
+    encode_word,
+)
+from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
 from pagefleet_protocol.kv_blob import BlobHeader
 
 from tests.fakes.device_planes import SLOT_BYTES, DeviceEnd, Scene, ipc_maker, nccl_maker

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_memory import CudaError, CudaSharedMemory, find_cudart
-from pagefleet_engine.kv_transfer.p2p.nccl_library import (
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import (
     OLDEST,
     Config,
     NcclError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameSent, LinkDown, LinkUp
-from pagefleet_engine.kv_transfer.p2p.device_words import (
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
     Envelope,
     Go,
     Meet,

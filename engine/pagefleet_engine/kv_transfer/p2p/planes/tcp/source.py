@@ -11,8 +11,8 @@ from pagefleet_protocol.kv_blob import BlobHeader
 
 from pagefleet_engine.kv_transfer.checksum import crc32
 from pagefleet_engine.kv_transfer.p2p.data_plane import Frame, FrameSent
-from pagefleet_engine.kv_transfer.p2p.landing import FrameName
-from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
+from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
 
 _FILLER = memoryview(bytes(256 * 1024))
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_memory import HANDLE_BYTES, CudaError, SharedMemory
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies, Mark
-from pagefleet_engine.kv_transfer.p2p.device_link import LinkBroken, Say
-from pagefleet_engine.kv_transfer.p2p.device_words import Taken, Word
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError, SharedMemory
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies, Mark
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import LinkBroken, Say
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import Taken, Word
 
 _log = logging.getLogger(__name__)
 

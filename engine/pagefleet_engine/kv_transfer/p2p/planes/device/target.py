@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pagefleet_protocol.kv_blob import BlobError, BlobHeader, decode_header
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameRefused, LinkUp
-from pagefleet_engine.kv_transfer.p2p.device_copies import Mark, Total, folded
-from pagefleet_engine.kv_transfer.p2p.device_link import Line, LinkBroken, PlaneSettings, Slots, TargetCarrier
-from pagefleet_engine.kv_transfer.p2p.device_words import Announce, Join, Joined, Leave, Taken, Word
-from pagefleet_engine.kv_transfer.p2p.landing import FrameName, Landings
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import Mark, Total, folded
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import Line, LinkBroken, PlaneSettings, Slots, TargetCarrier
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import Announce, Join, Joined, Leave, Taken, Word
+from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName, Landings
 
 MAX_ANNOUNCED = 4096
 """Frames that wait to be fetched. A source's slots are fewer."""

@@ -28,13 +28,21 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Withdrawn,
 )
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.device_link import Carriers, Ear, Line, LinkBroken, PlaneSettings, Slots, Voice
-from pagefleet_engine.kv_transfer.p2p.device_redial import Redial
-from pagefleet_engine.kv_transfer.p2p.device_source import DeviceSource
-from pagefleet_engine.kv_transfer.p2p.device_target import DeviceTarget
-from pagefleet_engine.kv_transfer.p2p.device_words import TOKEN_BYTES, BadWord, Join, Leave, decode_word
-from pagefleet_engine.kv_transfer.p2p.landing import Landings
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import (
+    Carriers,
+    Ear,
+    Line,
+    LinkBroken,
+    PlaneSettings,
+    Slots,
+    Voice,
+)
+from pagefleet_engine.kv_transfer.p2p.planes.device.redial import Redial
+from pagefleet_engine.kv_transfer.p2p.planes.device.source import DeviceSource
+from pagefleet_engine.kv_transfer.p2p.planes.device.target import DeviceTarget
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import TOKEN_BYTES, BadWord, Join, Leave, decode_word
+from pagefleet_engine.kv_transfer.p2p.planes.landing import Landings
 
 HANDSHAKE_S = 30.0
 STALL_S = 10.0

@@ -10,8 +10,8 @@ from selectors import EVENT_READ
 from typing import Protocol
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent
-from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
-from pagefleet_engine.kv_transfer.p2p.tcp_hello import HELLO_BYTES
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import HELLO_BYTES
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.page_views import PageViews
 
 QUANTUM_BYTES = 4 << 20
 """Moved for one link before the others have their turn."""

@@ -35,9 +35,6 @@ from pagefleet_protocol.kv_control import (
     Welcome,
 )
 
-from pagefleet_engine.kv_transfer.p2p.actions import Hear, LoadEnded, TargetAction
-from pagefleet_engine.kv_transfer.p2p.counters import TargetCounters
-from pagefleet_engine.kv_transfer.p2p.credit import CreditPool
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
     FrameArrived,
     FrameRefused,
@@ -47,11 +44,14 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Tell,
 )
-from pagefleet_engine.kv_transfer.p2p.incoming import Incoming, LoadJob, Phase
-from pagefleet_engine.kv_transfer.p2p.lease import Tombstones
-from pagefleet_engine.kv_transfer.p2p.links import Link, LinkState
-from pagefleet_engine.kv_transfer.p2p.recompute_budget import RecomputeBudget
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import Hear, LoadEnded, TargetAction
+from pagefleet_engine.kv_transfer.p2p.transfer.counters import TargetCounters
+from pagefleet_engine.kv_transfer.p2p.transfer.credit import CreditPool
+from pagefleet_engine.kv_transfer.p2p.transfer.incoming import Incoming, LoadJob, Phase
+from pagefleet_engine.kv_transfer.p2p.transfer.lease import Tombstones
+from pagefleet_engine.kv_transfer.p2p.transfer.links import Link, LinkState
+from pagefleet_engine.kv_transfer.p2p.transfer.recompute_budget import RecomputeBudget
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
 
 __all__ = ["LoadJob", "Target"]
 

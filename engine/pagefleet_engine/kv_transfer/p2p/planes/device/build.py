@@ -11,13 +11,13 @@ from pagefleet_protocol.kv_control import PlaneName
 from pagefleet_engine.config import KVTransferConfig
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import EngineSide
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_carrier import IpcCarriers
-from pagefleet_engine.kv_transfer.p2p.cuda_ipc_memory import CudaError, CudaSharedMemory, find_cudart
-from pagefleet_engine.kv_transfer.p2p.device_copies import WORD_BYTES, DeviceCopies, DevicePool
-from pagefleet_engine.kv_transfer.p2p.device_link import Carriers
-from pagefleet_engine.kv_transfer.p2p.device_plane import STALL_S, DevicePlane
-from pagefleet_engine.kv_transfer.p2p.nccl_carrier import NcclCarriers
-from pagefleet_engine.kv_transfer.p2p.nccl_library import NcclError, NcclFunctions, NcclLibrary, find_nccl
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.carrier import IpcCarriers
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import WORD_BYTES, DeviceCopies, DevicePool
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import Carriers
+from pagefleet_engine.kv_transfer.p2p.planes.device.plane import STALL_S, DevicePlane
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.carrier import NcclCarriers
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import NcclError, NcclFunctions, NcclLibrary, find_nccl
 
 NUM_SLOTS = 16
 """Of one direction; one link uses half of them, so that frames are under way while words about others are."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies, Mark, handle_of
-from pagefleet_engine.kv_transfer.p2p.nccl_library import NcclError, NcclLibrary, State
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies, Mark, handle_of
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import NcclError, NcclLibrary, State
 
 SOURCE_RANK = 0
 TARGET_RANK = 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import BlockHash
 
-from pagefleet_engine.kv_transfer.p2p.actions import DropSpill, Unpin
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import DropSpill, Unpin
 
 
 @dataclass(slots=True, eq=False)

@@ -31,12 +31,12 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Withdrawn,
 )
-from pagefleet_engine.kv_transfer.p2p.landing import Landings
-from pagefleet_engine.kv_transfer.p2p.page_views import PageViews
-from pagefleet_engine.kv_transfer.p2p.tcp_hello import BadHello, Invitation, invitation_number
-from pagefleet_engine.kv_transfer.p2p.tcp_link import Connection, LinkError, LinkSettings, Newcomer, tune
-from pagefleet_engine.kv_transfer.p2p.tcp_source import SourceLink
-from pagefleet_engine.kv_transfer.p2p.tcp_target import TargetLink
+from pagefleet_engine.kv_transfer.p2p.planes.landing import Landings
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import BadHello, Invitation, invitation_number
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.link import Connection, LinkError, LinkSettings, Newcomer, tune
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.page_views import PageViews
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.source import SourceLink
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.target import TargetLink
 
 HANDSHAKE_S = 5.0
 STALL_S = 10.0

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.device_link import LinkBroken, Say
-from pagefleet_engine.kv_transfer.p2p.device_words import Go, Meet, Park, PleasePark, Seat, Taken, Want, Word
-from pagefleet_engine.kv_transfer.p2p.nccl_communicator import (
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import LinkBroken, Say
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import Go, Meet, Park, PleasePark, Seat, Taken, Want, Word
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.communicator import (
     SOURCE_RANK,
     TARGET_RANK,
     Communicator,
     CommunicatorSettings,
     NcclTransfer,
 )
-from pagefleet_engine.kv_transfer.p2p.nccl_library import NcclError, NcclLibrary, version_text
-from pagefleet_engine.kv_transfer.p2p.nccl_pool import Seated, Seats
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import NcclError, NcclLibrary, version_text
+from pagefleet_engine.kv_transfer.p2p.planes.nccl.pool import Seated, Seats
 
 MAX_CTAS = 2
 INIT_S = 20.0

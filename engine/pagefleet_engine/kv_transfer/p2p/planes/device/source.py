@@ -13,10 +13,10 @@ from pagefleet_protocol.kv_blob import BlobHeader
 from torch import Tensor
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import Frame, FrameSent, LinkUp
-from pagefleet_engine.kv_transfer.p2p.device_copies import Total, folded
-from pagefleet_engine.kv_transfer.p2p.device_link import Line, LinkBroken, PlaneSettings, Slots, SourceCarrier
-from pagefleet_engine.kv_transfer.p2p.device_words import Announce, Joined, Leave, Word
-from pagefleet_engine.kv_transfer.p2p.landing import FrameName
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import Total, folded
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import Line, LinkBroken, PlaneSettings, Slots, SourceCarrier
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import Announce, Joined, Leave, Word
+from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
 
 
 @dataclass(slots=True)

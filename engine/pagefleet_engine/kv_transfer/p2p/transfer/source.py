@@ -34,7 +34,8 @@ from pagefleet_protocol.kv_control import (
 )
 
 from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad
-from pagefleet_engine.kv_transfer.p2p.actions import (
+from pagefleet_engine.kv_transfer.p2p.data_plane import FrameSent, LinkDown, PlaneEvent, Tell, Withdrawn
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Disconnect,
     DropSpill,
     Hear,
@@ -44,12 +45,11 @@ from pagefleet_engine.kv_transfer.p2p.actions import (
     Spill,
     Unpin,
 )
-from pagefleet_engine.kv_transfer.p2p.counters import SourceCounters
-from pagefleet_engine.kv_transfer.p2p.data_plane import FrameSent, LinkDown, PlaneEvent, Tell, Withdrawn
-from pagefleet_engine.kv_transfer.p2p.lease import Lease, Tombstones
-from pagefleet_engine.kv_transfer.p2p.outgoing import Leg, Outgoing, Reservation
-from pagefleet_engine.kv_transfer.p2p.sessions import Session, Sessions
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
+from pagefleet_engine.kv_transfer.p2p.transfer.counters import SourceCounters
+from pagefleet_engine.kv_transfer.p2p.transfer.lease import Lease, Tombstones
+from pagefleet_engine.kv_transfer.p2p.transfer.outgoing import Leg, Outgoing, Reservation
+from pagefleet_engine.kv_transfer.p2p.transfer.sessions import Session, Sessions
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
 
 
 class Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pagefleet_engine.kv_transfer.p2p.device_link import LinkBroken
+from pagefleet_engine.kv_transfer.p2p.planes.device.link import LinkBroken
 
 FIRST_S = 0.5
 MOST_S = 15.0

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from pagefleet_protocol.kv_control import Abort, Body, Commit, ControlMessage, PlaneName, Ready, Reserve, Want
 
-from pagefleet_engine.kv_transfer.p2p.actions import DropSpill, Send, SendFrame, SourceAction, Unpin, Withdraw
-from pagefleet_engine.kv_transfer.p2p.commit import FrameLedger
-from pagefleet_engine.kv_transfer.p2p.counters import SourceCounters
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameSent
-from pagefleet_engine.kv_transfer.p2p.holdings import Holdings
-from pagefleet_engine.kv_transfer.p2p.lease import Lease
-from pagefleet_engine.kv_transfer.p2p.sessions import Session
-from pagefleet_engine.kv_transfer.p2p.settings import P2PSettings
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import DropSpill, Send, SendFrame, SourceAction, Unpin, Withdraw
+from pagefleet_engine.kv_transfer.p2p.transfer.commit import FrameLedger
+from pagefleet_engine.kv_transfer.p2p.transfer.counters import SourceCounters
+from pagefleet_engine.kv_transfer.p2p.transfer.holdings import Holdings
+from pagefleet_engine.kv_transfer.p2p.transfer.lease import Lease
+from pagefleet_engine.kv_transfer.p2p.transfer.sessions import Session
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
 
 
 class Leg(enum.Enum):

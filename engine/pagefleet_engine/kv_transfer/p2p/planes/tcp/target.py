@@ -16,9 +16,9 @@ from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, deco
 
 from pagefleet_engine.kv_transfer.checksum import crc32
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameRefused, LinkUp
-from pagefleet_engine.kv_transfer.p2p.landing import MAX_FRAME_BYTES, FrameName, Landings
-from pagefleet_engine.kv_transfer.p2p.tcp_hello import WELCOME_BYTES, BadHello, Invitation
-from pagefleet_engine.kv_transfer.p2p.tcp_link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
+from pagefleet_engine.kv_transfer.p2p.planes.landing import MAX_FRAME_BYTES, FrameName, Landings
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import WELCOME_BYTES, BadHello, Invitation
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
 
 _SCRATCH_BYTES = 256 * 1024
 _PIECE_BYTES = 256 * 1024

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.kv_control import PlaneName
 
-from pagefleet_engine.kv_transfer.p2p.settings import PeerTiming
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import PeerTiming
 
 
 @dataclass(slots=True, eq=False)

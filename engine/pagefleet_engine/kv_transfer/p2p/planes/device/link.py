@@ -14,8 +14,8 @@ from typing import Protocol
 from torch import Tensor
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import PlaneEvent, Tell
-from pagefleet_engine.kv_transfer.p2p.device_copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.device_words import Envelope, Word, encode_word
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
+from pagefleet_engine.kv_transfer.p2p.planes.device.words import Envelope, Word, encode_word
 
 Say = Callable[[Word], None]
 

@@ -10,10 +10,10 @@ from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_control import Body, Commit, ControlMessage, PlaneName, Reserve
 from pagefleet_protocol.kv_handoff import OnFailure
 
-from pagefleet_engine.kv_transfer.p2p.actions import Forget, Land, LoadEnded
-from pagefleet_engine.kv_transfer.p2p.commit import FrameLedger
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, Landing
-from pagefleet_engine.kv_transfer.p2p.links import Link
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import Forget, Land, LoadEnded
+from pagefleet_engine.kv_transfer.p2p.transfer.commit import FrameLedger
+from pagefleet_engine.kv_transfer.p2p.transfer.links import Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 from pagefleet_protocol.kv_control import Cancel, ControlMessage, Hello, Ping, PlaneName, Welcome
 
-from pagefleet_engine.kv_transfer.p2p.actions import Connect, Dial, Disconnect, HangUp, Send, TargetAction
-from pagefleet_engine.kv_transfer.p2p.settings import PeerTiming
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import Connect, Dial, Disconnect, HangUp, Send, TargetAction
+from pagefleet_engine.kv_transfer.p2p.transfer.settings import PeerTiming
 
 MAX_NOTICES = 256
 LEFT_OUT_S = 60.0

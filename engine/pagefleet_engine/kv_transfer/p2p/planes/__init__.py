@@ -1,0 +1,1 @@
+"""What carries frames between engines: one thread each, behind the interface of `data_plane`."""

@@ -1,0 +1,1 @@
+"""Slots carried by CUDA IPC, where two engines share a host."""

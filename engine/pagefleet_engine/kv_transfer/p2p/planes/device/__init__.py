@@ -1,0 +1,1 @@
+"""A plane between devices: frames pass through staging slots, which NCCL or CUDA IPC carries."""
