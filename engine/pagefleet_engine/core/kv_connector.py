@@ -1,7 +1,7 @@
-"""How K/V comes from elsewhere and goes there: the two sides of a connector, and the pages it moves.
+"""How K/V comes from elsewhere and goes there: what the scheduler asks of a connector, and what a worker gives it.
 
 The scheduler's side (`KVConnector`) decides in requests, blocks and hashes; it lives in the thread that schedules and
-never waits. The worker's side (`KVMover`) sits beside the pages of one worker and moves bytes in threads of its own.
+never waits. The worker's side (`KVPages`) is the bytes of those blocks, which a connector moves in threads of its own.
 
 A load becomes a prefix hit: its blocks are held for it, filled, and published only once all of them are known to be
 right; then the request is queued and finds them like any other cached prefix. What did not come is computed. So
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from pagefleet_protocol.block_hash import BlockHash
 
 from pagefleet_engine.core.request import Request
-
-Job_contra = TypeVar("Job_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,37 +162,6 @@ class KVConnector(Protocol):
 
     def close(self) -> None:
         """End all transfers and threads."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MoveDone:
-    """A job that ended; nothing of it touches the pages any more."""
-
-    job_id: int
-    num_blocks: int
-    """Leading blocks that were moved and checked."""
-    error: str | None = None
-
-
-class KVMover(Protocol[Job_contra]):
-    """The worker's side: one beside each worker's pages. What a job is, is between the two sides of one connector."""
-
-    @property
-    def bell(self) -> int:
-        """A file descriptor that is readable while `finished` has something to tell."""
-        ...
-
-    def start(self, job: Job_contra) -> None:
-        """Begin; returns at once."""
-        ...
-
-    def finished(self) -> Sequence[MoveDone]:
-        """Return the jobs that ended since the last call."""
-        ...
-
-    def close(self) -> None:
-        """End all jobs and threads."""
         ...
 
 

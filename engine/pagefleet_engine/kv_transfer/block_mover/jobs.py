@@ -1,4 +1,4 @@
-"""What the thread that schedules asks of the mover. Jobs of one lane run in order; the lanes run beside each other.
+"""What the thread that schedules asks of the mover, and is told. Jobs of one lane run in order, lanes side by side.
 
 load lane    LoadJob ProbeJob        what requests wait for
 copy lane    CopyOutJob              pages to host memory: holds blocks of the pool, so nothing slow goes before it
@@ -74,3 +74,13 @@ class ClearJob:
 
 
 Job = LoadJob | ProbeJob | CopyOutJob | SpillJob | StoreJob | DropJob | ClearJob
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDone:
+    """A job that ended; nothing of it touches the pages any more."""
+
+    job_id: int
+    num_blocks: int
+    """Leading blocks that were moved and checked."""
+    error: str | None = None

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import KVPages, MoveDone
+from pagefleet_engine.core.kv_connector import KVPages
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
@@ -23,6 +23,7 @@ from pagefleet_engine.kv_transfer.block_mover.jobs import (
     CopyOutJob,
     Job,
     LoadJob,
+    MoveDone,
     ProbeJob,
 )
 from pagefleet_engine.kv_transfer.block_mover.lane import Lane
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class BlockMover:
-    """Implements `KVMover` for jobs on one worker's pages.
+    """Does jobs on one worker's pages.
 
     Args:
         pages: of the worker.
@@ -59,7 +60,7 @@ class BlockMover:
 
     @property
     def bell(self) -> int:
-        """See KVMover."""
+        """A file descriptor that is readable while `finished` has something to tell."""
         return self._bell.fileno()
 
     @property
@@ -92,7 +93,7 @@ class BlockMover:
         self._bell.ring()
 
     def start(self, job: Job) -> None:
-        """See KVMover."""
+        """Begin; returns at once."""
         match job:
             case LoadJob() | ProbeJob() | ClearJob():
                 self._load.put(job)
@@ -106,7 +107,7 @@ class BlockMover:
         self._cancelled.add(job_id)
 
     def finished(self) -> Sequence[MoveDone]:
-        """See KVMover. A load that was cancelled ends without an error.
+        """Return the jobs that ended since the last call. A load that was cancelled ends without an error.
 
         Raises:
             EngineDead: a thread has ended by a mistake of ours, so its jobs would never end.
@@ -123,7 +124,7 @@ class BlockMover:
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def close(self) -> None:
-        """See KVMover. What has not begun is not done."""
+        """End the threads; what has not begun is not done."""
         if self._closing.is_set():
             return
         self._closing.set()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import extend_hashes
 
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, MoveDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.kv_transfer.block_key import BlockKey, block_keys, run_keys
-from pagefleet_engine.kv_transfer.block_mover.jobs import CopyOutJob, DropJob, LoadJob, SpillJob
+from pagefleet_engine.kv_transfer.block_mover.jobs import CopyOutJob, DropJob, LoadJob, MoveDone, SpillJob
 from pagefleet_engine.kv_transfer.block_mover.mover import BlockMover
 from pagefleet_engine.kv_transfer.offload.spiller import Spiller
 from pagefleet_engine.kv_transfer.offload.tier import Tier

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.core.kv_connector import MoveDone
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
@@ -20,6 +19,7 @@ from pagefleet_engine.kv_transfer.block_mover.jobs import (
     DropJob,
     Job,
     LoadJob,
+    MoveDone,
     ProbeJob,
     SpillJob,
     StoreJob,
