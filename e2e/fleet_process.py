@@ -143,3 +143,8 @@ class FleetProcess:
     def engine_metrics(self) -> dict[str, Mapping[str, float]]:
         """Return every engine's series."""
         return {one.id: self.metrics(one.url) for one in self.endpoints()}
+
+    def received_blocks(self) -> float:
+        """Return the blocks of K/V that decode engines have got from prefill engines."""
+        name = "pagefleet_engine_kv_transfer_received_blocks_total"
+        return sum(series.get(name, 0.0) for series in self.engine_metrics().values())

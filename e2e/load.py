@@ -14,6 +14,9 @@ import httpx
 from e2e.fleet_process import SERVICE
 from tiny.dataset import Exchange
 
+SENTENCE = " It says what a page fleet is, and what it is not."
+PATIENCE_S = 120.0
+
 
 @dataclass(slots=True)
 class Streamed:
@@ -78,10 +81,17 @@ class Load:
         exchanges: asked in turn.
         askers: clients that want whole answers.
         streamers: clients that read streams of `stream_tokens`.
+        sentences: of the prompt of each stream, which is then another one each time; 0: all have one short prompt.
     """
 
     def __init__(
-        self, url: str, exchanges: Sequence[Exchange], askers: int = 8, streamers: int = 4, stream_tokens: int = 300
+        self,
+        url: str,
+        exchanges: Sequence[Exchange],
+        askers: int = 8,
+        streamers: int = 4,
+        stream_tokens: int = 300,
+        sentences: int = 0,
     ) -> None:
         self.num_right = 0
         self.failures: list[str] = []
@@ -90,7 +100,8 @@ class Load:
         self._next = count()
         self._clients = (askers, streamers)
         self._body = long_request(stream_tokens)
-        self._http = httpx.AsyncClient(base_url=url, timeout=60)
+        self._sentences = sentences
+        self._http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S)
         self._stop = False
 
     async def __aenter__(self) -> Self:
@@ -105,13 +116,17 @@ class Load:
         await self._http.aclose()
 
     async def progress(self, more: int = 10) -> None:
-        """Wait until so many more questions are answered, and every streamer has begun to read."""
+        """Wait until so many more questions are answered, and every streamer has begun to read.
+
+        Raises:
+            TimeoutError: they are not, within `PATIENCE_S`.
+        """
         target = self.num_right + more
 
         def enough() -> bool:
             return self.num_right >= target and sum(one.num_texts > 0 for one in self.streams) >= self._clients[1]
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not enough():  # noqa: ASYNC110 - load may be watched from outside
                 await asyncio.sleep(0.01)
 
@@ -135,6 +150,9 @@ class Load:
             self.num_right += 1
 
     async def _stream(self) -> None:
+        body = self._body
+        if self._sentences:
+            body = {**body, "prompt": f"Part {len(self.streams)}." + SENTENCE * self._sentences}
         streamed = Streamed()
         self.streams.append(streamed)
-        await read_stream(self._http, self._body, streamed)
+        await read_stream(self._http, body, streamed)

@@ -38,22 +38,23 @@ def client_of(fleet: FleetProcess) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="any", max_retries=0, timeout=60)
 
 
+async def ask_all(fleet: FleetProcess, exchanges: Sequence[Exchange]) -> list[str]:
+    """Return the answers, of which every second one is streamed."""
+    at_once = asyncio.Semaphore(32)
+
+    async def one(client: openai.AsyncOpenAI, number: int, exchange: Exchange) -> str:
+        async with at_once:
+            return await (ask_streamed if number % 2 else ask)(client, exchange)
+
+    async with client_of(fleet) as client:
+        return await asyncio.gather(*(one(client, number, exchange) for number, exchange in enumerate(exchanges)))
+
+
 def test_every_question_and_conversation_is_answered_by_heart(
     fleet: FleetProcess, exchanges: Sequence[Exchange]
 ) -> None:
     assert len(exchanges) >= 190
-
-    async def scenario() -> list[str]:
-        at_once = asyncio.Semaphore(32)
-
-        async def one(number: int, exchange: Exchange) -> str:
-            async with at_once:
-                return await (ask_streamed if number % 2 else ask)(client, exchange)
-
-        async with client_of(fleet) as client:
-            return await asyncio.gather(*(one(number, exchange) for number, exchange in enumerate(exchanges)))
-
-    answers = asyncio.run(scenario())
+    answers = asyncio.run(ask_all(fleet, exchanges))
     wrong = {one.messages: text for one, text in zip(exchanges, answers, strict=True) if text != one.answer}
     assert not wrong
 

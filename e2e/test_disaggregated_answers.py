@@ -1,0 +1,55 @@
+"""Two engines that compute prompts and two that go on from there, as in examples/10-disaggregated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+
+from e2e.fleet_process import FleetProcess
+from e2e.test_answers import ask_all, client_of
+from tiny.dataset import Exchange
+
+pytestmark = pytest.mark.fleet
+EXAMPLE = Path(__file__).parents[1] / "examples/10-disaggregated/inferenceservice.yaml"
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    spec = yaml.safe_load(EXAMPLE.read_text())["spec"]
+    with FleetProcess(tmp_path_factory.mktemp("pairs"), disaggregation=spec["disaggregation"]) as fleet:
+        fleet.until(lambda: fleet.serves(4))
+        yield fleet
+
+
+def test_every_question_is_answered_by_heart(pairs: FleetProcess, exchanges: Sequence[Exchange]) -> None:
+    answers = asyncio.run(ask_all(pairs, exchanges))
+    wrong = {one.messages: text for one, text in zip(exchanges, answers, strict=True) if text != one.answer}
+    assert not wrong
+
+
+def test_long_prompts_at_once_are_computed_elsewhere_and_answered_the_same(pairs: FleetProcess) -> None:
+    """Routers choose by cost, so it takes prompts that are long, and many at once."""
+
+    async def batch(number: int) -> list[tuple[str, str]]:
+        prompts = [f"Part {number} of {place}. " + f"Tell me of {place}. " * 150 for place in range(16)]
+
+        async def one(client: openai.AsyncOpenAI, prompt: str) -> str:
+            reply = await client.completions.create(model="tiny", prompt=prompt, max_tokens=16, temperature=0)
+            return reply.choices[0].text
+
+        async with client_of(pairs) as client:
+            first = await asyncio.gather(*(one(client, prompt) for prompt in prompts))
+            again = await asyncio.gather(*(one(client, prompt) for prompt in prompts))
+        return list(zip(first, again, strict=True))
+
+    before = pairs.received_blocks()
+    for number in range(20):
+        assert all(first == again for first, again in asyncio.run(batch(number)))
+        if pairs.received_blocks() > before:
+            return
+    raise AssertionError("no prompt was computed elsewhere")
