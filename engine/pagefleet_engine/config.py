@@ -10,7 +10,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pagefleet_protocol.tracing import TracesError, traces_url
+from pagefleet_protocol.trace_collector import TracesError, traces_url
 
 from pagefleet_engine.errors import ConfigError
 

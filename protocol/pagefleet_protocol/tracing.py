@@ -1,15 +1,13 @@
 """Spans as the processes of a fleet make them: one per request in each process, and one per attempt at an engine.
 
-What leaves for a collector is in `otlp_traces`, which is imported only where a collector is named. Without one there
-are the empty spans here, which cost a call each. No span holds a request's text, a key or a tenant's name.
+These are the words that all of them use; `trace_collector` makes what sends them away. Without a collector there are
+the empty spans here, which cost a call each. No span holds a request's text, a key or a tenant's name.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
-from urllib.parse import urlsplit
 
 Header = tuple[bytes, bytes]
 """A name in lower case, and its value."""
@@ -17,12 +15,6 @@ Value = str | bool | int | float | Sequence[str]
 
 CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 """Trace context of the W3C, level 1."""
-
-_TRACES_PATH = "/v1/traces"
-
-
-class TracesError(ValueError):
-    """Spans cannot be sent as it was asked for. The message is the end of a sentence about the collector's URL."""
 
 
 class Span(Protocol):
@@ -130,42 +122,3 @@ class NoTracer:
 
 NO_TRACER = NoTracer()
 """It has no state."""
-
-
-def traces_url(endpoint: str) -> str:
-    """Return where spans are posted: `endpoint` itself, or the usual path of a collector that is named without one.
-
-    Raises:
-        TracesError: it is no HTTP URL.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        is_usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable or parts.username is not None or parts.fragment or not endpoint.isprintable() or " " in endpoint:
-        raise TracesError("is not an http:// or https:// URL, such as http://collector:4318/v1/traces")
-    return endpoint if parts.path not in {"", "/"} or parts.query else endpoint.rstrip("/") + _TRACES_PATH
-
-
-def make_tracer(endpoint: str | None, ratio: float, resource: Mapping[str, str], logger: logging.Logger) -> Tracer:
-    """Return what sends spans to `endpoint`, or what makes none where there is no endpoint.
-
-    Args:
-        endpoint: URL of an OTLP/HTTP collector.
-        ratio: share of the requests without a trace of their own for which one is begun, 0 to 1.
-        resource: what all spans of this process say, by OpenTelemetry's names.
-        logger: is told of lost spans.
-
-    Raises:
-        TracesError: it is no URL, or OpenTelemetry's packages are missing.
-    """
-    if endpoint is None:
-        return NO_TRACER
-    url = traces_url(endpoint)
-    try:
-        from pagefleet_protocol.otlp_traces import OtlpTracer  # noqa: PLC0415 - half a second and 20 MB
-    except ImportError:
-        distribution = resource.get("service.name", "pagefleet-protocol")
-        raise TracesError(f"needs OpenTelemetry's packages: pip install '{distribution}[traces]'") from None
-    return OtlpTracer(url, ratio, resource, logger)

@@ -16,7 +16,8 @@ from typing import Any
 
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
-from pagefleet_protocol.tracing import Tracer, TracesError, make_tracer
+from pagefleet_protocol.trace_collector import TracesError, make_tracer
+from pagefleet_protocol.tracing import Tracer
 from pagefleet_protocol.version import VERSION
 
 from pagefleet_router.access_log import AccessLog

@@ -10,7 +10,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from pagefleet_protocol import headers
-from pagefleet_protocol.tracing import TracesError, traces_url
+from pagefleet_protocol.trace_collector import TracesError, traces_url
 
 from pagefleet_router.errors import ConfigError
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pagefleet_protocol.otlp_traces import OtlpTracer, Outbox
-from pagefleet_protocol.tracing import NO_SPAN, NO_TRACER, Span, Tracer, TracesError, make_tracer, traces_url
+from pagefleet_protocol.trace_collector import TracesError, make_tracer, traces_url
+from pagefleet_protocol.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 
 from tests.fakes.otlp_collector import CLIENT, SERVER, Collector, collector
 

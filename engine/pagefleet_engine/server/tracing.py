@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from pagefleet_protocol import metric_names
 from pagefleet_protocol import trace_names as names
-from pagefleet_protocol.tracing import NO_SPAN, Span, Tracer, TracesError, make_tracer
+from pagefleet_protocol.trace_collector import TracesError, make_tracer
+from pagefleet_protocol.tracing import NO_SPAN, Span, Tracer
 from pagefleet_protocol.version import VERSION
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
