@@ -193,6 +193,7 @@ REFUSED = [
     ("update", "pagefleet.dev", "inferenceservices", "status"),
     ("delete", "", "events", ""),
     ("create", "apps", "daemonsets", ""),
+    ("update", "apps", "deployments", ""),
     ("patch", "coordination.k8s.io", "leases", ""),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,15 +10,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pagefleet_operator.apply.connection import load_configuration
+from pagefleet_operator.apply.kinds import BY_NAME
+from pagefleet_operator.apply.kube_cluster import KubeCluster, connect
+from pagefleet_operator.apply.token_bucket import TokenBucket
+from pagefleet_operator.handlers.child_view import stored_child
+from pagefleet_operator.handlers.waking import wake_asleep
+from pagefleet_operator.plan.observed import Observed, ScalingSeen
+from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus, ScalingStatus
 from pagefleet_protocol.kube_names import PLURAL
 
 from tests.fakes.helm_chart import render
 from tests.fakes.kube_control_plane import ControlPlane, apply, free_port, wait_until
+from tests.operator.apply.test_kube_cluster import Fence, Requests
 
 SERVICES = "/apis/pagefleet.dev/v1alpha1/namespaces/{}/inferenceservices"
 ACCOUNT = "pagefleet-operator"
@@ -192,6 +204,51 @@ def test_five_lines_with_the_charts_rights_alone(
     wait_until(lambda: read(admin, namespace, "deployments/qwen-router")["spec"]["replicas"] == 2)
     assert read(admin, namespace, "deployments/qwen-engine")["spec"]["replicas"] == 3
     assert operator.end() == 0
+
+
+def test_a_refused_service_is_woken_with_the_charts_rights(
+    admin: httpx.Client, namespace: str, tmp_path: Path, start: Callable[..., Operator], deploy: Callable[..., Any]
+) -> None:
+    operator = start()
+    uid = deploy(disaggregation={role: {"replicas": 0} for role in PAIR_ROLES})["metadata"]["uid"]
+    path = f"{API['deployments']}/namespaces/{namespace}/deployments"
+    selector = {"labelSelector": "pagefleet.dev/role"}
+
+    def engines() -> dict[str, dict[str, Any]]:
+        items = admin.get(path, params=selector).raise_for_status().json()["items"]
+        return {one["metadata"]["labels"]["pagefleet.dev/role"]: one for one in items}
+
+    wait_until(lambda: set(engines()) == set(PAIR_ROLES))
+    wait_until(lambda: reason(admin, namespace, "EngineReady") == "ScaledToZero")
+    assert operator.end() == 0
+    before = engines()
+    status = InferenceServiceStatus.model_validate(read(admin, namespace)["status"])
+    idle = ScalingStatus(mode="Internal", current=0, desired=0, reason="Idle", signal="", at="2026-01-01T00:00:00Z")
+    previous = status.model_copy(
+        update={"role_scaling": tuple(RoleScalingStatus(name=role, scaling=idle) for role in PAIR_ROLES)}
+    )
+    kind = BY_NAME["Deployment"]
+    children = {
+        (kind.kind, one["metadata"]["name"]): stored_child(one, kind.kind, kind.api_version).open(uid)
+        for one in before.values()
+    }
+    asked = {role: ScalingSeen(2, "WokenUp", "") for role in PAIR_ROLES}
+    observed = Observed(now=datetime.now(UTC), children=children, role_scaling=asked)
+
+    async def wake() -> None:
+        client = connect(await load_configuration(tmp_path / "kubeconfig"))
+        try:
+            cluster = KubeCluster(client, Fence(), TokenBucket(10, 10), Requests())
+            await wake_asleep(cluster, (namespace, "qwen"), previous, observed)
+        finally:
+            await client.close()
+
+    asyncio.run(wake())
+    after = engines()
+    assert {role: one["spec"]["replicas"] for role, one in after.items()} == dict.fromkeys(PAIR_ROLES, 2)
+    for role, one in before.items():
+        assert {**one["spec"], "replicas": 2} == after[role]["spec"]
+        assert one["metadata"]["annotations"].items() <= after[role]["metadata"]["annotations"].items()
 
 
 def test_what_belongs_to_a_deleted_service_is_collected(

@@ -16,6 +16,7 @@ from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_ROLE
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.handlers.cluster_view import Key
+from pagefleet_operator.plan.objects.as_seen import as_scaled
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.roles import PAIR_ROLES
 
@@ -41,8 +42,7 @@ async def wake_asleep(cluster: Cluster, key: Key, previous: InferenceServiceStat
             body = await cluster.get(BY_NAME[kind], key[0], name)
             if body is None or _replicas(body) != 0:
                 continue
-            spec = {**body["spec"], "replicas": wanted}
-            await cluster.replace(BY_NAME[kind], key[0], {**body, "spec": spec})
+            await cluster.apply(as_scaled(body, wanted))
             _LOG.info("%s/%s: %s wakes up with %d engines, though the spec is refused", *key, name, wanted)
 
 

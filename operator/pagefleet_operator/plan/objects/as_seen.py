@@ -1,4 +1,4 @@
-"""An object that stays as it is: as the API server has it, so that nothing differs and nothing is applied."""
+"""Objects that stay as they are, but for a number of pods: as the API server has them, so that nothing else differs."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def as_seen(body: Mapping[str, Any], api_version: str, kind: str) -> Object:
     metadata = {name: value for name, value in body["metadata"].items() if name not in _SET_BY_SERVER}
     kept = {name: value for name, value in body.items() if name != "status"}
     return {**kept, "apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+def as_scaled(deployment: Mapping[str, Any], replicas: int) -> Object:
+    """Return a Deployment as the API server has it, but for its number of pods."""
+    body = as_seen(deployment, "apps/v1", "Deployment")
+    return {**body, "spec": {**body["spec"], "replicas": replicas}}

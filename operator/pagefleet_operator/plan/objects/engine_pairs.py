@@ -14,7 +14,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
-from pagefleet_operator.plan.objects.as_seen import as_seen
+from pagefleet_operator.plan.objects.as_seen import as_scaled
 from pagefleet_operator.plan.objects.engine_deployment import engine_deployment, engine_template
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.pod import deployment_spec, rolling_update
@@ -142,9 +142,7 @@ def _part_deployment(part: Part, settings: ClusterSettings, revision: str, repli
 
 def _scaled(seen: _Deployed, counts: Pair) -> Object:
     """Return a Deployment of an older revision with another number of engines, else as it is."""
-    body = as_seen(seen.body, "apps/v1", "Deployment")
-    count = counts.prefill if seen.role == "prefill" else counts.decode
-    return body if count == seen.asked else {**body, "spec": {**body["spec"], "replicas": count}}
+    return as_scaled(seen.body, counts.prefill if seen.role == "prefill" else counts.decode)
 
 
 def _bounds(resolved: Resolved, wanted: int | tuple[Part, ...]) -> Bounds:
