@@ -64,7 +64,9 @@ def run(backend: AttentionBackend, spec: AttentionSpec, step_inputs: tuple[Any, 
     return step.attend(spec, q)
 
 
-def compare(spec: AttentionSpec, step_inputs: tuple[Any, ...], dtype: torch.dtype = torch.float32) -> None:
+def assert_backends_agree(
+    spec: AttentionSpec, step_inputs: tuple[Any, ...], dtype: torch.dtype = torch.float32
+) -> None:
     pool = torch.randn(LAYOUT.shape).to(dtype)
     other = pool.clone()
     out = run(TorchBackend(pool, LAYOUT, GROUPS), spec, step_inputs)
@@ -79,7 +81,9 @@ def compare(spec: AttentionSpec, step_inputs: tuple[Any, ...], dtype: torch.dtyp
 @pytest.mark.parametrize("layer", [0, 3])
 def test_features(layer: int, features: dict[str, Any], rows: list[tuple[int, int]]) -> None:
     torch.manual_seed(len(rows))
-    compare(AttentionSpec(layer=layer, scale=0.3, window=12 if layer == 3 else None, **features), make_step(rows))
+    assert_backends_agree(
+        AttentionSpec(layer=layer, scale=0.3, window=12 if layer == 3 else None, **features), make_step(rows)
+    )
 
 
 @pytest.mark.parametrize("rows", MIXES, ids=str)
@@ -87,7 +91,7 @@ def test_features(layer: int, features: dict[str, Any], rows: list[tuple[int, in
 def test_a_pool_in_fp8_with_scales(features: dict[str, Any], rows: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
     spec = AttentionSpec(layer=2, scale=0.3, k_scale=0.25, v_scale=2.0, **features)
-    compare(spec, make_step(rows), torch.float8_e4m3fn)
+    assert_backends_agree(spec, make_step(rows), torch.float8_e4m3fn)
 
 
 def test_scales_are_of_no_matter_to_other_pools() -> None:
@@ -96,7 +100,7 @@ def test_scales_are_of_no_matter_to_other_pools() -> None:
     plain, scaled = AttentionSpec(layer=0, scale=0.3), AttentionSpec(layer=0, scale=0.3, k_scale=9.0, v_scale=9.0)
     backend = TorchBackend(pool, LAYOUT, GROUPS)
     assert torch.equal(run(backend, scaled, inputs), run(backend, plain, inputs))
-    compare(scaled, inputs)
+    assert_backends_agree(scaled, inputs)
 
 
 @pytest.mark.parametrize("name", ["torch", "kernels"])

@@ -71,7 +71,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def works(publisher: KvEventPublisher, router: RouterSide, number: int) -> None:
+def assert_works(publisher: KvEventPublisher, router: RouterSide, number: int) -> None:
     """The canary: something new is heard, and a dump says the same."""
     store(publisher, number)
     router.read_until(lambda: keys(number) <= router.keys)
@@ -137,7 +137,7 @@ def test_one_question_at_a_time_and_dumps_only_so_often() -> None:
         while publisher.num_dropped + num_answers < num_sent:
             num_answers += bool(router.answers(timeout_s=0.05))
         assert num_answers < 100
-        works(publisher, router, 5)
+        assert_works(publisher, router, 5)
 
 
 class FullSocket:
@@ -184,8 +184,9 @@ def test_what_is_no_question_is_dropped_and_counted(data: bytes) -> None:
         router.sync()
         router.send(data)
         router.send(b"two", encode(Dump()))
-        eventually(lambda: publisher.num_dropped == 2)
-        works(publisher, router, 5)
+        eventually(lambda: publisher.num_dropped >= 2)
+        assert_works(publisher, router, 5)
+        assert publisher.num_dropped == 2, "what came after them was a question"
 
 
 def attacks() -> list[bytes]:
@@ -218,10 +219,11 @@ def test_strangers_on_the_ports_change_nothing(with_key: bool, key_file: Path) -
                     stranger.sendall(data)
         for target in [port, port + 1] * 20:  # and some who say nothing
             stack.enter_context(socket.create_connection(("127.0.0.1", target)))
-        works(publisher, router, 5)
+        assert_works(publisher, router, 5)
         eventually(lambda: publisher.num_dropped > 0)
         store(publisher, 6)
-        router.read_until(lambda: router.keys == keys(5, 6))
+        router.read_until(lambda: len(router.keys) >= 2)
+        assert router.keys == keys(5, 6)
 
 
 def test_with_a_fleet_key_only_its_routers_are_heard(key_file: Path) -> None:
@@ -239,7 +241,7 @@ def test_with_a_fleet_key_only_its_routers_are_heard(key_file: Path) -> None:
             stranger.send(encode(Dump()))
         eventually(lambda: publisher.num_dropped >= 2)
         for number in range(3):
-            works(publisher, router, number)
+            assert_works(publisher, router, number)
         assert [stranger.read(0.0) for stranger in strangers] == [None] * 3
         assert [stranger.answers(0.0) for stranger in strangers] == [[]] * 3
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
 from pagefleet_engine.kv_transfer.block_key import BlockKey
@@ -192,6 +192,10 @@ def test_close_ends_with_jobs_under_way_and_may_be_repeated(scene: Scene) -> Non
     for number in range(20):
         scene.mover.start(LoadJob(number, range(8), range(8)))
         scene.mover.start(StoreJob(100 + number, [0], [key(number)]))
+    with pytest.raises(ConfigError, match="is used by another"):
+        claim_folder(scene.folder, SHAPE, alone=True)
     scene.mover.close()
     scene.mover.close()
-    claim_folder(scene.folder, SHAPE, alone=True).release()
+    claim = claim_folder(scene.folder, SHAPE, alone=True)
+    assert claim.folder == scene.folder
+    claim.release()

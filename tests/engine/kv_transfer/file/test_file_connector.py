@@ -121,7 +121,9 @@ def test_cancelled_load_ends(scene: ConnectorScene) -> None:
     scene.connector.cancel("r")
     scene.pages.gate.set()
     scene.wait_for(lambda: "r" in scene.loaded)
+    assert scene.loaded["r"].failure is None
     scene.connector.cancel("r")
+    assert scene.load_and_wait(request, 4) == 4, "what comes after its end cancels no other load"
 
 
 def test_reset_empties_the_folder_after_the_loads_under_way(scene: ConnectorScene, tmp_path: Path) -> None:
