@@ -15,8 +15,7 @@ from typing import Literal
 from pagefleet_protocol.fleet_key import FleetKey
 
 KV_TRANSFER = "x-pagefleet-kv-transfer"
-CLIENT_PARAM = "kv_transfer_params"
-"""What clients of other servers put into a body; refused, as a transfer is never theirs to direct."""
+"""Written by routers alone: what a client sends under this name goes no further."""
 
 KvRole = Literal["both", "prefill", "decode"]
 """What an engine is for: `both` computes whole requests, the others can too, and are made for their part."""

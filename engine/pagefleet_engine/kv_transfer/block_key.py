@@ -10,7 +10,6 @@ from pagefleet_protocol.block_hash import HASH_BYTES, BlockHash
 from pagefleet_engine.core.kv_connector import BlockRun
 
 BlockKey = NewType("BlockKey", bytes)
-MAX_GROUP = 255
 
 
 def block_keys(hashes: Sequence[BlockHash], group: int = 0) -> list[BlockKey]:
