@@ -16,11 +16,14 @@ from pagefleet_engine.kv_transfer.p2p.transfer.actions import DropSpill, Unpin
 
 @dataclass(slots=True, eq=False)
 class _Hold:
-    """A pin, or a spill, and the blocks for which it is kept."""
+    """A pin, or a spill."""
 
     number: int
     spill: bool
+    size: int
+    """Its blocks: memory that is free only when none of them is kept."""
     kept: int
+    """Those that it is kept for."""
     moving: bool = False
     """Its blocks are being copied from it (a pin) or to it (a spill)."""
 
@@ -53,6 +56,8 @@ class Holdings:
         """Copies under way: from, to, indices."""
         self.num_pinned = 0
         """Blocks that are kept in the pool."""
+        self.num_spilled = 0
+        """Blocks of all spills that exist or are being made."""
 
     @property
     def num_blocks(self) -> int:
@@ -71,7 +76,7 @@ class Holdings:
         new = blocks[known:]
         if not new:
             return [Unpin(save)]
-        hold = _Hold(save, spill=False, kept=len(new))
+        hold = _Hold(save, spill=False, size=len(blocks), kept=len(new))
         self._places += [_Place(hold, block) for block in new]
         self.hashes += hashes[known:]
         self.num_pinned += len(new)
@@ -119,7 +124,9 @@ class Holdings:
             if len(indices) < place.hold.kept:
                 continue  # some of it is on its way out already
             place.hold.moving = True
-            self._spills[number] = (place.hold, _Hold(number, spill=True, kept=0), indices)
+            copy = _Hold(number, spill=True, size=len(indices), kept=len(indices))
+            self._spills[number] = (place.hold, copy, indices)
+            self.num_spilled += copy.size
             return [self._block(i) for i in indices]
         return []
 
@@ -128,8 +135,8 @@ class Holdings:
         source, copy, indices = self._spills.pop(number)
         source.moving = False
         if not done:
+            self.num_spilled -= copy.size
             return []
-        copy.kept = len(indices)
         for offset, index in enumerate(indices):
             self._places[index] = _Place(copy, offset)
         return self._let_go(source, len(indices))
@@ -147,6 +154,8 @@ class Holdings:
         hold.kept -= count
         if not hold.spill:
             self.num_pinned -= count
+            return [] if hold.kept else [Unpin(hold.number)]
         if hold.kept:
             return []
-        return [DropSpill(hold.number) if hold.spill else Unpin(hold.number)]
+        self.num_spilled -= hold.size
+        return [DropSpill(hold.number)]

@@ -37,7 +37,6 @@ from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameSent, LinkDown, PlaneEvent, Tell, Withdrawn
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Disconnect,
-    DropSpill,
     Hear,
     LegSettled,
     Send,
@@ -76,8 +75,6 @@ class Source:
         self._ended: Tombstones[str] = Tombstones(settings.max_tombstones)
         self._spills: dict[int, tuple[Outgoing, int]] = {}
         """Copies under way, and how many blocks each has."""
-        self._spilled_blocks: dict[int, int] = {}
-        """Blocks of each spill that exists or is being made."""
         self._num_spills = 0
         self._load = EngineLoad()
         self._draining = False
@@ -90,12 +87,12 @@ class Source:
     @property
     def num_pinned_blocks(self) -> int:
         """Blocks that are kept in the pool."""
-        return sum(t.holdings.num_pinned for t in (*self._live.values(), *self._closing.values()))
+        return sum(found.holdings.num_pinned for found in self._transfers())
 
     @property
     def num_spilled_blocks(self) -> int:
         """Blocks that are in spilled memory, or on their way there."""
-        return sum(self._spilled_blocks.values())
+        return sum(found.holdings.num_spilled for found in self._transfers())
 
     @property
     def num_sessions(self) -> int:
@@ -138,7 +135,7 @@ class Source:
             return [Unpin(save), *self._close(found, f"block {found.holdings.num_blocks} is missing", tell=True)]
         actions: list[SourceAction] = [*found.holdings.add(save, run.first, run.blocks, run.hashes)]
         found.computed_at = now
-        return self._out(actions + self._go_on(found, now) + self._spill(self._excess()))
+        return actions + self._go_on(found, now) + self._spill(self._excess())
 
     def ended(self, transfer_id: bytes, completed: bool, now: float) -> list[SourceAction]:
         """The leg is over; `completed`: every block of its prompt was told."""
@@ -146,12 +143,12 @@ class Source:
         if found is None or found.leg is not Leg.COMPUTING:
             return []
         if not completed:
-            return self._out(self._close(found, "the prefill request ended early", tell=True))
+            return self._close(found, "the prefill request ended early", tell=True)
         found.leg = Leg.COMPUTED
         found.computed_at = found.computed_at or now
         if not found.holdings.num_blocks and found.reservation is None:  # a prompt shorter than a block: nobody asks
-            return self._out(self._close(found, "not_needed"))
-        return self._out(self._go_on(found, now))
+            return self._close(found, "not_needed")
+        return self._go_on(found, now)
 
     def message(self, peer: str, message: ControlMessage, now: float) -> list[SourceAction]:
         """A decode engine said something. `peer`: whatever names its socket here."""
@@ -167,8 +164,8 @@ class Source:
             agreed = body.name == session.plane
             return [Hear(body.name, session.incarnation, body.payload)] if agreed else []
         if isinstance(body, Reserve):
-            return self._out(self._reserve(session, message, body, now))
-        return self._out(self._about(session, message, now))
+            return self._reserve(session, message, body, now)
+        return self._about(session, message, now)
 
     def refused(self, peer: str, error: KvControlError) -> list[SourceAction]:
         """What a peer sent could not be decoded: it is told if it is of another version or shape, else only counted."""
@@ -188,7 +185,7 @@ class Source:
     def plane_event(self, event: PlaneEvent, now: float) -> list[SourceAction]:
         """A data plane told something; what is not for this side (LinkUp, FrameArrived ...) changes nothing here."""
         if isinstance(event, LinkDown):
-            return self._out(self._link_down(event)) if event.end == "source" else []
+            return self._link_down(event) if event.end == "source" else []
         if not isinstance(event, FrameSent | Withdrawn):
             return []
         found = self._live.get(event.transfer_id) or self._closing.get(event.transfer_id)
@@ -196,10 +193,10 @@ class Source:
             return []
         if isinstance(event, FrameSent):
             actions = found.frame_sent(event)
-            return self._out(actions + (self._settle(found) if found.closing else found.pump(now)))
+            return actions + (self._settle(found) if found.closing else found.pump(now))
         if found.closing:
             found.under_way.clear()
-        return self._out(self._settle(found))
+        return self._settle(found)
 
     def spilled(self, number: int, now: float) -> list[SourceAction]:
         """A `Spill` is in host memory."""
@@ -228,7 +225,7 @@ class Source:
         actions: list[SourceAction] = []
         for found in [found for found in self._live.values() if found.leg is Leg.AWAITED]:
             actions += [*found.say(self._nack("draining")), *self._close(found, "the prefill engine drains")]
-        return self._out(actions)
+        return actions
 
     def tick(self, now: float) -> list[SourceAction]:
         """Let time pass: to be called every 100 ms or so."""
@@ -242,7 +239,7 @@ class Source:
                 actions += self._close(found, "its prefill request did not come" if awaited else "expired", tell=True)
             else:
                 actions += found.repeat_due(now)
-        return self._out(actions)
+        return actions
 
     def close(self) -> list[SourceAction]:
         """Abort everything. Frames and spills under way still have to end, before their blocks are unpinned."""
@@ -250,7 +247,7 @@ class Source:
         for found in list(self._live.values()):
             actions += self._close(found, "the prefill engine stops", tell=True)
         self._draining = True
-        return self._out(actions)
+        return actions
 
     def _hello(self, peer: str, hello: Hello, seq: int, now: float) -> list[SourceAction]:
         apart = hello.host != self._host
@@ -350,12 +347,15 @@ class Source:
 
     def _lost(self, session: Session, reason: str) -> list[SourceAction]:
         actions: list[SourceAction] = [Disconnect(session.plane, session.incarnation, "source")]
-        for found in (*self._live.values(), *self._closing.values()):
+        for found in self._transfers():
             if found.reservation is None or found.reservation.session is not session:
                 continue
             found.under_way.clear()
             actions += self._settle(found) if found.closing else self._close(found, reason)
         return actions
+
+    def _transfers(self) -> list[Outgoing]:
+        return [*self._live.values(), *self._closing.values()]
 
     def _outcome(self, transfer_id: bytes) -> str | None:
         """Return how a transfer ended; None: it has not, as far as is remembered."""
@@ -409,7 +409,6 @@ class Source:
                     break
                 self._num_spills = number
                 self._spills[number] = (found, len(blocks))
-                self._spilled_blocks[number] = len(blocks)
                 actions.append(Spill(number, blocks))
                 room -= len(blocks)
                 num_blocks -= len(blocks)
@@ -417,18 +416,9 @@ class Source:
 
     def _spill_ended(self, number: int, done: bool, now: float) -> list[SourceAction]:
         found, count = self._spills.pop(number)
-        if done:
-            self.counters.blocks_spilled += count
-        else:
-            del self._spilled_blocks[number]
+        self.counters.blocks_spilled += count if done else 0
         actions: list[SourceAction] = [*found.holdings.spilled(number, done)]
-        return self._out(actions + (self._settle(found) if found.closing else self._go_on(found, now)))
-
-    def _out(self, actions: list[SourceAction]) -> list[SourceAction]:
-        for action in actions:
-            if isinstance(action, DropSpill):
-                del self._spilled_blocks[action.number]
-        return actions
+        return actions + (self._settle(found) if found.closing else self._go_on(found, now))
 
     def _pong(self) -> Pong:
         load = self._load
