@@ -6,19 +6,13 @@ goes over the control plane, which is encrypted and knows its peers; there is no
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
 import secrets
 import select
 import struct
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
     End,
     Frame,
@@ -42,13 +36,12 @@ from pagefleet_engine.kv_transfer.p2p.planes.device.redial import Redial
 from pagefleet_engine.kv_transfer.p2p.planes.device.source import DeviceSource
 from pagefleet_engine.kv_transfer.p2p.planes.device.target import DeviceTarget
 from pagefleet_engine.kv_transfer.p2p.planes.device.words import TOKEN_BYTES, BadWord, Join, Leave, decode_word
+from pagefleet_engine.kv_transfer.p2p.planes.invitations import Invitations
 from pagefleet_engine.kv_transfer.p2p.planes.landing import Landings
+from pagefleet_engine.kv_transfer.p2p.planes.thread import PlaneThread
 
 HANDSHAKE_S = 30.0
 STALL_S = 10.0
-INVITATION_S = 30.0
-MAX_INVITATIONS = 256
-CLOSE_S = 5.0
 _LOOK_S = 0.25
 """Between two looks at deadlines."""
 _BUSY_LOOK_S = 0.0002
@@ -56,8 +49,6 @@ _BUSY_LOOK_S = 0.0002
 _MAGIC = b"PFKG"
 _VERSION = 1
 _INVITATION = struct.Struct(f"<4sH{TOKEN_BYTES}s")
-
-_log = logging.getLogger(__name__)
 
 Link = DeviceSource | DeviceTarget
 
@@ -88,76 +79,62 @@ class DevicePlane:
     ) -> None:
         self.name = carriers.name
         self._carriers = carriers
-        self._settings = PlaneSettings(copies, compatibility, handshake_s, stall_s, self._tell)
         num_sending, num_receiving = num_slots
         self._send_slots = Slots(carriers.send_slots(num_sending) if num_sending else copies.slots(0))
         self._receive_slots = Slots(copies.slots(num_receiving))
         self._landings = Landings()
         self._redial = Redial()
-        self._invitations: dict[bytes, tuple[str, float]] = {}
-        """Token -> peer, and until when it is good. Guarded by the lock."""
-        self._lock = threading.Lock()
+        self._invitations = Invitations()
         self._sources: dict[str, DeviceSource] = {}
         """Ends of ours that send, by target."""
         self._targets: dict[str, DeviceTarget] = {}
-        self._commands: deque[Callable[[], None]] = deque()
-        self._events: deque[PlaneEvent] = deque()
         self._num_refused = 0
         self._num_broken = 0
-        self._wake = Bell()
-        self._bell = Bell()
-        self._closing = False
-        self._crashed = False
-        self._thread = threading.Thread(target=self._run, name=f"kv {self.name}", daemon=True)
+        self._thread = PlaneThread(f"kv {self.name}", self._turn, self._close_all)
+        self._settings = PlaneSettings(copies, compatibility, handshake_s, stall_s, self._thread.tell)
+        self._thread.do(copies.enter)
         self._thread.start()
 
     @property
     def bell(self) -> int:
         """Readable while `events` has something to tell."""
-        return self._bell.fileno()
+        return self._thread.bell
 
     def invite(self, peer: str) -> bytes:
         """Return what one link of the peer needs; the oldest of too many invitations is taken back."""
         token = secrets.token_bytes(TOKEN_BYTES)
-        with self._lock:
-            while len(self._invitations) >= MAX_INVITATIONS:
-                del self._invitations[next(iter(self._invitations))]
-            self._invitations[token] = (peer, time.monotonic() + INVITATION_S)
+        self._invitations.give(token, peer)
         return _INVITATION.pack(_MAGIC, _VERSION, token) + self._carriers.facts()
 
     def connect(self, peer: str, host: str, invitation: bytes) -> None:
         """Begin a link with a source; an older one with it ends."""
-        self._do(lambda: self._connect(peer, invitation))
+        self._thread.do(lambda: self._connect(peer, invitation))
 
     def disconnect(self, peer: str, end: End) -> None:
         """End a link with a peer, and at the source take the invitations back; waits for what is copied just now."""
         if end == "source":
-            with self._lock:
-                self._invitations = {token: one for token, one in self._invitations.items() if one[0] != peer}
-        done = threading.Event()
-        self._do(lambda: self._disconnect(peer, end, done))
-        while not done.wait(_LOOK_S) and self._thread.is_alive():
-            pass
+            self._invitations.take_back(peer)
+        self._thread.do_now(lambda: self._disconnect(peer, end))
 
     def send(self, peer: str, frame: Frame) -> None:
         """Queue a frame; without a link `LinkDown` follows."""
-        self._do(lambda: self._send(peer, frame))
+        self._thread.do(lambda: self._send(peer, frame))
 
     def withdraw(self, transfer_id: bytes) -> None:
         """Send none of a transfer's frames any more, but those that wait in slots for a target that was told."""
-        self._do(lambda: self._withdraw(transfer_id))
+        self._thread.do(lambda: self._withdraw(transfer_id))
 
     def land(self, peer: str, landing: Landing) -> None:
         """Accept a transfer's frames."""
-        self._do(lambda: self._landings.add(peer, landing))
+        self._thread.do(lambda: self._landings.add(peer, landing))
 
     def forget(self, transfer_id: bytes) -> None:
         """Accept a transfer's frames no more."""
-        self._do(lambda: self._forget(transfer_id))
+        self._thread.do(lambda: self._forget(transfer_id))
 
     def hear(self, peer: str, data: bytes) -> None:
         """Take a word of the peer's."""
-        self._do(lambda: self._hear(peer, data))
+        self._thread.do(lambda: self._hear(peer, data))
 
     def events(self) -> Sequence[PlaneEvent]:
         """Return what happened since the last call.
@@ -165,14 +142,7 @@ class DevicePlane:
         Raises:
             EngineDead: the thread has ended by a mistake of ours, or of the device.
         """
-        self._bell.silence()
-        if self._crashed:
-            raise EngineDead("the thread that moves K/V between devices has ended")
-        events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._events.popleft())
-        return events
+        return self._thread.events()
 
     def counters(self) -> dict[str, float]:
         """Return links that nobody had invited, those that broke, and what the carrier counts."""
@@ -184,45 +154,16 @@ class DevicePlane:
 
     def close(self) -> None:
         """End all links and the thread."""
-        self._closing = True
-        self._wake.ring()
-        self._thread.join(CLOSE_S)
-        self._wake.close()
-        self._bell.close()
-
-    def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        self._wake.ring()
-
-    def _tell(self, event: PlaneEvent) -> None:
-        self._events.append(event)
-
-    def _run(self) -> None:
-        try:
-            self._settings.copies.enter()
-            while not self._closing:
-                self._turn()
-        except Exception:  # the thread's top: the engine ends rather than wait for transfers that never end
-            _log.exception("no K/V is moved any more")
-            self._crashed = True
-            self._bell.ring()
-        finally:
-            for link in self._links():
-                link.end("the engine stops")
-            self._carriers.close()
+        self._thread.close()
 
     def _turn(self) -> None:
         busy = any(link.under_way for link in self._links())
-        select.select([self._wake], [], [], _BUSY_LOOK_S if busy else _LOOK_S)
-        self._wake.silence()
-        with contextlib.suppress(IndexError):  # before anything is placed: what was given up since gets none of it
-            while True:
-                self._commands.popleft()()
+        select.select([self._thread.wake], [], [], _BUSY_LOOK_S if busy else _LOOK_S)
+        self._thread.obey()  # before anything is placed: what was given up since gets none of it
         now = time.monotonic()
         for link in self._links():
             self._guarded(link, functools.partial(link.poll, now))
-        if self._events:
-            self._bell.ring()
+        self._thread.ring()
 
     def _links(self) -> list[Link]:
         return [*self._sources.values(), *self._targets.values()]
@@ -242,38 +183,37 @@ class DevicePlane:
         try:
             self._redial.check(peer, now)
             token, facts = _decode_invitation(invitation)
-            voice = Voice(peer, token, True, self._tell)
+            voice = Voice(peer, token, True, self._settings.tell)
             carrier = self._carriers.to_source(peer, facts, voice.say)
         except LinkBroken as error:
             self._redial.failed(peer, now)
-            self._tell(LinkDown(peer, "target", str(error)))
+            self._settings.tell(LinkDown(peer, "target", str(error)))
             return
         line = Line(peer, Ear(token), voice)
         self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, self._settings, now)
 
-    def _disconnect(self, peer: str, end: End, done: threading.Event) -> None:
+    def _disconnect(self, peer: str, end: End) -> None:
         link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
         if link is not None:
             self._remove(link, "it was disconnected")
-        done.set()
 
     def _send(self, peer: str, frame: Frame) -> None:
         link = self._sources.get(peer)
         if link is None:
-            self._tell(LinkDown(peer, "source", "it is not connected"))
+            self._settings.tell(LinkDown(peer, "source", "it is not connected"))
             return
         self._guarded(link, lambda: link.queue(frame))
 
     def _withdraw(self, transfer_id: bytes) -> None:
         for link in self._sources.values():
             link.withdraw(transfer_id)
-        self._tell(Withdrawn(transfer_id))
+        self._settings.tell(Withdrawn(transfer_id))
 
     def _forget(self, transfer_id: bytes) -> None:
         self._landings.remove(transfer_id)
         for link in self._targets.values():
             link.forget(transfer_id)
-        self._tell(Landed(transfer_id))
+        self._settings.tell(Landed(transfer_id))
 
     def _hear(self, peer: str, data: bytes) -> None:
         now = time.monotonic()
@@ -295,13 +235,13 @@ class DevicePlane:
             self._guarded(target, lambda: target.hear(word) if target.ear.is_next(envelope) else None)
 
     def _let_in(self, peer: str, token: bytes, now: float) -> None:
-        with self._lock:
-            invited, good_until = self._invitations.pop(token, ("", 0.0))
-        voice = Voice(peer, token, False, self._tell)
-        if invited != peer or now > good_until:
+        invited = self._invitations.find(token)
+        voice = Voice(peer, token, False, self._settings.tell)
+        if invited is None or invited.peer != peer:
             self._num_refused += 1
             voice.say(Leave("it was not invited"))
             return
+        self._invitations.spend(token)
         if peer in self._sources:
             self._end(self._sources[peer], "it connected again")
         carrier = self._carriers.to_target(peer, voice.say)
@@ -315,13 +255,18 @@ class DevicePlane:
                 self._redial.worked(link.peer)
             self._redial.failed(link.peer, time.monotonic())
         self._remove(link, reason)
-        self._tell(LinkDown(link.peer, "source" if isinstance(link, DeviceSource) else "target", reason))
+        self._settings.tell(LinkDown(link.peer, "source" if isinstance(link, DeviceSource) else "target", reason))
 
     def _remove(self, link: Link, reason: str) -> None:
         ends: dict[str, DeviceSource] | dict[str, DeviceTarget]
         ends = self._sources if isinstance(link, DeviceSource) else self._targets
         del ends[link.peer]
         link.end(reason)
+
+    def _close_all(self) -> None:
+        for link in self._links():
+            link.end("the engine stops")
+        self._carriers.close()
 
 
 def _decode_invitation(data: bytes) -> tuple[bytes, bytes]:

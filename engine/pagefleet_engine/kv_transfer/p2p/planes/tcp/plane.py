@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import selectors
 import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pagefleet_engine.core.kv_connector import KVPages
-from pagefleet_engine.errors import ConfigError, EngineDead
-from pagefleet_engine.kv_transfer.bell import Bell
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
     End,
     Frame,
@@ -31,25 +27,22 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Withdrawn,
 )
+from pagefleet_engine.kv_transfer.p2p.planes.invitations import Invitations
 from pagefleet_engine.kv_transfer.p2p.planes.landing import Landings
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import BadHello, Invitation, invitation_number
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.link import Connection, LinkError, LinkSettings, Newcomer, tune
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.page_views import PageViews
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.source import SourceLink
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.target import TargetLink
+from pagefleet_engine.kv_transfer.p2p.planes.thread import PlaneThread
 
 HANDSHAKE_S = 5.0
 STALL_S = 10.0
-INVITATION_S = 30.0
 MAX_NEWCOMERS = 32
-MAX_INVITATIONS = 256
-CLOSE_S = 5.0
 GATHER_S = 0.005
 """That frames' events may wait for more of them while bytes flow: each ring takes the interpreter from this thread."""
 _LOOK_S = 0.25
 """Between two looks at deadlines."""
-
-_log = logging.getLogger(__name__)
 
 
 class TcpPlane:
@@ -85,72 +78,57 @@ class TcpPlane:
         self._listener = _listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._landings = Landings()
-        self._invitations: dict[bytes, tuple[str, Invitation, float]] = {}
-        """Number -> peer, invitation, and until when it is good. Guarded by the lock."""
-        self._lock = threading.Lock()
+        self._invitations = Invitations()
         self._sources: dict[str, SourceLink] = {}
         self._targets: dict[str, TargetLink] = {}
         self._newcomers: set[Newcomer] = set()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._events: deque[PlaneEvent] = deque()
         self._num_refused = 0
-        self._wake = Bell()
-        self._bell = Bell()
         self._look_at = 0.0
         self._tell_at = float("inf")
         """When the bell rings for the events so far."""
-        self._closing = False
-        self._crashed = False
+        self._thread = PlaneThread("kv tcp", self._turn, self._close_all)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._thread.wake, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._listens = True
-        self._thread = threading.Thread(target=self._run, name="kv tcp", daemon=True)
         self._thread.start()
 
     @property
     def bell(self) -> int:
         """Readable while `events` has something to tell."""
-        return self._bell.fileno()
+        return self._thread.bell
 
     def invite(self, peer: str) -> bytes:
         """Return what one connection of the peer needs; the oldest of too many invitations is taken back."""
         invitation = Invitation.draw(self.port)
-        with self._lock:
-            while len(self._invitations) >= MAX_INVITATIONS:
-                del self._invitations[next(iter(self._invitations))]
-            self._invitations[invitation.number] = (peer, invitation, time.monotonic() + INVITATION_S)
+        self._invitations.give(invitation.number, peer, invitation.secret)
         return invitation.encode()
 
     def connect(self, peer: str, host: str, invitation: bytes) -> None:
         """Begin to connect to a source; an older connection to it is closed."""
-        self._do(lambda: self._connect(peer, host, invitation))
+        self._thread.do(lambda: self._connect(peer, host, invitation))
 
     def disconnect(self, peer: str, end: End) -> None:
         """Close a link, and at its source take invitations back; waits for what is read or written just now."""
         if end == "source":
-            with self._lock:
-                self._invitations = {number: one for number, one in self._invitations.items() if one[0] != peer}
-        done = threading.Event()
-        self._do(lambda: self._disconnect(peer, end, done))
-        while not done.wait(_LOOK_S) and self._thread.is_alive():
-            pass
+            self._invitations.take_back(peer)
+        self._thread.do_now(lambda: self._disconnect(peer, end))
 
     def send(self, peer: str, frame: Frame) -> None:
         """Queue a frame; without a link `LinkDown` follows."""
-        self._do(lambda: self._send(peer, frame))
+        self._thread.do(lambda: self._send(peer, frame))
 
     def withdraw(self, transfer_id: bytes) -> None:
         """Send none of a transfer's frames any more."""
-        self._do(lambda: self._withdraw(transfer_id))
+        self._thread.do(lambda: self._withdraw(transfer_id))
 
     def land(self, peer: str, landing: Landing) -> None:
         """Accept a transfer's frames."""
-        self._do(lambda: self._landings.add(peer, landing))
+        self._thread.do(lambda: self._landings.add(peer, landing))
 
     def forget(self, transfer_id: bytes) -> None:
         """Accept a transfer's frames no more."""
-        self._do(lambda: self._forget(transfer_id))
+        self._thread.do(lambda: self._forget(transfer_id))
 
     def hear(self, peer: str, data: bytes) -> None:
         """Sockets have nothing to say over the control plane."""
@@ -161,14 +139,7 @@ class TcpPlane:
         Raises:
             EngineDead: the thread has ended by a mistake of ours.
         """
-        self._bell.silence()
-        if self._crashed:
-            raise EngineDead("the thread that moves K/V has ended")
-        events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._events.popleft())
-        return events
+        return self._thread.events()
 
     def counters(self) -> dict[str, float]:
         """Return how many connections nobody had invited."""
@@ -176,44 +147,18 @@ class TcpPlane:
 
     def close(self) -> None:
         """Close all sockets and end the thread."""
-        self._closing = True
-        self._wake.ring()
-        self._thread.join(CLOSE_S)
-        self._wake.close()
-        self._bell.close()
-
-    def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        self._wake.ring()
+        self._thread.close()
 
     def _tell(self, event: PlaneEvent) -> None:
         """Note an event. While frames move well, those who hear of it need not wake for each of them."""
-        self._events.append(event)
+        self._thread.tell(event)
         soon = time.monotonic() + GATHER_S if isinstance(event, FrameSent | FrameArrived) else 0.0
         self._tell_at = min(self._tell_at, soon)
-
-    def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._turn()
-        except Exception:  # the thread's top: the engine ends rather than wait for transfers that never end
-            _log.exception("no K/V is moved any more")
-            self._crashed = True
-            self._bell.ring()
-        finally:
-            self._listener.close()
-            for connection in self._connections():
-                connection.socket.close()
-            self._selector.close()
 
     def _turn(self) -> None:
         ready = self._selector.select(min(_LOOK_S, max(0.0, self._tell_at - time.monotonic())))
         now = time.monotonic()
-        if any(key.fileobj is self._wake for key, _ in ready):
-            self._wake.silence()
-        with contextlib.suppress(IndexError):  # before any byte is read: what was given up since gets none of them
-            while True:
-                self._commands.popleft()()
+        self._thread.obey()  # before any byte is read: what was given up since gets none of them
         for key, mask in ready:
             if key.fileobj is self._listener:
                 self._accept(now)
@@ -226,9 +171,9 @@ class TcpPlane:
                 self._listens = True
             for late in [one for one in self._connections() if one.deadline <= now]:
                 self._end(late, "it was silent for too long")
-        if self._events and (now >= self._tell_at or not self._is_busy()):
+        if now >= self._tell_at or not self._is_busy():
             self._tell_at = float("inf")
-            self._bell.ring()
+            self._thread.ring()
 
     def _is_busy(self) -> bool:
         """Whether there is enough to go on with before anybody hears of what is done."""
@@ -271,12 +216,12 @@ class TcpPlane:
 
     def _let_in(self, newcomer: Newcomer, hello: bytes) -> None:
         number = invitation_number(hello)
-        with self._lock:
-            peer, invitation, good_until = self._invitations.get(number, ("", None, 0.0))
-            if invitation is None or time.monotonic() > good_until:
-                raise BadHello("nobody invited it")
-            invitation.check_hello(hello, self._settings.compatibility)
-            del self._invitations[number]
+        invited = self._invitations.find(number)
+        if invited is None:
+            raise BadHello("nobody invited it")
+        peer, invitation = invited.peer, Invitation(self.port, number, invited.secret)
+        invitation.check_hello(hello, self._settings.compatibility)
+        self._invitations.spend(number)
         self._newcomers.discard(newcomer)
         self._selector.unregister(newcomer.socket)
         if peer in self._sources:
@@ -309,11 +254,10 @@ class TcpPlane:
         self._targets[peer] = link
         self._watch(link)
 
-    def _disconnect(self, peer: str, end: End, done: threading.Event) -> None:
+    def _disconnect(self, peer: str, end: End) -> None:
         link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
         if link is not None:
             self._remove(link)
-        done.set()
 
     def _send(self, peer: str, frame: Frame) -> None:
         link = self._sources.get(peer)
@@ -361,6 +305,12 @@ class TcpPlane:
             del self._targets[connection.peer]
         self._selector.unregister(connection.socket)
         connection.socket.close()
+
+    def _close_all(self) -> None:
+        self._listener.close()
+        for connection in self._connections():
+            connection.socket.close()
+        self._selector.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

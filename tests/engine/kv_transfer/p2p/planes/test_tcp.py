@@ -21,11 +21,12 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     LinkUp,
     Withdrawn,
 )
+from pagefleet_engine.kv_transfer.p2p.planes.invitations import MAX_INVITATIONS
 from pagefleet_engine.kv_transfer.p2p.planes.landing import MAX_FRAME_BYTES
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import HELLO_BYTES, Invitation
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.link import LinkSettings
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.page_views import PageViews
-from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import MAX_INVITATIONS, MAX_NEWCOMERS, TcpPlane
+from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import MAX_NEWCOMERS, TcpPlane
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.source import SourceLink
 from pagefleet_protocol.kv_blob import checksum
 

@@ -21,7 +21,6 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     Tell,
     Withdrawn,
 )
-from pagefleet_engine.kv_transfer.p2p.planes.device.plane import MAX_INVITATIONS
 from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
     Announce,
     Envelope,
@@ -30,6 +29,7 @@ from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
     decode_word,
     encode_word,
 )
+from pagefleet_engine.kv_transfer.p2p.planes.invitations import MAX_INVITATIONS
 from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
 from pagefleet_protocol.kv_blob import BlobHeader
 
