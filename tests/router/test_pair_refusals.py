@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from pagefleet_protocol.engine_facts import FACTS_PATH, encode_facts
 from pagefleet_protocol.kv_handoff import KV_TRANSFER
 
 from tests.fakes.faulty_engine import Behaviour, Seen, post, reset, silent, whole
-from tests.fakes.pair_fleet import NOT_MINE, PairFleet, Role, code_of, decode, long_chat, pair_fleet, prefill
+from tests.fakes.pair_fleet import (
+    NOT_MINE,
+    PairFleet,
+    Role,
+    code_of,
+    decode,
+    long_chat,
+    pair_facts,
+    pair_fleet,
+    prefill,
+)
 
 PATIENCE_S = 60.0
 TOO_HOT = whole(400, b'{"error":{"message":"too hot","type":"x","param":"temperature","code":"invalid_value"}}')
@@ -32,6 +43,10 @@ def alone(behave: Behaviour, leg: Behaviour = silent) -> Behaviour:
         await (behave if seen.header(KV_TRANSFER) is None else leg)(seen, writer)
 
     return answer
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one for one in caplog.messages if "refuses what this router says" in one]
 
 
 @pytest.mark.parametrize("fallback", ["recompute", "fail"])
@@ -71,7 +86,9 @@ def test_what_is_wrong_with_a_prefill_engine_alone_is_tried_at_another(
 
 
 @pytest.mark.parametrize("fallback", ["recompute", "fail"])
-def test_engines_with_another_fleet_key_compute_prompts_where_they_are_answered(tmp_path: Path, fallback: str) -> None:
+def test_engines_with_another_fleet_key_compute_prompts_where_they_are_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fallback: str
+) -> None:
     async def check(f: PairFleet) -> None:
         for number in range(30):
             assert (await f.made.ask(post(long_chat(number)))).status == 200
@@ -82,6 +99,35 @@ def test_engines_with_another_fleet_key_compute_prompts_where_they_are_answered(
 
     roles = [prefill(silent), prefill(silent), decode(alone(whole(), leg=NOT_MINE))]
     run(tmp_path, check, *roles, pd_fallback=fallback)
+    [told] = refusals(caplog)
+    assert told.startswith("engine e2 ")
+    assert "--fleet-key-file" in told
+
+
+def test_a_prefill_engine_with_another_fleet_key_is_told_of_once_in_its_life(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check(f: PairFleet) -> None:
+        for number in range(3):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        assert [one.partition(" refuses")[0] for one in refusals(caplog)] == ["engine e0"]
+        table, anew = f.made.router.table, pair_facts("f" * 32, "prefill")
+        f.engine("p0").incarnation = anew.incarnation
+        f.engine("p0").internal[FACTS_PATH] = encode_facts(anew)
+        table.set_facts("e0", None)
+        await f.made.until(lambda: any(engine.facts == anew for engine in table.snapshot.engines))
+        assert (await f.made.ask(post(long_chat(9)))).status == 200
+        assert [one.partition(" refuses")[0] for one in refusals(caplog)] == ["engine e0"] * 2
+
+    run(tmp_path, check, prefill(NOT_MINE), decode(alone(whole())))
+
+
+def test_a_request_that_is_wrong_is_no_word_about_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def check(f: PairFleet) -> None:
+        assert (await f.made.ask(post(long_chat(temperature=99)))).status == 400
+
+    run(tmp_path, check, prefill(TOO_HOT), decode(alone(TOO_HOT)))
+    assert not refusals(caplog)
 
 
 def test_a_prompt_that_ends_its_engines_is_sent_to_two_at_most(tmp_path: Path) -> None:

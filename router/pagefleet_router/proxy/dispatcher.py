@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import Failure
@@ -39,6 +39,8 @@ class Dispatcher:
     """Called with the id of an engine that ends, or is not at its address."""
     pairing: Pairing | None = None
     """None: every request goes to one engine."""
+    _disbelieved: dict[str, str] = field(default_factory=dict, init=False)
+    """Of engines that do not believe this router, by id: the incarnation of which the log says so."""
 
     def choose(self, view: RequestView, tried: Collection[str]) -> Choice | None:
         """Return an engine that was not tried yet; None when there is none."""
@@ -124,6 +126,23 @@ class Dispatcher:
             self.policy.lost(engine.id)
             self.table.set_facts(engine.id, None)
 
+    def disbelieved(self, engine: EngineView, words: str) -> None:
+        """Say, once in an engine's life, that it refuses transfers of K/V of which this router tells it.
+
+        Args:
+            engine: as it was asked.
+            words: its own.
+        """
+        incarnation = "" if engine.facts is None else engine.facts.incarnation
+        if self._disbelieved.get(engine.id) == incarnation:
+            return
+        self._disbelieved[engine.id] = incarnation
+        logger.warning(
+            "engine %s refuses what this router says of a transfer of K/V (%.300r): prompts are computed without it. "
+            "If its fleet key is another, give this router and all engines the same --fleet-key-file and restart them",
+            engine.id, words,
+        )  # fmt: skip
+
     def healthy(self, engine_id: str) -> None:
         """Take a good probe as a reason to end an ejection whose time is over, and to review what is learned."""
         engine = self.table.engine(engine_id)
@@ -137,3 +156,4 @@ class Dispatcher:
         """Drop what is known of an engine that left."""
         self.policy.lost(engine_id)
         self.outliers.forget(engine_id)
+        self._disbelieved.pop(engine_id, None)

@@ -10,6 +10,7 @@ from pagefleet_protocol.tracing import Span
 
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.client_request import ClientRequest
+from pagefleet_router.proxy.engine_error import INVALID_HANDOFF, KV_LOAD_FAILED, EngineError
 from pagefleet_router.proxy.forwarding import forwarded_request
 from pagefleet_router.proxy.identity import Identity, identify
 from pagefleet_router.proxy.prefill_leg import LegSite, PrefillLeg
@@ -23,16 +24,7 @@ from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.pair_cost import late_seconds
 from pagefleet_router.scheduling.policy import Choice
 
-_MAX_ERROR_BYTES = 64 * 1024
-_REFUSALS = {"kv_load_failed": Failure.KV_LOST, "invalid_handoff": Failure.HANDOFF}
-
-
-class _Error(msgspec.Struct):
-    code: str | None = None
-
-
-class _Envelope(msgspec.Struct):
-    error: _Error
+_REFUSALS = {KV_LOAD_FAILED: Failure.KV_LOST, INVALID_HANDOFF: Failure.HANDOFF}
 
 
 class PairAttempt:
@@ -46,7 +38,8 @@ class PairAttempt:
     """
 
     __slots__ = (
-        "_choice", "_head", "_held", "_late_s", "_on_failed", "_services", "_transfers", "leg", "refused", "transfer",
+        "_choice", "_error", "_late_s", "_on_failed", "_services", "_transfers", "leg", "refused",
+        "transfer",
     )  # fmt: skip
 
     def __init__(self, choice: Choice, is_last: bool, services: Services, on_failed: Callable[[Failure], None]) -> None:
@@ -61,8 +54,7 @@ class PairAttempt:
         self._services = services
         self._on_failed = on_failed
         self._late_s = 0.0
-        self._head: AnswerHead | None = None
-        self._held = b""
+        self._error: EngineError | None = None
 
     @property
     def prefill(self) -> Choice:
@@ -98,24 +90,26 @@ class PairAttempt:
         Returns:
             What is to be passed on, unless `refused` is set.
         """
-        if self._head is None:
+        if self._error is None:
             if head is None or head.status not in (400, 503) or head.closes:
                 return head, body
-            self._head = head
-        self._held += body
-        if not complete and len(self._held) <= _MAX_ERROR_BYTES:
+            self._error = EngineError(head)
+        error = self._error
+        if not error.take(body, complete):
             return None
-        self.refused = _REFUSALS.get(_code(self._held) or "")
-        head, self._head = self._head, None
+        self._error = None
+        self.refused = _REFUSALS.get(error.code or "")
         if self.refused is not None:
-            self._note(head, self.refused)
-        return head, self._held
+            self._note(error, self.refused)
+        return error.head, error.body
 
-    def _note(self, head: AnswerHead, refused: Failure) -> None:
+    def _note(self, error: EngineError, refused: Failure) -> None:
         """Note who is to blame: an engine that began anew is known by its name, a link by who was to send."""
         dispatcher, decode = self._services.dispatcher, self._choice.engine
-        if identify(head, decode, dispatcher.table.snapshot) is Identity.RESTARTED:
+        if identify(error.head, decode, dispatcher.table.snapshot) is Identity.RESTARTED:
             dispatcher.restarted(decode)
+        elif refused is Failure.HANDOFF:
+            dispatcher.disbelieved(decode, error.message)
         if refused is Failure.KV_LOST:
             dispatcher.failed(self.prefill.engine, refused)
 
@@ -156,10 +150,3 @@ def tell_leg(span: Span, leg: str, transfer: Transfer) -> None:
     """Say in a span which leg of which transfer it is."""
     span.set(trace_names.LEG, leg)
     span.set(trace_names.TRANSFER_ID, transfer.id)
-
-
-def _code(body: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(body, type=_Envelope).error.code
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

@@ -15,6 +15,7 @@ from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.engine_call import EngineCall
+from pagefleet_router.proxy.engine_error import INVALID_HANDOFF, EngineError
 from pagefleet_router.proxy.identity import Identity, identify
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.tracing import attempt_failed
@@ -45,7 +46,9 @@ class PrefillLeg:
         site: what surrounds it.
     """
 
-    __slots__ = ("_attempt", "_call", "_has_head", "_is_over", "_pieces", "_site", "_span", "done_at", "engine")
+    __slots__ = (
+        "_attempt", "_call", "_error", "_has_head", "_is_over", "_pieces", "_site", "_span", "done_at", "engine",
+    )  # fmt: skip
 
     def __init__(self, engine: EngineView, pieces: list[bytes], attempt: Attempt, span: Span, site: LegSite) -> None:
         self.engine = engine
@@ -55,6 +58,7 @@ class PrefillLeg:
         self._attempt = attempt
         self._span = span
         self._site = site
+        self._error: EngineError | None = None
         self._has_head = self._is_over = False
         self._call = EngineCall(self, site.pools.pool(engine.endpoint.url), False)
 
@@ -80,7 +84,9 @@ class PrefillLeg:
             self._pieces = []
             if not self._take_head(head):
                 return
-        if complete:
+        if self._error is not None:
+            self._take_error(self._error, body, complete)
+        elif complete:
             now = self.done_at = self._site.dispatcher.clock()
             self._attempt.answering(now)
             self.close()
@@ -116,7 +122,7 @@ class PrefillLeg:
         self._span.end()
 
     def _take_head(self, head: AnswerHead) -> bool:
-        """Look at who answers and how; returns whether all is well."""
+        """Look at who answers and how; returns whether the body matters."""
         dispatcher, engine = self._site.dispatcher, self.engine
         self._span.set(trace_names.STATUS, head.status)
         who = identify(head, engine, dispatcher.table.snapshot)
@@ -129,10 +135,21 @@ class PrefillLeg:
         if head.status == 200:
             return True
         failure = _failure_of(head, who)
+        if failure is Failure.REJECTED:
+            self._error = EngineError(head)
+            return True
         if failure is Failure.ENDING:
             dispatcher.ending(engine)
         self.failed(failure, is_blamed=head.status >= 500)
         return False
+
+    def _take_error(self, error: EngineError, body: bytes, complete: bool) -> None:
+        """Give up once the engine has said what is wrong."""
+        if not error.take(body, complete):
+            return
+        if error.code == INVALID_HANDOFF:
+            self._site.dispatcher.disbelieved(self.engine, error.message)
+        self.failed(Failure.REJECTED, is_blamed=False)
 
 
 def _failure_of(head: AnswerHead, who: Identity) -> Failure:
