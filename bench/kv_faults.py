@@ -2,6 +2,8 @@
 
 Real engines of builtin://tiny, the prefill engine in a network namespace of its own (as root, on Linux), long prompts
 under way. Seconds from the fault, as an engine's metrics tell, which are up to 0.3 s late; the worst of all turns.
+
+python bench/kv_faults.py --json bench/results/kv_faults.json
 """
 
 from __future__ import annotations
@@ -95,10 +97,10 @@ async def turn(measured: Measured) -> None:
 
 
 def main() -> None:
-    """Measure and report."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--output", default="kv_faults.json")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     measured = Measured()
     for _ in range(arguments.turns):
@@ -106,7 +108,8 @@ def main() -> None:
     figures = {name: round(max(seconds), 2) for name, seconds in sorted(measured.seconds.items())}
     for name, seconds in figures.items():
         print(f"{name:34} {seconds:6.2f}")
-    write_report(arguments.output, "kv_faults", {"turns": arguments.turns, **figures})
+    if arguments.json:
+        write_report(arguments.json, "kv_faults", {"turns": arguments.turns, **figures})
 
 
 if __name__ == "__main__":

@@ -3,27 +3,31 @@
 The raw socket does nothing but `sendall` and `recv_into`, with buffers used again; both move the same pieces, and take
 turns. The plane frames them, checks them by CRC-32, scatters them into the blocks that were reserved, and answers for
 each. A source process serves both; figures are medians over turns.
+
+python bench/kv_transfer.py --json bench/results/kv_transfer.json
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import select
 import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import torch
+from pagefleet_engine.core.kv_connector import KVPages
 from pagefleet_engine.kv_transfer.p2p.data_plane import Frame, FrameArrived, FrameSent, Landing, LinkUp, PlaneEvent
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
+from pagefleet_engine.worker.kv_pages import make_kv_pages
 
 from bench.report import write_report
 
@@ -34,27 +38,15 @@ POOL_BYTES = 128 * KB * KB
 COMPATIBILITY = b"c" * 32
 
 
-class HostPages:
-    """Pages in this process's memory."""
+def random_pages() -> KVPages:
+    """Return a pool of its own in this process's memory."""
+    return make_kv_pages(torch.randint(256, (POOL_BYTES // BLOCK_BYTES, BLOCK_BYTES), dtype=torch.uint8))
 
-    def __init__(self) -> None:
-        self.bytes_per_block = BLOCK_BYTES
-        self.host = memoryview(bytearray(os.urandom(1 << 20) * (POOL_BYTES >> 20)))
 
-    def read(self, blocks: Sequence[int], into: memoryview) -> HostPages:
-        """Not used: the pages are in host memory."""
-        raise NotImplementedError
-
-    def write(self, source: memoryview, blocks: Sequence[int]) -> HostPages:
-        """Not used, likewise."""
-        raise NotImplementedError
-
-    def done(self) -> bool:
-        """There is no copy to wait for."""
-        return True
-
-    def wait(self) -> None:
-        """There is no copy to wait for."""
+def host_of(pages: KVPages) -> memoryview:
+    """Return the pool's bytes."""
+    assert pages.host is not None, "the pool is on a device"
+    return pages.host
 
 
 def blocks_of(scattered: bool) -> list[int]:
@@ -72,8 +64,9 @@ def wait_for(plane: TcpPlane, kind: type[PlaneEvent], count: int) -> None:
 
 def source(pipe: Connection) -> None:
     """The other process: sends all of its pool, whenever it is told how."""
-    pages = HostPages()
+    pages = random_pages()
     plane = TcpPlane(pages, COMPATIBILITY, "127.0.0.1", 0)
+    pool = host_of(pages)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send((plane.invite("target"), listener.getsockname()[1]))
         raw = listener.accept()[0]
@@ -83,7 +76,7 @@ def source(pipe: Connection) -> None:
         way, piece, epoch = asked
         if way == "raw":
             for start in range(0, POOL_BYTES, piece):
-                raw.sendall(pages.host[start : start + piece])
+                raw.sendall(pool[start : start + piece])
             continue
         blocks = blocks_of(way == "scattered")
         size = piece // BLOCK_BYTES
@@ -100,7 +93,7 @@ class Target:
     pipe: Connection
     plane: TcpPlane
     raw: socket.socket
-    pages: HostPages
+    pool: memoryview
     epoch: int = 0
 
     def turn(self, way: str, piece: int) -> float:
@@ -122,7 +115,7 @@ class Target:
 
     def _receive_raw(self, piece: int) -> None:
         for start in range(0, POOL_BYTES, piece):
-            view = self.pages.host[start : start + piece]
+            view = self.pool[start : start + piece]
             while view:
                 view = view[self.raw.recv_into(view) :]
 
@@ -132,14 +125,14 @@ def measure(turns: int) -> dict[str, float]:
     pipe, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=source, args=(theirs,))
     other.start()
-    pages = HostPages()
+    pages = random_pages()
     plane = TcpPlane(pages, COMPATIBILITY, "127.0.0.1", 0)
     invitation, port = pipe.recv()
     plane.connect("source", "127.0.0.1", invitation)
     wait_for(plane, LinkUp, 1)
     figures: dict[str, float] = {}
     with socket.create_connection(("127.0.0.1", port)) as raw:
-        target = Target(pipe, plane, raw, pages)
+        target = Target(pipe, plane, raw, host_of(pages))
         for piece in PIECES:
             rates: dict[str, list[float]] = {"raw": [], "plane": [], "scattered": []}
             for turn in range(turns + 1):
@@ -161,12 +154,14 @@ def measure(turns: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and write the report."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--output", default="bench/results/kv_transfer.json")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    write_report(arguments.output, "kv_transfer", measure(arguments.turns))
+    figures = measure(arguments.turns)
+    if arguments.json:
+        write_report(arguments.json, "kv_transfer", figures)
 
 
 if __name__ == "__main__":

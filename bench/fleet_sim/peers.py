@@ -46,7 +46,7 @@ class History:
 
 
 class Peer:
-    """What all of them do: count their requests, and read metrics."""
+    """Any engine. The others choose by what this one counts and reads: its own requests, and metrics."""
 
     poll_s = 0.05
 
@@ -71,7 +71,7 @@ class Peer:
 
     def pick(self, job: Job, now: float) -> int:
         """Return the engine for a request."""
-        raise NotImplementedError
+        return self.rng.randrange(self.num)
 
     def first_token(self, job: Job, now: float) -> None:
         """See SimRouter."""
@@ -100,14 +100,6 @@ class Peer:
     def least_loaded(self) -> int:
         """Return the engine with the fewest requests."""
         return self.best(lambda engine: -self.running[engine])
-
-
-class Random(Peer):
-    """Any engine."""
-
-    def pick(self, job: Job, now: float) -> int:
-        """See Peer."""
-        return self.rng.randrange(self.num)
 
 
 class LlmdApproximate(Peer):
@@ -314,5 +306,5 @@ PEERS: dict[str, type[Peer]] = {
     "production-stack prefixaware": StackPrefixAware,
     "production-stack loadaware": StackLoadAware,
     "KubeAI PrefixHash": KubeAiPrefixHash,
-    "random": Random,
+    "random": Peer,
 }
