@@ -134,6 +134,8 @@ class Exchange:
 
     def check(self, now: float) -> None:
         """Say that the client's stream still waits; give up on an engine that is silent for too long."""
+        if self.pair is not None:
+            self.pair.check(now)
         if self._paused:
             return
         self.delivery.check(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +25,8 @@ from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.pair_cost import late_seconds
 from pagefleet_router.scheduling.policy import Choice
 
+_LATE_S = 1.0
+"""Longer than a prefill engine takes to say that its blocks have arrived, which it may after the first token."""
 _REFUSALS = {KV_LOAD_FAILED: Failure.KV_LOST, INVALID_HANDOFF: Failure.HANDOFF}
 
 
@@ -38,7 +41,7 @@ class PairAttempt:
     """
 
     __slots__ = (
-        "_choice", "_error", "_late_s", "_on_failed", "_services", "_transfers", "leg", "refused",
+        "_answered_at", "_choice", "_error", "_late_s", "_on_failed", "_services", "_transfers", "leg", "refused",
         "transfer",
     )  # fmt: skip
 
@@ -55,6 +58,7 @@ class PairAttempt:
         self._on_failed = on_failed
         self._late_s = 0.0
         self._error: EngineError | None = None
+        self._answered_at = math.inf
 
     @property
     def prefill(self) -> Choice:
@@ -115,6 +119,7 @@ class PairAttempt:
 
     def answered(self, view: RequestView, now: float) -> None:
         """Learn from the decode leg's first byte; `view` is still whole."""
+        self._answered_at = now
         dispatcher, leg = self._services.dispatcher, self.leg
         dispatcher.policy.sent(view, self._choice.engine)
         if leg is None or leg.done_at is None:
@@ -123,6 +128,11 @@ class PairAttempt:
         seconds = now - leg.done_at
         dispatcher.metrics.pairs.handover.observe(seconds)
         self._choice.engine.rates.transfer.handed_over(seconds, self._late_s, now)
+
+    def check(self, now: float) -> None:
+        """End a leg whose engine hangs, or computes what was not needed: the answer goes on without it."""
+        if now - self._answered_at >= _LATE_S:
+            self.close()
 
     def another(self, attempts: Retries, view: RequestView, failure: Failure) -> Choice | None:
         """Count that no K/V came; returns who gets the request now, without this prefill engine.
