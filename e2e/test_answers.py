@@ -34,8 +34,8 @@ async def ask_streamed(client: openai.AsyncOpenAI, exchange: Exchange) -> str:
     return text
 
 
-def client_of(fleet: FleetProcess) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="any", max_retries=0, timeout=60)
+def client_of(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=120)
 
 
 async def ask_all(fleet: FleetProcess, exchanges: Sequence[Exchange]) -> list[str]:
@@ -46,7 +46,7 @@ async def ask_all(fleet: FleetProcess, exchanges: Sequence[Exchange]) -> list[st
         async with at_once:
             return await (ask_streamed if number % 2 else ask)(client, exchange)
 
-    async with client_of(fleet) as client:
+    async with client_of(fleet.url) as client:
         return await asyncio.gather(*(one(client, number, exchange) for number, exchange in enumerate(exchanges)))
 
 
@@ -64,7 +64,7 @@ def test_64_at_once_get_what_each_gets_alone(fleet: FleetProcess, exchanges: Seq
     chosen = exchanges[-64:]
 
     async def scenario() -> tuple[list[str], list[str]]:
-        async with client_of(fleet) as client:
+        async with client_of(fleet.url) as client:
             alone = [await ask(client, one) for one in chosen]
             return alone, await asyncio.gather(*(ask(client, one) for one in chosen))
 
