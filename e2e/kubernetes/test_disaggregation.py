@@ -165,7 +165,7 @@ def test_pairs_are_replaced_together(cluster: Cluster, two_pairs: Service, load:
     both = [now for now in seen if len(now) == 2]
     assert both, seen
     for now, after in pairwise(seen):
-        # Two Deployments are not written at once, so that one is seen without the other, for a moment.
+        # Two Deployments are two writes, so that one is seen without the other, for a moment.
         lone = [name for name, counts in now.items() if 0 in counts]
         assert not [name for name in lone if after.get(name, (0, 0)).count(0) == 1], seen
     assert not engines & two_pairs.pod_names("engine")

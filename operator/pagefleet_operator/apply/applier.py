@@ -6,10 +6,12 @@ neither what the API server will not take over, nor what somebody else keeps cha
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from pagefleet_protocol.kube_names import ANNOTATION_APPLIED
@@ -80,25 +82,28 @@ class Applier:
     ) -> Applied:
         """Apply and delete until everything is as wanted or was tried.
 
+        Objects of one kind are applied at once: none of them needs another, and both parts of a pair change together.
+
         Raises:
             Throttled, Unavailable, NotLeading: the rest has to wait.
         """
         done = _Round()
-        for body in sorted(objects, key=lambda one: _ORDER[one["kind"]]):
-            child = children.get(key_of(body))
-            if child is None or (child.ours and self._needs_apply(service, body, child, done)):
-                await self._attempt(service, body, done)
-            elif not child.ours:
-                done.failures.append(_not_ours(body))
-        for key in delete:
-            child = children.get(key)
-            if child is not None and child.ours and "deletionTimestamp" not in child.body["metadata"]:
-                await self._delete(service, key, child, done)
+        for _, kind in groupby(sorted(objects, key=_position), key=_position):
+            due = [body for body in kind if self._is_due(service, body, children.get(key_of(body)), done)]
+            done.failures += await _at_once(self._attempt(service, body, done) for body in due)
+        going = [(key, child) for key in delete if (child := children.get(key)) is not None and _stays(child)]
+        done.failures += await _at_once(self._delete(service, key, child, done) for key, child in going)
         return Applied(done.written, tuple(done.failures), done.held_back_s)
 
     def forget(self, service: Service) -> None:
         """Drop what is remembered of an InferenceService that is gone."""
         self._attempts.pop(service, None)
+
+    def _is_due(self, service: Service, body: Body, child: Child | None, done: _Round) -> bool:
+        if child is not None and not child.ours:
+            done.failures.append(_not_ours(body))
+            return False
+        return child is None or self._needs_apply(service, body, child, done)
 
     def _needs_apply(self, service: Service, body: Body, child: Child, done: _Round) -> bool:
         differences = self._differences(body, child.body)
@@ -121,15 +126,13 @@ class Applier:
         done.held_back_s = wait_s if done.held_back_s is None else min(done.held_back_s, wait_s)
         return False
 
-    async def _attempt(self, service: Service, body: Body, done: _Round) -> None:
+    async def _attempt(self, service: Service, body: Body, done: _Round) -> ApplyFailure | None:
         try:
             result = await self._cluster.apply(body)
         except (Refused, Conflict, Unavailable) as error:
             if isinstance(error, Unavailable) and error.status != INTERNAL_ERROR:
                 raise
-            name = body["metadata"]["name"]
-            done.failures.append(ApplyFailure(body["kind"], name, error.status, error.reason, error.message))
-            return
+            return ApplyFailure(*key_of(body), error.status, error.reason, error.message)
         done.written += 1
         attempts = self._counted(service, body)
         attempts.stubborn = self._differences(body, result)
@@ -138,6 +141,7 @@ class Applier:
                 "%s %s/%s: the API server keeps %s as it wants it, whatever is applied",
                 body["kind"], service[0], body["metadata"]["name"], ", ".join(attempts.stubborn),
             )  # fmt: skip
+        return None
 
     def _counted(self, service: Service, body: Body) -> _Attempts:
         of_service = self._attempts.setdefault(service, {})
@@ -148,15 +152,36 @@ class Applier:
         attempts.number += 1
         return attempts
 
-    async def _delete(self, service: Service, key: ChildKey, child: Child, done: _Round) -> None:
+    async def _delete(self, service: Service, key: ChildKey, child: Child, done: _Round) -> ApplyFailure | None:
         kind, name = key
         try:
             await self._cluster.delete(BY_NAME[kind], service[0], name, child.body["metadata"]["uid"])
         except (Refused, Conflict) as error:
-            done.failures.append(ApplyFailure(kind, name, error.status, error.reason, error.message))
-            return
+            return ApplyFailure(kind, name, error.status, error.reason, error.message)
         done.written += 1
         self._attempts.get(service, {}).pop(key, None)
+        return None
+
+
+async def _at_once(steps: Iterable[Coroutine[Any, Any, ApplyFailure | None]]) -> list[ApplyFailure]:
+    """Take all steps, each to its end; returns what failed, or raises what no other object can get over either."""
+    outcomes = await asyncio.gather(*steps, return_exceptions=True)
+    failures = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if outcome is not None:
+            failures.append(outcome)
+    return failures
+
+
+def _position(body: Body) -> int:
+    return _ORDER[body["kind"]]
+
+
+def _stays(child: Child) -> bool:
+    """Whether it is ours, and nobody has deleted it yet."""
+    return child.ours and "deletionTimestamp" not in child.body["metadata"]
 
 
 def key_of(body: Mapping[str, Any]) -> ChildKey:

@@ -60,6 +60,53 @@ def test_what_pods_need_is_applied_before_the_pods(lab: Lab) -> None:
     assert [name for _, _, name in lab.cluster.requests] == ["s", "c", "d"]
 
 
+class Waiting(StoreCluster):
+    """Answers no write before as many are under way as it waits for."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self.under_way = asyncio.Barrier(together)
+
+    async def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        await self.under_way.wait()
+        return await super().apply(body)
+
+    async def delete(self, kind: Any, namespace: str, name: str, uid: str) -> None:
+        await self.under_way.wait()
+        await super().delete(kind, namespace, name, uid)
+
+
+def test_objects_of_one_kind_are_written_together() -> None:
+    async def both() -> list[Applied]:
+        cluster = Waiting(2)
+        cluster.add_namespace("apps")
+        applier, pair = Applier(cluster, differences), [body("Deployment", name) for name in ("prefill", "decode")]
+        made = await applier.make_so(SERVICE, pair, {}, ())
+        children = {
+            ("Deployment", name): Child(cluster.store.get(KINDS["Deployment"], "apps", name), True)
+            for name in ("prefill", "decode")
+        }
+        return [made, await applier.make_so(SERVICE, (), children, tuple(children))]
+
+    async def in_time() -> list[Applied]:
+        async with asyncio.timeout(30):
+            return await both()
+
+    assert asyncio.run(in_time()) == [Applied(written=2), Applied(written=2)]
+
+
+def test_no_answer_about_one_leaves_none_of_its_kind_under_way(lab: Lab) -> None:
+    def gate(verb: str, kind: str, name: str) -> None:
+        if name == "one":
+            raise Unavailable("no answer")
+
+    lab.cluster.gate = gate
+    with pytest.raises(Unavailable):
+        lab.make_so(body("ConfigMap", "one"), body("ConfigMap", "two"), body("Deployment", "d"))
+    assert [name for _, _, name in lab.cluster.requests] == ["one", "two"]
+    assert lab.get("ConfigMap", "two")["metadata"]["name"] == "two"
+
+
 def test_what_is_as_wanted_is_left_alone(lab: Lab) -> None:
     lab.make_so(body(data={"a": "1"}))
     assert lab.make_so(body(data={"a": "1"})) == Applied()
