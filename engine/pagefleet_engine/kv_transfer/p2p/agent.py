@@ -87,10 +87,6 @@ class TransferAgent:
         """Have something told to the decode side; returns at once."""
         self._do(lambda now: call(self._parts.target, now))
 
-    def end(self, load: LoadDone) -> None:
-        """Have a load told as ended that was over before it began."""
-        self._load_ended(load)
-
     def ring(self) -> None:
         """Make the bell readable, for news that the connector has itself."""
         self._bell.ring()

@@ -17,7 +17,6 @@ from pagefleet_engine.core.kv_connector import (
     BlockRun,
     EngineLoad,
     KVTransferStats,
-    LoadDone,
     TransfersDone,
 )
 from pagefleet_engine.core.request import Request
@@ -95,12 +94,6 @@ class P2PConnector:
         """Ask the prefill engine, if the configuration knows it."""
         transfer, (run,) = request.transfer, runs
         assert transfer is not None
-        if self._parts.peers.find(transfer.peer_address) is None:
-            self._num_refused_peers += 1
-            self._settle(transfer.transfer_id)
-            failure = "the prefill engine is none of kv_peers" if transfer.on_failure == "fail" else None
-            self._agent.end(LoadDone(request.request_id, 0, failure))
-            return
         self._loads[request.request_id] = transfer.transfer_id
         job = LoadJob(
             request.request_id,
@@ -113,6 +106,10 @@ class P2PConnector:
             len(run.blocks) * self._block_size,
             transfer.on_failure,
         )
+        if self._parts.peers.find(job.peer) is None:
+            self._num_refused_peers += 1
+            self._agent.at_target(lambda target, now: target.refuse(job, f"{job.peer} is none of kv_peers", now))
+            return
         self._agent.at_target(lambda target, now: target.load(job, now))
 
     def cancel(self, request_id: str) -> None:

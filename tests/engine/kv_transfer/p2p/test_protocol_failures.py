@@ -245,7 +245,7 @@ def test_a_client_that_leaves_frees_both_at_once() -> None:
     request, leg = half_way(net, prefill, decode_engine)
     decode_engine.do(decode_engine.target.cancel(request, net.now))
     net.run_quiet()
-    assert decode_engine.ended[request] == LoadEnded(request, 0, None, "cancelled")
+    assert decode_engine.ended[request] == LoadEnded(request, 0, None)
     assert_free(net)
     pins = len(prefill.pins)
     prefill.save(leg, 4, 4)  # it goes on computing, and nothing of it is kept

@@ -313,16 +313,21 @@ def test_decode_that_dies_leaves_nothing_held(fleet: Fleet, expected: dict[int, 
 
 
 @pytest.mark.parametrize("on_failure", ["recompute", "fail"])
-def test_who_is_no_peer_is_not_asked(fleet: Fleet, expected: dict[int, list[int]], on_failure: str) -> None:
+def test_who_is_no_peer_is_not_asked(
+    fleet: Fleet, expected: dict[int, list[int]], on_failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
     prefill, decode = fleet.engine("a"), fleet.engine("d", kv_peers="127.0.0.1:1")
     _, two = legs(1, prefill, decode, "fail" if on_failure == "fail" else "recompute")
     decode.add("d1", prompt_of(1), transfer=two)
     fleet.until(lambda: decode.ended("d1"))
     if on_failure == "fail":
         assert decode.outputs["d1"][-1].error_kind == "kv_load_failed"
+        assert decode.figure("recomputed_tokens_total") == 0
     else:
         assert decode.tokens("d1") == expected[1]
-    assert decode.figure("refused_peers_total") == 1
+        assert decode.figure("recomputed_tokens_total") > 0
+    assert decode.figure("refused_peers_total") == decode.figure("failures_total") == 1
+    assert f"the K/V of request d1 did not come: {prefill.address} is none of kv_peers" in caplog.text
     assert sum(decode.figure(f'peers{{state="{state}"}}') for state in ("dialing", "ready")) == 0
 
 

@@ -157,7 +157,7 @@ class LoadEnded:
     failure: str | None
     """Why the request must fail; None: it goes on, and computes what is missing."""
     cause: str = ""
-    """Why nothing came, also where the request goes on: for logs."""
+    """Why nothing came, also where the request goes on: for logs. Empty where the request is gone."""
 
 
 SourceAction = Send | Hear | Disconnect | SendFrame | Withdraw | Spill | DropSpill | Unpin | LegSettled

@@ -106,12 +106,16 @@ class Target:
         self._loads[job.transfer_id] = self._requests[job.request_id] = load
         return actions + self._follow(load, now)
 
+    def refuse(self, job: LoadJob, cause: str, now: float) -> list[TargetAction]:
+        """End a load that must not begin, as one that failed."""
+        return [self._failed(job, cause, now)]
+
     def cancel(self, request_id: str, now: float) -> list[TargetAction]:
         """The request is gone: its load ends as soon as nothing writes to its blocks. Unknown ones are ignored."""
         load = self._requests.get(request_id)
         if load is None or load.phase is Phase.ENDING:
             return []
-        return self._end(load, LoadEnded(request_id, 0, None, "cancelled"), now, Cancel("gone"))
+        return self._end(load, LoadEnded(request_id, 0, None), now, Cancel("gone"))
 
     def not_needed(self, transfer_id: bytes, peer: str, peer_incarnation: str, now: float) -> list[TargetAction]:
         """Everything is cached here: P is told to keep nothing (or finds out when its lease ends)."""
