@@ -26,15 +26,9 @@ _LEAST_RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterReading:
-    """What one router says at one moment, summed over the names that its models go by."""
+class FleetMoment:
+    """What is so now, by the word of one router or of all."""
 
-    arrivals: float = 0.0
-    """Requests since the router started."""
-    prompt_tokens: float | None = None
-    """Uncached prompt tokens that were sent to engines since the router started; None: it does not count them."""
-    generated: float = 0.0
-    """Tokens that the fleet's engines generated since they started."""
     held: float = 0.0
     queued: float = 0.0
     queued_tokens: float = 0.0
@@ -49,6 +43,18 @@ class RouterReading:
     """Mean share of the engines' KV cache in use, 0 to 1."""
     prefill_rate: float | None = None
     """Uncached prompt tokens per second and engine; None: not learned yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterReading(FleetMoment):
+    """What one router says at one moment, summed over the names that its models go by."""
+
+    arrivals: float = 0.0
+    """Requests since the router started."""
+    prompt_tokens: float | None = None
+    """Uncached prompt tokens that were sent to engines since the router started; None: it does not count them."""
+    generated: float = 0.0
+    """Tokens that the fleet's engines generated since they started."""
     first_token: Histogram = field(default_factory=Histogram)
     between_tokens: Histogram = field(default_factory=Histogram)
 

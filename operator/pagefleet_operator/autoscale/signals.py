@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pagefleet_operator.autoscale.histogram import Histogram
-from pagefleet_operator.autoscale.router_page import RouterReading
+from pagefleet_operator.autoscale.router_page import FleetMoment, RouterReading
 
 STALE_S = 10.0
 """A router that has said nothing for so long is missing."""
@@ -28,7 +28,7 @@ _SPARSE_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSignals:
+class FleetSignals(FleetMoment):
     """Everything that a decision depends on, apart from the engines that exist."""
 
     routers: int = 0
@@ -41,21 +41,12 @@ class FleetSignals:
     """How far back the readings go, up to LONG_S."""
     arrivals: float = 0.0
     """Requests within ARRIVALS_S."""
-    held: float = 0.0
-    queued: float = 0.0
-    queued_tokens: float = 0.0
-    prefill_tokens: float = 0.0
     prompt_tokens_per_s: float | None = None
     """Uncached prompt tokens sent to engines, over SHORT_S; None: no router counts them."""
     generated_per_s: float = 0.0
     """Over SHORT_S."""
     tokens_per_prompt: float = 0.0
     """Uncached, mean over LONG_S; 0: nothing arrived."""
-    engines: float = 0.0
-    running: float = 0.0
-    waiting: float = 0.0
-    kv_usage: float = 0.0
-    prefill_rate: float | None = None
     first_token: Histogram = field(default_factory=Histogram)
     """Over LONG_S."""
     between_tokens: Histogram = field(default_factory=Histogram)
