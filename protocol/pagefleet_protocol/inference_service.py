@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from pagefleet_protocol.field_errors import InvalidDocument, field_errors
 from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_uri import ModelUriText
 from pagefleet_protocol.quantities import Quantity
 from pagefleet_protocol.resource_base import (
@@ -148,6 +149,8 @@ class Engine(Object):
     """fp8: weights are quantized while they are loaded; default: as the checkpoint is."""
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Longest prompt plus answer in tokens; default: what the model was made for."""
+    kv_offload: KvOffload | None = None
+    """Keeps the K/V that the pool gives up; default: it is computed again."""
 
 
 class Resources(Object):
@@ -160,7 +163,7 @@ class Resources(Object):
     cpu: Quantity | None = None
     """CPU cores per engine; default on this machine: an equal share."""
     memory: Quantity | None = None
-    """Memory per engine, request and limit; `pagefleet up` does not limit it."""
+    """Memory per engine, request and limit; engine.kvOffload.memory comes on top. `pagefleet up` does not limit it."""
     shm: Quantity | None = None
     """Size of /dev/shm, counted in memory; default 1Gi."""
 
@@ -264,6 +267,8 @@ class DisaggregatedRole(Object):
     """How many engines there are, by their load; targets of prefill: ttftMs, queue; of decode: itlMs, kvUsage."""
     args: Arguments = ()
     """More flags of these engines, after those of spec.engine.args."""
+    kv_offload: KvOffload | None = None
+    """What these engines keep of the K/V that their pool gives up; default: spec.engine.kvOffload."""
     resources: Resources = Resources()
     """What each of these engines gets; default: spec.resources."""
     pod_template: PodTemplate = Field(default_factory=dict)

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_snake
 from pagefleet_protocol.field_errors import FieldError, Path
 from pagefleet_protocol.kube_names import RESERVED_SUFFIXES
 from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
+from pagefleet_protocol.quantities import quantity
 
 if TYPE_CHECKING:
     from pagefleet_protocol.inference_profile import InferenceProfile
@@ -29,29 +30,39 @@ if TYPE_CHECKING:
         Rollout,
         ScalingTarget,
     )
+    from pagefleet_protocol.kv_offload import KvOffload
 
 MAX_NAME_LENGTH = 40
 ITEMS = "[]"
 """In a rule's place: every entry of the list."""
+_FLEETS = "left to the fleet"
+_OFFLOAD = "set spec.engine.kvOffload"
 OWN_FLAGS = {
-    "--host": "the fleet chooses it",
-    "--port": "the fleet chooses it",
+    "--host": _FLEETS,
+    "--port": _FLEETS,
+    "--kv-events-host": _FLEETS,
+    "--fleet-key-file": _FLEETS,
+    "--kv-host": _FLEETS,
+    "--kv-port": _FLEETS,
+    "--kv-peers": _FLEETS,
+    "--kv-offload-dir": _FLEETS,
     "--served-model-name": "set spec.model.name",
     "--dtype": "set spec.engine.dtype",
     "--quantization": "set spec.engine.quantization",
     "--max-model-len": "set spec.engine.maxModelLen",
     "--drain-timeout": "set spec.rollout.drainSeconds",
     "--kv-events-port": "set spec.router.kvEvents",
-    "--kv-events-host": "the fleet chooses it",
-    "--fleet-key-file": "the fleet makes the key",
+    "--kv-offload-memory": _OFFLOAD,
+    "--kv-offload-disk": _OFFLOAD,
+    "--kv-offload-policy": _OFFLOAD,
+    "--kv-connector": f"{_OFFLOAD} or spec.disaggregation",
     "--kv-role": "set spec.disaggregation",
-    "--kv-port": "the fleet chooses it",
-    "--kv-host": "the fleet chooses it",
-    "--kv-peers": "the fleet knows them",
     "--kv-data-plane": "set spec.disaggregation.dataPlane",
     "--kv-send-type": "set spec.disaggregation.sendType",
 }
 """Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
+LEAST_ROOM = "1Mi"
+"""Of kvOffload: less is a number without its unit."""
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _RESERVED = f"({'|'.join(RESERVED_SUFFIXES)})$"
 _CACHE_TYPES = {
@@ -151,6 +162,11 @@ def _no_own_flag(args: tuple[str, ...]) -> bool:
     return not any(own.startswith(flag) for own in OWN_FLAGS for flag in flags)
 
 
+def _offload_has_room(offload: KvOffload) -> bool:
+    sizes = (offload.memory, *((offload.disk.size,) if offload.disk else ()))
+    return all(quantity(size) >= quantity(LEAST_ROOM) for size in sizes)
+
+
 def _exposure_is_whole(spec: InferenceServiceSpec) -> bool:
     expose = spec.expose
     return (
@@ -213,6 +229,21 @@ def _cel_rests(name: str) -> str:
     return f"(has(self.{name}.autoscaling) && has({rest}) ? {rest}.after : 0)"
 
 
+def _cel_has_room(size: str) -> str:
+    """Return CEL for a size that is large enough; one that is no quantity at all breaks its own pattern."""
+    text = f"string(self.{size})"
+    return f"(!isQuantity({text}) || quantity({text}).compareTo(quantity('{LEAST_ROOM}')) >= 0)"
+
+
+def _offload_rule(*at: str) -> Rule:
+    return Rule(
+        at,
+        f"{_cel_has_room('memory')} && (!has(self.disk) || {_cel_has_room('disk.size')})",
+        f"takes {LEAST_ROOM} or more as memory, and as disk.size: give a unit with the number, as in 8Gi",
+        _offload_has_room,
+    )
+
+
 def _cel_cache_types() -> str:
     """Of a URI that is none of these, its own rule tells."""
     by_types: dict[tuple[str, ...], list[str]] = {}
@@ -237,7 +268,10 @@ _DISAGGREGATION = ("spec", "disaggregation")
 _PREFILL_TARGETS = ("ttftMs", "queue")
 _DECODE_TARGETS = ("itlMs", "kvUsage")
 _ARGS_CEL = f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
-_ARGS_MESSAGE = f"must not hold {', '.join(f'{flag} ({remedy})' for flag, remedy in OWN_FLAGS.items())}"
+_ARGS_MESSAGE = "must not hold " + "; ".join(
+    f"{', '.join(flag for flag, one in OWN_FLAGS.items() if one == remedy)} ({remedy})"
+    for remedy in dict.fromkeys(OWN_FLAGS.values())
+)
 ENGINE_RULES = (
     Rule((*_ENGINE, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag),
     Rule(
@@ -246,6 +280,7 @@ ENGINE_RULES = (
         "give either value or valueFrom",
         _one_value,
     ),
+    _offload_rule(*_ENGINE, "kvOffload"),
 )
 PROFILE_RULES = (Rule((), _NAME_CEL, f"{_NAME_MESSAGE}'-'", _name_fits, "metadata.name"), *ENGINE_RULES)
 """Rules of InferenceProfile."""
@@ -375,6 +410,7 @@ SERVICE_RULES = (
         "decode",
     ),
     *(Rule((*_DISAGGREGATION, role, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag) for role in ("prefill", "decode")),
+    *(_offload_rule(*_DISAGGREGATION, role, "kvOffload") for role in ("prefill", "decode")),
     *ENGINE_RULES,
 )
 """Rules of InferenceService."""

@@ -102,6 +102,19 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("spec.disaggregation.decode.args", service_document(disaggregation={"decode": {"args": ["--port", "1"]}})),
     ("spec.engine.args", service_document(engine={"args": ["--seed", "1", "--port=9000"]})),
     ("spec.engine.args", service_document(engine={"args": ["--max-model", "9"]})),
+    ("spec.engine.args", service_document(engine={"args": ["--kv-connector", "offload"]})),
+    ("spec.engine.args", service_document(engine={"args": ["--kv-offload-dir=/kv"]})),
+    ("spec.engine.kvOffload", service_document(engine={"kvOffload": {"memory": 8}})),
+    ("spec.engine.kvOffload", service_document(engine={"kvOffload": {"memory": "800m"}})),
+    ("spec.engine.kvOffload", service_document(engine={"kvOffload": {"memory": "1Gi", "disk": {"size": "1023Ki"}}})),
+    (
+        "spec.disaggregation.prefill.kvOffload",
+        service_document(disaggregation={"prefill": {"kvOffload": {"memory": "1", "disk": {"size": "1Gi"}}}}),
+    ),
+    (
+        "spec.disaggregation.decode.kvOffload",
+        service_document(disaggregation={"decode": {"kvOffload": {"memory": "1Gi", "disk": {"size": 100}}}}),
+    ),
     ("spec.engine.env[1]", service_document(engine={"env": [{"name": "A", "value": ""}, {"name": "B"}]})),
     (
         "spec.engine.env[0]",
@@ -116,6 +129,7 @@ BROKEN_PROFILES: list[tuple[str, dict[str, Any]]] = [
     ("metadata.name", profile_document("h100" * 11)),
     ("spec.engine.args", profile_document(engine={"args": ["--dtype=float16"]})),
     ("spec.engine.env[0]", profile_document(engine={"env": [{"name": "A"}]})),
+    ("spec.engine.kvOffload", profile_document(engine={"kvOffload": {"memory": "32"}})),
 ]
 
 
