@@ -65,6 +65,11 @@ def test_a_secret_of_a_cluster_is_a_variable_here(document: Any) -> None:
         ({"resources": {"gpus": 0, "cpu": 1}, "rollout": {"drainSeconds": 1}, "expose": {"type": "ClusterIP"}}, []),
         ({"resources": {"memory": "1Gi"}}, ["spec.resources.memory (--kv-cache-memory in spec.engine.args bounds"]),
         ({"resources": {"shm": "1Gi"}}, ["spec.resources.shm"]),
+        ({"engine": {"kvOffload": {"memory": "1Gi", "disk": {"size": "1Gi"}}}}, []),
+        (
+            {"engine": {"kvOffload": {"memory": "1Gi", "disk": {"size": "1Gi", "storageClass": "fast"}}}},
+            ["spec.engine.kvOffload.disk.storageClass (the state folder holds it"],
+        ),
         ({"resources": {"gpuType": "h100"}}, ["spec.resources.gpuType (no InferenceProfile here has it)"]),
         ({"engine": {"image": "registry/engine:1"}}, ["spec.engine.image"]),
         ({"model": HF, "cache": {"type": "pvc", "size": "1Gi"}}, ["spec.cache"]),

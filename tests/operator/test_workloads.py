@@ -72,7 +72,11 @@ def test_flags_are_those_of_the_programs(build: Any) -> None:
     """The real command lines understand what is planned, aliases included."""
     service = build(
         model={"uri": "builtin://tiny", "aliases": ["best"]},
-        engine={"quantization": "fp8", "maxModelLen": 512},
+        engine={
+            "quantization": "fp8",
+            "maxModelLen": 512,
+            "kvOffload": {"memory": "1Gi", "disk": {"size": "1Gi"}},
+        },
         router=ROUTER,
     )
     plan = local_plan(service)
@@ -142,6 +146,7 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"engine": {"args": ["--seed", "1"]}}, True, False),
         ({"engine": {"env": [SECRET]}}, True, False),
         ({"engine": {"quantization": "fp8"}}, True, False),
+        ({"engine": {"kvOffload": {"memory": "1Gi"}}}, True, False),
         ({"resources": {"cpu": 2}}, True, False),
         ({"resources": {"gpus": 1}}, True, False),
         ({"rollout": {"drainSeconds": 5}}, True, True),

@@ -1,4 +1,4 @@
-"""Turns a workload's instance into a command line for this machine: adds addresses, fleet key, GPU and threads."""
+"""Turns a workload's instance into a command line for this machine: adds addresses, folders, GPU and threads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pagefleet_operator.local.machine import Gpus, Ports, free_pair, free_port, 
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.plan.kv_offload import DIRECTORY_FLAG
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.workloads import Workload, router_name
 
@@ -61,6 +62,7 @@ class Launcher:
                 *(*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
                 *(("--kv-events-port", str(events)) if workload.kv_events else ()),
                 *self._kv_address(service, workload, transfer),
+                *((DIRECTORY_FLAG, str(self._state.kv_path(name))) if workload.kv_disk else ()),
                 *self._key(service, workload),
             ),
             environment,

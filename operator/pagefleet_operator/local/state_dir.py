@@ -1,7 +1,7 @@
-"""The folder of one fleet: a lock, logs, endpoints files, fleet keys, and a record of processes that outlives us.
+"""The folder of one fleet: a lock, logs, endpoints files, fleet keys, engines' K/V, and a record of processes.
 
-The record is for the day on which `pagefleet up` is killed: the next one finds what was left and ends it. A process is
-known by its id and the moment it started, so that a reused id is never mistaken.
+The record outlives us, for the day on which `pagefleet up` is killed: the next one finds what was left and ends it. A
+process is known by its id and the moment it started, so that a reused id is never mistaken.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from pagefleet_operator.errors import StateDirError
 
 _LOCK = "lock"
 _LOGS = "logs"
+_KV = "kv"
 _RECORD = "processes.json"
 _KEY_BYTES = 32
 
@@ -74,6 +76,7 @@ class StateDir:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.remove_kv()
         self._lock.close()
 
     def log_path(self, instance: str) -> Path:
@@ -95,6 +98,17 @@ class StateDir:
             OSError: the disk refuses; the old file is still there.
         """
         _replace(self.kv_peers_path(service), "".join(f"{address}\n" for address in addresses).encode())
+
+    def kv_path(self, instance: str) -> Path:
+        """Return the folder that an engine keeps K/V in: it finds it when it starts again."""
+        return self.path / _KV / instance
+
+    def remove_kv(self, instance: str = "") -> None:
+        """Remove that folder with all its blocks, of every engine where none is named; may take seconds.
+
+        What cannot be removed is told by the engine that is given it next.
+        """
+        shutil.rmtree(self.kv_path(instance), ignore_errors=True)
 
     def fleet_key_path(self, service: str, number: int = 1) -> Path:
         """Return the file with the secret that a service's engines and routers share; another one in every run.
@@ -130,7 +144,10 @@ class StateDir:
             self._write_record()
 
     def end_leftovers(self, grace_s: float = 3.0) -> tuple[str, ...]:
-        """End what an earlier, killed fleet left running here; blocks up to `grace_s`. Returns the instances' names."""
+        """End what an earlier, killed fleet left running here, and remove its K/V; blocks up to `grace_s` and a little.
+
+        Returns the instances' names.
+        """
         left = {
             name: pid for name, (pid, started) in self._read_record().items() if started and start_time(pid) == started
         }
@@ -141,6 +158,7 @@ class StateDir:
             time.sleep(0.05)
         for pid in left.values():
             _signal_group(pid, signal.SIGKILL)
+        self.remove_kv()
         self._write_record()
         return tuple(left)
 

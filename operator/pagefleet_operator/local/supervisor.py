@@ -104,6 +104,8 @@ class Supervisor:
                     await self._pause_after(reason)
         finally:
             self._world.launcher.gpus.release(self.name)
+            if self._workload.kv_disk:
+                await asyncio.to_thread(self._world.state.remove_kv, self.name)
             self._world.changed()
 
     async def _attempt(self) -> str:

@@ -25,6 +25,7 @@ _NOT_HERE = {
 
 _INSTEAD = {
     "model.secretRef": "credentials come from the environment: HF_TOKEN, AWS_ACCESS_KEY_ID ...",
+    "engine.kvOffload.disk.storageClass": "the state folder holds it: --state-dir puts it on another disk",
     "resources.memory": "--kv-cache-memory in spec.engine.args bounds the KV cache",
     "resources.gpuType": "no InferenceProfile here has it",
     "autoscaling": "mode External: nobody scales here, spec.replicas counts",
@@ -98,6 +99,7 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
         "cache": spec.cache != Cache(),
         "autoscaling": spec.autoscaling is not None and not scales_itself(spec.autoscaling),
         "engine.image": bool(resolved.image),
+        "engine.kvOffload.disk.storageClass": any(_names_a_class(one) for one in (resolved, *wanted.parts.values())),
         "resources.memory": resolved.memory is not None,
         "resources.shm": spec.resources.shm is not None,
         "resources.gpuType": unknown_type,
@@ -114,6 +116,11 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
     }
     names = [name for name, is_given in given.items() if is_given]
     return tuple(f"spec.{name} ({_INSTEAD[name]})" if name in _INSTEAD else f"spec.{name}" for name in names)
+
+
+def _names_a_class(resolved: Resolved) -> bool:
+    disk = resolved.kv_offload.disk if resolved.kv_offload else None
+    return disk is not None and disk.storage_class is not None
 
 
 def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:

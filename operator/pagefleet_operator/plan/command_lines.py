@@ -1,6 +1,6 @@
 """Flags of engines and routers, in a cluster and on this machine alike.
 
-Where a process listens, where a router finds its engines, and devices are for whoever starts the process.
+Where a process listens, where a router finds its engines, folders and devices are for whoever starts the process.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
 
+from pagefleet_operator.plan.kv_offload import CONNECTOR as OFFLOAD
+from pagefleet_operator.plan.kv_offload import offload_args
 from pagefleet_operator.plan.resolved import Resolved
 
 _SEND_TYPES = {"PutAsync": "put_async", "Put": "put", "Get": "get"}
@@ -32,10 +34,19 @@ def engine_args(
         *(("--quantization", resolved.quantization) if resolved.quantization else ()),
         *(("--max-model-len", str(length)) if length is not None else ()),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
+        *_connector_args(service, resolved, role),
+        *offload_args(resolved.kv_offload),
         *(_kv_args(service, role) if role else ()),
         *_trace_args(service),
         *resolved.args,
     )
+
+
+def _connector_args(service: InferenceService, resolved: Resolved, role: PairRole | None) -> tuple[str, ...]:
+    """Return which connectors an engine has: a peer's K/V comes first, as it is all of a prompt's."""
+    both = service.spec.disaggregation if role else None
+    names = (*((both.connector,) if both else ()), *((OFFLOAD,) if resolved.kv_offload else ()))
+    return ("--kv-connector", ",".join(names)) if names else ()
 
 
 def _kv_args(service: InferenceService, role: PairRole) -> tuple[str, ...]:
@@ -43,7 +54,6 @@ def _kv_args(service: InferenceService, role: PairRole) -> tuple[str, ...]:
     both = service.spec.disaggregation
     assert both is not None, "only such services have parts"
     return (
-        *("--kv-connector", both.connector),
         *("--kv-role", role),
         *("--kv-data-plane", both.data_plane),
         *("--kv-send-type", _SEND_TYPES[both.send_type]),

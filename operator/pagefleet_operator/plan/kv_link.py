@@ -40,8 +40,8 @@ def kv_link_verdict(engines: Sequence[KvEngineSeen], ready: tuple[int, int]) -> 
     silent = [one.name for one in engines if not one.compatibility]
     if silent:
         text = (
-            f"{silent[0]} passes no K/V: leave --kv-connector out of spec.engine.args, or name p2p in it; an image of "
-            "another version may not know it"
+            f"{silent[0]} passes no K/V: its image may be of another version, which does not know how; name one that "
+            "does in spec.engine.image, or leave it out"
         )
         return Verdict(False, Reason.KV_LINK_DOWN, text)
     sources = [one for one in engines if one.role == "prefill"]

@@ -61,6 +61,7 @@ def resolve(
         dtype=choice.take("engine.dtype", spec.engine.dtype, engine.dtype, "auto"),
         quantization=choice.take("engine.quantization", spec.engine.quantization, engine.quantization, ""),
         max_model_len=choice.take("engine.maxModelLen", spec.engine.max_model_len, engine.max_model_len, None),
+        kv_offload=choice.take("engine.kvOffload", spec.engine.kv_offload, engine.kv_offload, None),
         gpus=gpus,
         gpu_resource=choice.spec.gpu_resource,
         cpu=choice.take("resources.cpu", spec.resources.cpu, resources.cpu, None),

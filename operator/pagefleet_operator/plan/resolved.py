@@ -8,6 +8,7 @@ from typing import Literal
 
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import EnvVar
+from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.model_uri import ModelUri
 
@@ -36,6 +37,7 @@ class Resolved:
     dtype: str
     quantization: str
     max_model_len: int | None
+    kv_offload: KvOffload | None
     gpus: int
     gpu_resource: str
     cpu: str | None

@@ -33,7 +33,12 @@ def role_view(service: InferenceService, role: PairRole) -> InferenceService:
         update={
             "spec": spec.model_copy(
                 update={
-                    "engine": spec.engine.model_copy(update={"args": (*spec.engine.args, *part.args)}),
+                    "engine": spec.engine.model_copy(
+                        update={
+                            "args": (*spec.engine.args, *part.args),
+                            "kv_offload": part.kv_offload or spec.engine.kv_offload,
+                        }
+                    ),
                     "replicas": part.replicas,
                     "autoscaling": part.autoscaling,
                     "resources": _over(part.resources, spec.resources),

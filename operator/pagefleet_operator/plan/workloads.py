@@ -18,6 +18,7 @@ from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.command_lines import engine_args, router_args
+from pagefleet_operator.plan.kv_offload import has_disk
 from pagefleet_operator.plan.objects.fleet_key import needs_key, shares_kv_events
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.pair_rollout import Pair
@@ -74,6 +75,8 @@ class Workload:
     probes: Probes = Probes()
     kv_events: bool = False
     """Whether engines tell routers what they have cached."""
+    kv_disk: bool = False
+    """Whether each instance needs a folder of its own for K/V."""
     keyed: bool = False
     """Whether engines and routers have to know each other by the fleet key."""
     fleet_key: int = 1
@@ -153,6 +156,7 @@ def plan_workloads(
         cpu=resolved.cpu,
         progress_s=float(spec.rollout.progress_seconds),
         kv_events=shares_kv_events(service, resolved),
+        kv_disk=has_disk(resolved),
         keyed=needs_key(service, resolved),
         fleet_key=spec.fleet_key,
     )
@@ -195,6 +199,7 @@ def _parts(
                 rollout=_engine_rollout(service, resolved, spare_gpu),
                 gpus=resolved.gpus,
                 cpu=resolved.cpu,
+                kv_disk=has_disk(resolved),
             )
         )
     joint = hashlib.sha256("".join(one.own_revision for one in parts).encode()).hexdigest()[:10]

@@ -207,6 +207,9 @@ TABLE: Mapping[str, Case] = {
             },
         },
     ),
+    "kv-offload": TINY.changed(
+        resources={"memory": "16Gi"}, engine={"kvOffload": {"memory": "32Gi", "disk": {"size": "200Gi"}}}
+    ),
     "disaggregated": TINY.changed(disaggregation={}),
     "disaggregated-gpus": Case(
         {

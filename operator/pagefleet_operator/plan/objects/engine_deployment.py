@@ -11,6 +11,7 @@ from pagefleet_protocol.kube_names import KV_CONTROL_PORT, SERVING_PORT
 from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.plan.command_lines import engine_args
+from pagefleet_operator.plan.kv_offload import memory_request
 from pagefleet_operator.plan.objects.fleet_key import (
     event_args,
     key_args,
@@ -19,6 +20,7 @@ from pagefleet_operator.plan.objects.fleet_key import (
     needs_key,
     shares_kv_events,
 )
+from pagefleet_operator.plan.objects.kv_disk import disk_args, disk_mounts, disk_request, disk_volumes
 from pagefleet_operator.plan.objects.model_files import ModelFiles, keeps_one_node, model_files, same_node
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.patched_template import patched
@@ -98,6 +100,7 @@ def plain_engine_template(
             shm,
             *([key_volume(service)] if needs_key(service, resolved) else []),
             *files.volumes,
+            *disk_volumes(resolved, labels(service.name, "engine", role)),
         ),
         more=_placement(service, resolved, role)
         | {"terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds)},
@@ -112,6 +115,7 @@ def tolerations_of(resolved: Resolved) -> list[Object]:
 
 def _container(service: InferenceService, resolved: Resolved, files: ModelFiles, role: PairRole | None) -> Object:
     args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location, role))
+    args += disk_args(resolved)
     if role:
         args += _kv_address(service, role)
     if shares_kv_events(service, resolved):
@@ -124,6 +128,7 @@ def _container(service: InferenceService, resolved: Resolved, files: ModelFiles,
     made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
     made["env"] = _environment(resolved)
     made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
+    made["volumeMounts"] += disk_mounts(resolved)
     if role == "prefill":
         made["ports"] += kv_ports("containerPort")
     if keyed:
@@ -184,13 +189,15 @@ def _variable(given: EnvVar) -> Object:
 
 
 def _resources(resolved: Resolved) -> Object:
-    requests: Object = {}
+    requests: Object = disk_request(resolved)
     limits: Object = {}
     if resolved.cpu:
         # No limit: throttled in the middle of a step, an engine is slower than the share it has.
         requests["cpu"] = resolved.cpu
-    if resolved.memory:
-        requests["memory"] = limits["memory"] = resolved.memory
+    if memory := memory_request(resolved):
+        requests["memory"] = memory
+        if resolved.memory:
+            limits["memory"] = memory
     if resolved.gpus:
         limits[resolved.gpu_resource] = str(resolved.gpus)
     return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
