@@ -202,6 +202,11 @@ class KVTransferConfig:
         """Names of the connectors in order of preference."""
         return tuple(name.strip() for name in (self.kv_connector or "").split(",") if name.strip())
 
+    @property
+    def host_memory(self) -> int:
+        """Bytes that connectors take of this machine's memory from the start."""
+        return self.kv_offload_memory if "offload" in self.connectors else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

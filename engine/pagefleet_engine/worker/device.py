@@ -19,6 +19,11 @@ class DeviceMemory:
     total: int
     free: int
 
+    def without(self, num_bytes: int) -> DeviceMemory:
+        """What is left when so much is somebody else's; all of it where there is not as much, for them to tell."""
+        kept = num_bytes if num_bytes < self.free else 0
+        return DeviceMemory(self.total - kept, self.free - kept)
+
 
 def resolve_device(requested: Device) -> torch.device:
     """The device of a name; `auto` takes CUDA where there is a GPU.

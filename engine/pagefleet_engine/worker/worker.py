@@ -166,7 +166,7 @@ class Worker:
             activations = activation_bytes(
                 self._arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
             )
-            memory = probe_memory(self._device)
+            memory = probe_memory(self._device).without(self._config.kv_transfer.host_memory)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         with self._times.phase("profile"):
             step = self._profile(max_model_len)

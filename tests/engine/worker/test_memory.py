@@ -101,6 +101,12 @@ def test_a_cpu_takes_no_more_than_it_can_use_unasked() -> None:
     assert cpu_budget(DeviceMemory(2 * GIB, 2 * GIB), 0.5, 0, request_bytes=6 * GIB, max_num_seqs=1) == GIB
 
 
+def test_a_cpu_leaves_what_connectors_take_and_lets_them_tell_where_it_is_not_there() -> None:
+    memory = DeviceMemory(total=8 * GIB, free=8 * GIB)
+    assert memory.without(6 * GIB) == DeviceMemory(2 * GIB, 2 * GIB)
+    assert memory.without(0) == memory.without(8 * GIB) == memory
+
+
 def test_a_pool_larger_than_what_is_free_is_refused() -> None:
     pool = KVCacheSize(num_blocks=2048, block_size=16, bytes_per_block=MIB, max_model_len=64, blocks_per_request=4)
     check_free(pool, 2 * GIB)
