@@ -9,6 +9,7 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameSent,
 from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
     Envelope,
     Go,
+    Join,
     Meet,
     Park,
     PleasePark,
@@ -236,6 +237,25 @@ def test_a_source_that_says_what_makes_no_sense_loses_its_link(fleet: Fleet, wor
     assert fleet.down(source)
 
 
+def test_a_source_that_would_meet_without_a_seat_loses_its_link(fleet: Fleet) -> None:
+    source, target = fleet.add("p", filled=True), fleet.add("d")
+    fleet.scene.join(source, target)
+    say(fleet, target, False, Park(1))
+    say(fleet, target, False, Meet(1, b"i" * 128), ahead=2)
+    assert "no seat" in fleet.down(target)
+    assert fleet.down(source)
+
+
+def test_a_source_that_would_meet_before_it_asks_loses_its_link(fleet: Fleet) -> None:
+    target = fleet.add("d")
+    invitation = fleet.add("p", filled=True).plane.invite("d")
+    target.plane.connect("nobody", "127.0.0.1", invitation)
+    fleet.scene.until(lambda: fleet.said(Join) == 1)
+    token = decode_word(fleet.scene.words[-1][1].data)[0].token
+    target.plane.hear("nobody", encode_word(Envelope(token, False, 0), Meet(0, b"i" * 128)))
+    assert "no seat" in fleet.down(target)
+
+
 @pytest.mark.parametrize("word", [Seat(7), PleasePark(7)])
 def test_words_about_communicators_of_before_change_nothing(fleet: Fleet, word: Word) -> None:
     source, target = fleet.add("p", filled=True), fleet.add("d")
@@ -246,9 +266,9 @@ def test_words_about_communicators_of_before_change_nothing(fleet: Fleet, word: 
     assert source.plane.counters()["communicators_parked_total"] == 0.0
 
 
-def say(fleet: Fleet, to: DeviceEnd, to_source: bool, word: Word) -> None:
-    """Let an end hear a word as the next of its link."""
+def say(fleet: Fleet, to: DeviceEnd, to_source: bool, word: Word, ahead: int = 1) -> None:
+    """Let an end hear a word as the next of its link, or as the one `ahead` of the last that was really said."""
     envelopes = [decode_word(tell.data)[0] for _, tell in fleet.scene.words]
     last = [envelope for envelope in envelopes if envelope.to_source == to_source][-1]
     other = "d" if to_source else "p"
-    to.plane.hear(other, encode_word(Envelope(last.token, to_source, last.number + 1), word))
+    to.plane.hear(other, encode_word(Envelope(last.token, to_source, last.number + ahead), word))

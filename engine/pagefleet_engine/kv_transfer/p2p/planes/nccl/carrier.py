@@ -96,7 +96,8 @@ class NcclSource:
     @property
     def num_bytes(self) -> int:
         """See Seated."""
-        return 0 if self._communicator is None else self._communicator.num_bytes
+        made = self._communicator  # read once: counters are asked for by another thread
+        return 0 if made is None else made.num_bytes
 
     @property
     def under_way(self) -> bool:
@@ -192,7 +193,7 @@ class NcclTarget:
         self._shared = shared
         self._wanted: int | None = None
         """Generation that waits for a seat."""
-        self._generation = 0
+        self._generation: int | None = None
         """That has one."""
         self._communicator: Communicator | None = None
         self._now = 0.0
@@ -201,7 +202,8 @@ class NcclTarget:
     @property
     def num_bytes(self) -> int:
         """See Seated."""
-        return 0 if self._communicator is None else self._communicator.num_bytes
+        made = self._communicator  # read once: counters are asked for by another thread
+        return 0 if made is None else made.num_bytes
 
     @property
     def under_way(self) -> bool:
@@ -257,11 +259,12 @@ class NcclTarget:
         if made is None or not made.ready or not made.idle or self._now < self._asked_at + ASK_AGAIN_S:
             return False
         self._asked_at = self._now
+        assert self._generation is not None
         self._say(PleasePark(self._generation))
         return True
 
     def _drop(self) -> None:
-        made, self._communicator = self._communicator, None
+        made, self._communicator, self._generation = self._communicator, None, None
         self._shared.drop(self, made)
 
 
