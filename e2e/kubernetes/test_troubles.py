@@ -75,10 +75,13 @@ def test_a_reason_and_a_remedy(trouble: Service) -> None:
 def test_a_secret_that_comes_later_is_enough(cluster: Cluster, installation: Installation) -> None:
     service = Service(cluster, installation.namespace, "keyed")
     service.apply(router={**LIGHT, "auth": {"secretRef": {"name": "late", "key": "keys"}}}, replicas=0)
-    service.wait_for("RouterReady", "SecretMissing", TOLD_WITHIN_S)
+    assert "needs Secret late, which is not there" in service.wait_for("RouterReady", "SecretMissing", TOLD_WITHIN_S)
+    (waiting,) = service.pods("router")
     data = {"keys": base64.b64encode(b"one-key\n").decode()}
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "late"}, "data": data}, service.namespace)
-    wait_until(lambda: service.condition("RouterReady").get("reason") != "SecretMissing", "the pod goes on", 150)
+    wait_until(lambda: service.pods("router")[0]["status"]["phase"] == "Running", "the pod goes on", 150)
+    wait_until(lambda: service.condition("RouterReady").get("reason", "SecretMissing") != "SecretMissing", "so it says")
+    assert service.pod_names("router") == {waiting["metadata"]["name"]}, "nobody had to make it anew"
     service.delete()
 
 
