@@ -5,7 +5,7 @@
     FOLDER/unfinished/…        what is being written; renamed once it is complete
 
 Nothing is forced to the disk: a crash can lose or tear a file, and the checksum finds it out. A file that is wrong is
-deleted. A disk that is full or read-only is told of once and left alone for a while.
+deleted; the log has one of them at a time. A disk that is full or read-only is told of once and left alone for a while.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from pagefleet_engine.kv_transfer.block_key import BlockKey, group_of, hash_of
 from pagefleet_engine.kv_transfer.checksum import crc32
 
 RETRY_S = 30.0
+DAMAGE_TOLD_S = 60.0
+"""Between two lines in the log about files that are wrong, however many there are."""
 _SUFFIX = ".kv"
 _UNFINISHED = "unfinished"
 _FILE_SYSTEM_BLOCK = 4096
@@ -61,6 +63,7 @@ class BlobStore:
         self._compatibility = shape.compatibility
         self._clock = clock
         self._quiet_until: float | None = None
+        self._tell_damage_at = float("-inf")
         self._own = secrets.token_hex(8)
 
     @property
@@ -100,8 +103,7 @@ class BlobStore:
         except FileNotFoundError:
             return "the file is gone"
         except (BlobError, OSError) as error:
-            self.num_damaged += 1
-            self.remove(key)
+            self._remove_damaged(key, error)
             return str(error)
         return None
 
@@ -166,6 +168,13 @@ class BlobStore:
                 raise BlobError("the block is damaged")
             with contextlib.suppress(OSError):
                 os.utime(file.fileno())  # so that the next start knows what was used last
+
+    def _remove_damaged(self, key: BlockKey, error: BlobError | OSError) -> None:
+        self.num_damaged += 1
+        self.remove(key)
+        if self._clock() >= self._tell_damage_at:
+            self._tell_damage_at = self._clock() + DAMAGE_TOLD_S
+            logger.warning("%s was of no use (%s): deleted, its tokens are computed again", self._path(key), error)
 
     def _go_quiet(self, error: OSError) -> None:
         self.num_failed_writes += 1

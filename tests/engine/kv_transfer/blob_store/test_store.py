@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
-from pagefleet_engine.kv_transfer.blob_store.store import RETRY_S, BlobStore
+from pagefleet_engine.kv_transfer.blob_store.store import DAMAGE_TOLD_S, RETRY_S, BlobStore
 from pagefleet_engine.kv_transfer.block_key import BlockKey, block_keys, group_of, hash_of
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import HEADER_BYTES
@@ -99,6 +99,23 @@ def test_torn_file_is_found(store: BlobStore, tmp_path: Path, length: int) -> No
     os.truncate(file_of(tmp_path, key(1)), length)
     assert isinstance(read(store, key(1)), str)
     assert not store.contains(key(1))
+
+
+def test_many_files_that_are_wrong_are_one_line(
+    store: BlobStore, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4):
+        store.write(key(number), content(number))
+        os.truncate(file_of(tmp_path, key(number)), 10)
+    with caplog.at_level(logging.WARNING, "pagefleet_engine"):
+        for number in range(3):
+            read(store, key(number))
+        assert len(caplog.records) == 1
+        assert f"{file_of(tmp_path, key(0))} was of no use (10 bytes are no header)" in caplog.text
+        clock.now += DAMAGE_TOLD_S
+        read(store, key(3))
+    assert len(caplog.records) == 2
+    assert store.num_damaged == 4
 
 
 def test_file_under_another_blocks_name_is_refused(store: BlobStore, tmp_path: Path) -> None:
