@@ -74,7 +74,9 @@ def claim_folder(folder: Path, shape: KvShape, *, alone: bool) -> FolderClaim:
 
 
 def _write_manifest(folder: Path, shape: KvShape) -> None:
-    foreign = next((name for name in sorted(os.listdir(folder)) if name != "lost+found"), None)
+    # Another engine may be writing its manifest now, or have ended amid that.
+    names = (name for name in sorted(os.listdir(folder)) if not name.startswith(MANIFEST))
+    foreign = next((name for name in names if name != "lost+found"), None)
     if foreign is not None:
         raise ConfigError(f"kv_offload_dir {folder} holds other files ({foreign}): give an empty or a new folder")
     encoded = msgspec.json.encode(_Manifest(FOLDER_VERSION, shape=shape))

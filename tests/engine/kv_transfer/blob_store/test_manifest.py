@@ -58,6 +58,12 @@ def test_folder_with_somebodys_files_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_folder_whose_manifest_was_being_written_is_no_strangers(tmp_path: Path) -> None:
+    (tmp_path / f"{MANIFEST}.0011223344556677").write_text("{")
+    claim_folder(tmp_path, SHAPE, alone=True).release()
+    assert (tmp_path / MANIFEST).exists()
+
+
 def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
