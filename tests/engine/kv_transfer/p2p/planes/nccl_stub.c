@@ -26,6 +26,7 @@ int stub_result = 0;
 int stub_state = 7;
 static int the_communicator;
 void *stub_communicator = &the_communicator;
+const char *stub_name;
 
 static int note(int which, const char *complaint) {
     stub_calls[which]++;
@@ -59,6 +60,7 @@ int ncclCommInitRankConfig(void **comm, int nranks, ncclUniqueId id, int rank, n
     if (config->splitShare != INT_MIN) wrong = "splitShare";
     if (config->trafficClass != INT_MIN) wrong = "trafficClass";
     if (strcmp(config->commName, "kv to d")) wrong = "commName";
+    stub_name = config->commName;
     note(1, wrong);
     return stub_result ? stub_result : 7;
 }

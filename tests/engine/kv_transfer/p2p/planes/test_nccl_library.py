@@ -77,6 +77,15 @@ def test_every_function_is_given_what_nccl_declares(stub: Stub) -> None:
     assert stub.calls() == [1, 1, 2, 1, 1, 1, 0, 0]
 
 
+def test_the_name_of_a_communicator_lives_as_long_as_it_does(stub: Stub) -> None:
+    nccl = NcclFunctions(stub.path)
+    communicator = nccl.begin(nccl.unique_id(), 1, "kv to d", 2)
+    others = [b"%07d" % number for number in range(1000)]  # take the memory of what was let go
+    assert ctypes.c_char_p.in_dll(stub.library, "stub_name").value == b"kv to d"
+    del others
+    nccl.abort(communicator)
+
+
 def test_errors_say_what_nccl_says(stub: Stub) -> None:
     nccl = NcclFunctions(stub.path)
     stub.set("state", 6)
@@ -85,6 +94,7 @@ def test_errors_say_what_nccl_says(stub: Stub) -> None:
     stub.set("result", 5)
     with pytest.raises(NcclError, match="ncclCommInitRankConfig: invalid usage"):
         nccl.begin(bytes(range(128)), 1, "kv to d", 2)
+    assert stub.calls()[5] == 1  # what had been begun was ended
 
 
 def test_a_library_that_is_too_old_is_refused(stub: Stub) -> None:

@@ -1,8 +1,8 @@
 """NCCL through ctypes: the dozen functions that point-to-point communicators of two ranks need, and no more.
 
-It is the library that torch brings, or the system's. `Config` ends where NCCL 2.27's did: a newer library reads as many
-bytes as `size` says and takes its defaults for the rest. Communicators are made non-blocking, so no call here waits for
-the peer; what is under way is asked for with `state`. All calls for one device come from one thread.
+It is the library that torch brings, or the system's. `Config` ends with the last field that is set here: NCCL reads as
+many bytes as `size` says and takes its defaults for the rest. Communicators are made non-blocking, so no call here
+waits for the peer; what is under way is asked for with `state`. All calls for one device come from one thread.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class NcclFunctions:
         self.version = version.value
         if self.version < OLDEST:
             raise NcclError(f"NCCL {version_text(self.version)} is too old: {version_text(OLDEST)} or newer is needed")
-        self._names: dict[int, bytes] = {}
-        """Kept while the communicators live, whose names they are."""
+        self._configs: dict[int, Config] = {}
+        """Kept while the communicators live, which point at the names in them."""
 
     def unique_id(self) -> bytes:
         """See NcclLibrary."""
@@ -147,10 +147,14 @@ class NcclFunctions:
         result = self._init(
             ctypes.byref(handle), NUM_RANKS, UniqueId.from_buffer_copy(unique_id), rank, ctypes.byref(config)
         )
-        self._check(result, "ncclCommInitRankConfig")
+        try:
+            self._check(result, "ncclCommInitRankConfig")
+        except NcclError:
+            self._abort(handle)  # one that was begun and has failed already; none is nothing to NCCL
+            raise
         if not handle.value:
             raise NcclError("ncclCommInitRankConfig gave no communicator")
-        self._names[handle.value] = config.comm_name
+        self._configs[handle.value] = config
         return handle.value
 
     def state(self, communicator: int) -> State:
@@ -169,8 +173,8 @@ class NcclFunctions:
 
     def abort(self, communicator: int) -> None:
         """See NcclLibrary."""
-        self._names.pop(communicator, None)
         self._check(self._abort(communicator), "ncclCommAbort")
+        self._configs.pop(communicator, None)
 
     def _bind(self, library: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
