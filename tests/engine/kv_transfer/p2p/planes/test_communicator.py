@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
+import torch
+from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies, Mark
 from pagefleet_engine.kv_transfer.p2p.planes.device.link import LinkBroken
 from pagefleet_engine.kv_transfer.p2p.planes.device.redial import FIRST_S, MAX_PEERS, MOST_S, Redial
 from pagefleet_engine.kv_transfer.p2p.planes.nccl.communicator import (
@@ -52,8 +53,21 @@ class Script:
         self.calls.append(("abort",))
 
 
-def made(script: Script, rank: int = SOURCE_RANK) -> Communicator:
-    settings = CommunicatorSettings(script, DeviceCopies(TorchPool(1), SLOT_BYTES), 2, init_s=20.0, stall_s=10.0)
+class NotedCopies(DeviceCopies):
+    """Tells the script when a stream is waited for."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(TorchPool(1), SLOT_BYTES)
+        self._script = script
+
+    def mark(self, stream: torch.cuda.Stream | None) -> Mark:
+        self._script.calls.append(("mark",))
+        return super().mark(stream)
+
+
+def made(script: Script, rank: int = SOURCE_RANK, copies: DeviceCopies | None = None) -> Communicator:
+    copies = copies or DeviceCopies(TorchPool(1), SLOT_BYTES)
+    settings = CommunicatorSettings(script, copies, 2, init_s=20.0, stall_s=10.0)
     return Communicator(settings, b"i" * 128, rank, "kv to somebody", None, now=100.0)
 
 
@@ -115,6 +129,15 @@ def test_it_is_aborted_once() -> None:
     communicator.abort()
     communicator.abort()
     assert script.calls[1:] == [("abort",)]
+
+
+def test_what_was_launched_has_left_the_stream_when_it_is_aborted() -> None:
+    script = Script(now=State.READY)
+    communicator = made(script, copies=NotedCopies(script))
+    communicator.give(transfer(0), 100.0)
+    communicator.poll(100.0)
+    communicator.abort()
+    assert script.calls[1:] == [("send", 4096, 64), ("abort",), ("mark",)]
 
 
 @dataclass(eq=False)

@@ -129,14 +129,19 @@ class Communicator:
         return ended
 
     def abort(self) -> None:
-        """End it at once, whatever it does.
+        """End it at once, whatever it does; afterwards it touches no transfer's memory.
 
         NCCL's own farewell waits for the other rank, which may be the reason for ours; an idle communicator loses
         nothing by an abort.
+
+        Raises:
+            NcclError: it could not be ended in order.
         """
         if self._handle is not None:
             handle, self._handle = self._handle, None
             self._library.abort(handle)
+            if self._launching is not None or self._running is not None:
+                self._settings.copies.mark(self._stream).wait()  # its kernel was told to leave, and soon has
 
     def _launch(self, transfer: NcclTransfer) -> None:
         assert self._handle is not None
