@@ -19,18 +19,18 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
-from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status, scaling_verdict
+from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.kv_link import kv_link_verdict
 from pagefleet_operator.plan.observed import LiveSample, Observed
 from pagefleet_operator.plan.pair_ratio import ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
-from pagefleet_operator.plan.pair_status import both_verdict, part_verdicts
+from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
-from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
+from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
 from pagefleet_operator.plan.roles import role_view
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
@@ -74,7 +74,9 @@ def service_status(now: Situation) -> InferenceServiceStatus:
     """Return the status of a service whose spec could be read."""
     service, seen = now.service, now.observed
     gate, asleep = now.nothing or now.gate, _asleep(now)
-    engine = asleep or both_verdict(now.parts, gate) or role_verdict(now.engines, gate)
+    parts = tuple(role_verdict(one, gate) for one in now.parts)
+    whole = both_verdict(parts, [one.count for one in now.parts]) if parts else role_verdict(now.engines, gate)
+    engine = asleep or whole
     link = kv_link_verdict(seen.kv_engines, (now.parts[0].ready, now.parts[1].ready)) if now.parts else None
     router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
@@ -84,14 +86,12 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         "Ready": _ready(now, url, (model, engine, router)),
         "ModelCached": model,
         "EngineReady": engine,
-        **part_verdicts(now.parts, gate, link, asleep),
+        **part_verdicts(parts, link, asleep),
         "RouterReady": router,
         "Progressing": progress,
         "Degraded": _degraded(now, progress, link),
     }
-    if service.spec.autoscaling is not None:
-        verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _routers_to_hear(now))
-    elif (active := parts_scaling(service, seen.role_scaling, _routers_to_hear(now))) is not None:
+    if (active := active_verdict(service, seen.scaling, seen.role_scaling, _routers_to_hear(now))) is not None:
         verdicts["ScalingActive"] = active
     return InferenceServiceStatus(
         observed_generation=seen.generation,
@@ -267,9 +267,7 @@ def _degraded(now: Situation, progress: Verdict, link: Verdict | None) -> Verdic
     for seen in (*(now.parts or (now.engines,)), now.routers):
         if 0 < seen.ready < seen.wanted or (seen.wanted and not seen.ready and now.engines.ready and seen in now.parts):
             return Verdict(True, Reason.PARTLY_READY, f"{seen.count}; {seen.role.title()}Ready says why")
-    if link is not None and link.reason in (Reason.KV_INCOMPATIBLE, Reason.KV_LINK_DOWN):
-        return Verdict(True, link.reason, link.message)
-    return Verdict(False, Reason.AS_WANTED, "every object is as the spec wants it")
+    return link_trouble(link) or Verdict(False, Reason.AS_WANTED, "every object is as the spec wants it")
 
 
 def _role_scaling(now: Situation) -> tuple[RoleScalingStatus, ...]:

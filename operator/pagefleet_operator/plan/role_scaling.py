@@ -1,4 +1,4 @@
-"""What the status says of the autoscalers of both parts of a disaggregated service."""
+"""What the status says of autoscalers: of the one of all engines, or of those of both parts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_spe
 from pagefleet_operator.plan.verdict import Verdict
 
 
-def parts_scaling(service: InferenceService, seen: Mapping[PairRole, ScalingSeen], routers: int) -> Verdict | None:
-    """Return ScalingActive: the word of the part that wants something done, else of prefill. None: nobody scales.
+def active_verdict(
+    service: InferenceService, whole: ScalingSeen | None, parts: Mapping[PairRole, ScalingSeen], routers: int
+) -> Verdict | None:
+    """Return ScalingActive; of two parts the one that wants something done has the word, else prefill.
 
     Args:
         service: what is wanted.
-        seen: the decisions.
+        whole: the decision about engines for whole requests.
+        parts: those about engines of a disaggregated service.
         routers: that have been ready for long enough to have been asked.
+
+    Returns:
+        None where nobody scales.
     """
+    if service.spec.autoscaling is not None:
+        return scaling_verdict(service, whole, routers)
     if not is_disaggregated(service):
         return None
     scaled = [role for role in PAIR_ROLES if role_spec(service, role).autoscaling is not None]
-    found = [scaling_verdict(role_view(service, one), seen.get(one), routers) for one in scaled]
+    found = [scaling_verdict(role_view(service, one), parts.get(one), routers) for one in scaled]
     return next((one for one in found if not one.holds or one.reason not in NORMAL), found[0] if found else None)
 
 

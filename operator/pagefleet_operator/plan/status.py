@@ -17,14 +17,15 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.model_facts import Progress
 
-from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status, scaling_verdict
+from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status
 from pagefleet_operator.plan.kv_link import KvEngineSeen, kv_link_verdict
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad, ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
+from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.role_scaling import parts_scaling, role_scaling
+from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
@@ -94,24 +95,23 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
     paused = service.spec.paused
     model = _model_verdict(seen.model)
     parts = tuple(_workload_verdict(one, seen.of(one.role), _gate(model, paused)) for one in plan.parts)
-    engine = _both(plan, seen, parts) or _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
+    counts = [_count(one, seen.of(one.role)) for one in plan.parts]
+    whole = both_verdict(parts, counts) if parts else _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
     router = _workload_verdict(plan.router, seen.routers, _gate(None, paused))
     asleep = asleep_verdict(role_view(service, "decode") if parts else service, plan.num_engines)
-    engine = asleep or engine
+    engine = asleep or whole
     link = kv_link_verdict(seen.kv_engines, (_count_ready(seen.prefill), _count_ready(seen.decode))) if parts else None
     progress = _progress(plan, seen, model, paused)
     verdicts: dict[ConditionType, Verdict] = {
         "Ready": _held(service, seen, asleep) or _ready(seen, model, engine, router),
         "ModelCached": model,
         "EngineReady": engine,
-        **_part_verdicts(parts, link, asleep),
+        **part_verdicts(parts, link, asleep),
         "RouterReady": router,
         "Progressing": progress,
         "Degraded": _degraded(plan, seen, (engine, *parts), router, progress, link),
     }
-    if service.spec.autoscaling is not None:
-        verdicts["ScalingActive"] = scaling_verdict(service, seen.scaling, _count_ready(seen.routers))
-    elif (active := parts_scaling(service, seen.role_scaling, _count_ready(seen.routers))) is not None:
+    if (active := active_verdict(service, seen.scaling, seen.role_scaling, _count_ready(seen.routers))) is not None:
         verdicts["ScalingActive"] = active
     exist = sum(one.state is not State.DRAINING for one in seen.all_engines)
     return InferenceServiceStatus(
@@ -175,7 +175,7 @@ def _workload_verdict(workload: Workload, instances: Sequence[Instance], gate: V
     ready, wanted = _count_ready(instances), workload.replicas
     if wanted == 0:
         return SCALED_TO_ZERO
-    count = f"{ready} of {wanted} {_plural(workload)} ready"
+    count = _count(workload, instances)
     if ready >= wanted:
         return Verdict(True, Reason.ALL_READY, count)
     if gate is not None and not instances:
@@ -231,9 +231,7 @@ def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> Ver
             True, Reason.SCALING, f"{len(instances)} {_plural(workload)} exist, {workload.replicas} are wanted"
         )
     if any(one.state is State.STARTING and not one.failing for one in current):
-        return Verdict(
-            True, Reason.STARTING, f"{_count_ready(current)} of {workload.replicas} {_plural(workload)} ready"
-        )
+        return Verdict(True, Reason.STARTING, _count(workload, current))
     if _count_ready(current) < workload.replicas:
         return Verdict(
             False, Reason.WAITING, f"waits for {_plural(workload)} to recover; {workload.role.title()}Ready says why"
@@ -258,9 +256,7 @@ def _degraded(
         alone = bool(plan.parts) and workload.role != "router" and _count_ready(seen.all_engines) > 0
         if ready < workload.replicas and (ready or alone):
             return Verdict(True, Reason.PARTLY_READY, verdict.message)
-    if link is not None and link.reason in (Reason.KV_INCOMPATIBLE, Reason.KV_LINK_DOWN):
-        return Verdict(True, link.reason, link.message)
-    return Verdict(False, Reason.AS_WANTED, "nothing is wrong with what runs")
+    return link_trouble(link) or Verdict(False, Reason.AS_WANTED, "nothing is wrong with what runs")
 
 
 def _role_status(workload: Workload, instances: Sequence[Instance]) -> RoleStatus:
@@ -277,25 +273,12 @@ def _count_ready(instances: Sequence[Instance]) -> int:
     return sum(one.state is State.READY for one in instances)
 
 
+def _count(workload: Workload, instances: Sequence[Instance]) -> str:
+    return f"{_count_ready(instances)} of {workload.replicas} {_plural(workload)} ready"
+
+
 def _plural(workload: Workload) -> str:
     return f"{workload.role} engines" if workload.role in PAIR_ROLES else f"{workload.role}s"
-
-
-def _both(plan: Plan, seen: Observation, parts: tuple[Verdict, ...]) -> Verdict | None:
-    """Return EngineReady of a disaggregated service: the part that is worse off has the word."""
-    if not parts or plan.num_engines == 0:
-        return SCALED_TO_ZERO if parts else None
-    first = next((one for one in parts if not one.holds), None)
-    counts = [f"{_count_ready(seen.of(one.role))} of {one.replicas} {_plural(one)} ready" for one in plan.parts]
-    return first or Verdict(True, Reason.ALL_READY, ", ".join(counts))
-
-
-def _part_verdicts(
-    parts: tuple[Verdict, ...], link: Verdict | None, asleep: Verdict | None
-) -> dict[ConditionType, Verdict]:
-    if link is None:
-        return {}
-    return {"PrefillReady": asleep or parts[0], "DecodeReady": asleep or parts[1], "KVLinkReady": asleep or link}
 
 
 def _role_scaling(service: InferenceService, seen: Observation, now: str) -> tuple[RoleScalingStatus, ...]:
