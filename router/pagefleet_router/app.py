@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from pagefleet_protocol.engine_facts import EngineFacts
-from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
+from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
 from pagefleet_protocol.trace_collector import TracesError, make_tracer
 from pagefleet_protocol.tracing import Tracer
 from pagefleet_protocol.version import VERSION
@@ -112,12 +112,13 @@ class Router:
         timing = timing or ConnectionTiming()
         memory = BodyMemory(max(config.max_body_bytes, _MAX_BODIES_BYTES // config.workers))
         self._rules = ConnectionRules(config.max_body_bytes, config.max_connections, memory, timing)
-        self._caches = FleetCaches(config, self.table)
+        key = read_key(config)
+        self._caches = FleetCaches(config, self.table, key)
         self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
         self.metrics.include(self._caches.collect)
         self.metrics.include(self._prompts.collect)
         policy = make_policy(config.policy, self._caches.knowledge, time.monotonic)
-        transfers = make_transfers(config)
+        transfers = None if key is None else Transfers(key, config.pd_fallback)
         self._dispatcher = Dispatcher(
             self.table, policy, self.budget, OutlierDetector(), self.metrics, time.monotonic,
             self._monitor.mark_refused,
@@ -291,8 +292,8 @@ def make_router_tracer(config: RouterConfig) -> Tracer:
         raise ConfigError(f"otlp_traces_endpoint {error}") from None
 
 
-def make_transfers(config: RouterConfig) -> Transfers | None:
-    """Return what makes transfers; None without a fleet key, which they are signed with.
+def read_key(config: RouterConfig) -> FleetKey | None:
+    """Return the fleet key, for KV events and transfers; None: the settings name none.
 
     Raises:
         ConfigError: the fleet key cannot be read.
@@ -300,7 +301,7 @@ def make_transfers(config: RouterConfig) -> Transfers | None:
     if config.fleet_key_file is None:
         return None
     try:
-        return Transfers(read_fleet_key(config.fleet_key_file), config.pd_fallback)
+        return read_fleet_key(config.fleet_key_file)
     except FleetKeyError as error:
         raise ConfigError(f"fleet_key_file {config.fleet_key_file} {error}") from None
 

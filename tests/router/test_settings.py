@@ -6,12 +6,14 @@ import asyncio
 import io
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_router.access_log import AccessLog, AccessRecord
 from pagefleet_router.api_keys import ApiKeys
+from pagefleet_router.app import Router
 from pagefleet_router.cli import build_parser, main, read_configuration
 from pagefleet_router.config import RouterConfig, check_engine_url
 from pagefleet_router.discovery.file import FileSource
@@ -303,3 +305,15 @@ def test_tokens_are_counted_where_an_engine_counts_them() -> None:
     )
     assert parse_figures(text) == EngineFigures(5.0, 10.0, 0.75, 1005.0)
     assert parse_figures(text.replace(b"1e3", b"-1e3")) is None
+
+
+@pytest.mark.parametrize(("secret", "problem"), [(None, "cannot be read"), (b"short", "holds 5 bytes")])
+def test_a_fleet_key_that_cannot_be_used_is_said_at_the_start(
+    tmp_path: Path, secret: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "key"
+    if secret is not None:
+        path.write_bytes(secret)
+    config = RouterConfig(engine=("http://a:1",), model_name="m", fleet_key_file=path)
+    with pytest.raises(ConfigError, match=f"^fleet_key_file {re.escape(str(path))} {problem}"):
+        Router(config)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pagefleet_protocol.engine_facts import EngineFacts
-from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
+from pagefleet_protocol.fleet_key import FleetKey
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.endpoints import EndpointTable, EngineView
-from pagefleet_router.errors import ConfigError
 from pagefleet_router.events.subscriptions import EventSubscriptions
 from pagefleet_router.prefix.exact import ExactIndex
 from pagefleet_router.prefix.index import PrefixIndex
@@ -28,23 +27,15 @@ class FleetCaches:
     Args:
         config: the settings.
         table: the engines.
-
-    Raises:
-        ConfigError: the fleet key cannot be read.
+        key: of the fleet, which engines that publish events ask for; None: there is none.
     """
 
-    def __init__(self, config: RouterConfig, table: EndpointTable) -> None:
+    def __init__(self, config: RouterConfig, table: EndpointTable, key: FleetKey | None = None) -> None:
         self._index = ExactIndex()
         self.knowledge = PrefixBook(ApproximatePrefixes(PrefixIndex(config.prefix_pieces)), self._index)
         self._subscriptions: EventSubscriptions | None = None
         table.subscribe_to_facts(self._facts_changed)
         if config.kv_events:
-            key = None
-            if config.fleet_key_file is not None:
-                try:
-                    key = read_fleet_key(config.fleet_key_file)
-                except FleetKeyError as error:
-                    raise ConfigError(f"fleet_key_file {config.fleet_key_file} {error}") from None
             self._subscriptions = EventSubscriptions(table, self._index, self.knowledge.set_live, key)
 
     def tick(self, now: float) -> None:
