@@ -8,39 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.config import Policy, SchedulerConfig
 from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.request import FinishReason, Request
+from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind
-from pagefleet_engine.errors import ContextTooLong, QueueFull
+from pagefleet_engine.errors import ContextTooLong
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
 from tests.fakes.paged_worker import FakeEngine, complete
+from tests.fakes.request_traces import MAX_QUEUED, Abort, Arrival, Event, Steps, Trace
 
 SCOPES = (PrefixScope("fake"), PrefixScope("fake", adapter="a"), PrefixScope("fake", salt="a"))
 
 
 @dataclass(frozen=True)
-class Arrival:
-    prompt: list[int]
-    sampling: SamplingParams
-    priority: int
-    scope: PrefixScope
-
-
-@dataclass(frozen=True)
-class Abort:
-    index: int
-    amid_step: bool
-
-
-@dataclass(frozen=True)
 class Failure:
-    index: int
+    """The model's output for a request is no number."""
 
-
-@dataclass(frozen=True)
-class Steps:
-    count: int
+    age: int
 
 
 # One window per layer. Three of them give one group; the others two to four.
@@ -74,8 +58,8 @@ events = st.lists(
         st.builds(Arrival, prompts, samplings, st.integers(-1, 1), st.sampled_from(SCOPES)),
         st.builds(Arrival, prompts, samplings, st.integers(-1, 1), st.just(SCOPES[0])),
         st.builds(Steps, st.integers(1, 6)),
-        st.builds(Abort, st.integers(0, 12), st.booleans()),
-        st.builds(Failure, st.integers(0, 12)),
+        st.builds(Abort, st.integers(0, 3), st.booleans()),
+        st.builds(Failure, st.integers(0, 3)),
     ),
     min_size=8,
     max_size=30,
@@ -89,7 +73,7 @@ engines = st.builds(
             max_num_batched_tokens=seqs + extra,
             long_prefill_token_threshold=threshold,
             policy=policy,
-            max_num_queued_reqs=8,
+            max_num_queued_reqs=MAX_QUEUED,
         ),
         max_model_len=64,
         enable_prefix_caching=caching,
@@ -110,73 +94,32 @@ engines = st.builds(
 )
 
 
-class Trace:
-    """Plays events against one engine and remembers what was accepted."""
+class FailingTrace(Trace):
+    """Has the model fail, too."""
 
     def __init__(self, engine: FakeEngine) -> None:
-        self.engine = engine
-        self.accepted: dict[str, tuple[Arrival, Request]] = {}
+        super().__init__(engine)
         self.failed: set[str] = set()
 
-    def play(self, event: Arrival | Abort | Failure | Steps) -> None:
-        match event:
-            case Arrival():
-                self._arrive(event)
-            case Steps(count):
-                for _ in range(count):
-                    self.engine.step()
-            case Abort(index, amid_step):
-                self._abort(self._pick(index), amid_step)
-            case Failure(index):
-                self._fail(self._pick(index))
-
-    def _pick(self, index: int) -> str:
-        """Return one of the last four accepted; they are likely to be open."""
-        newest = len(self.accepted) - 1
-        return f"r{newest - index % 4}"
-
-    def _arrive(self, arrival: Arrival) -> None:
-        request_id = f"r{len(self.accepted)}"
-        try:
-            request = self.engine.add(
-                request_id, arrival.prompt, arrival.sampling, priority=arrival.priority, scope=arrival.scope
-            )
-        except ContextTooLong:
-            assert len(arrival.prompt) >= self.engine.scheduler.max_model_len
-        except QueueFull:
-            assert self.engine.scheduler.stats().requests_waiting >= 8
-        else:
-            self.accepted[request_id] = (arrival, request)
-
-    def _abort(self, request_id: str, amid_step: bool) -> None:
-        engine = self.engine
-        if not amid_step:
-            engine.abort(request_id)
-            return
-        engine.launch()
-        engine.abort(request_id)
-        if engine.in_flight:
-            engine.land()
-
-    def _fail(self, request_id: str) -> None:
-        if request_id in self.accepted:
-            self.engine.worker.failing[request_id] = FailureKind.NOT_NUMBERS
-            self.failed.add(request_id)
+    def play(self, event: Event | Failure) -> None:
+        if not isinstance(event, Failure):
+            super().play(event)
+        elif (name := self.name(event.age)) in self.accepted:
+            self.engine.worker.failing[name] = FailureKind.NOT_NUMBERS
+            self.failed.add(name)
 
 
 @settings(max_examples=300, deadline=None)
 @given(engines, events)
-def test_every_request_ends_as_if_undisturbed(
-    engine: FakeEngine, trace: list[Arrival | Abort | Failure | Steps]
-) -> None:
-    played = Trace(engine)
+def test_every_request_ends_as_if_undisturbed(engine: FakeEngine, trace: list[Event | Failure]) -> None:
+    played = FailingTrace(engine)
     for event in trace:
         played.play(event)
     engine.run()
 
     for request_id, (arrival, request) in played.accepted.items():
         outcome = engine.outcomes[request_id]
-        expected = complete(arrival.prompt, arrival.sampling, arrival.scope, engine.scheduler.max_model_len)
+        expected = played.expected(request_id)
         if outcome.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             assert outcome.token_ids == expected[: len(outcome.token_ids)]
             assert outcome.finish_reason is FinishReason.ABORT or request_id in played.failed
@@ -193,8 +136,8 @@ def test_every_request_ends_as_if_undisturbed(
 
 @settings(max_examples=100, deadline=None)
 @given(engines, events)
-def test_limits_of_a_step_hold(engine: FakeEngine, trace: list[Arrival | Abort | Failure | Steps]) -> None:
-    played = Trace(engine)
+def test_limits_of_a_step_hold(engine: FakeEngine, trace: list[Event | Failure]) -> None:
+    played = FailingTrace(engine)
     for event in trace:
         played.play(event)
     engine.run()

@@ -12,40 +12,28 @@ from hypothesis import strategies as st
 from pagefleet_engine.config import Policy, SchedulerConfig
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind
-from pagefleet_engine.errors import ContextTooLong, QueueFull
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
 from tests.fakes.paged_connector import EVERYTHING, PagedConnector, Script
-from tests.fakes.paged_worker import FakeEngine, complete
+from tests.fakes.paged_worker import FakeEngine
+from tests.fakes.request_traces import MAX_QUEUED, Abort, Arrival, Event, Steps, Trace
 
 SCOPES = (PrefixScope("fake"), PrefixScope("fake", salt="tenant"))
 TEXTS = ([1, 2, 3, 4] * 10, [1, 2, 3, 4] * 3 + [5, 6] * 14)
 
 
 @dataclass(frozen=True)
-class Arrival:
-    prompt: list[int]
-    sampling: SamplingParams
+class Scripted:
+    """A request comes, and what becomes of its K/V."""
+
+    arrival: Arrival
     script: Script
-    priority: int
-    scope: PrefixScope
-
-
-@dataclass(frozen=True)
-class Steps:
-    count: int
-
-
-@dataclass(frozen=True)
-class Abort:
-    newest: int
-    amid_step: bool
 
 
 @dataclass(frozen=True)
 class Reset:
-    pass
+    """All that is cached is forgotten."""
 
 
 scripts = st.builds(
@@ -65,13 +53,15 @@ samplings = st.builds(
     st.sampled_from([None, None, None, None, 0]),
 )
 arrivals = st.builds(
-    lambda text, cut, sampling, script, priority, scope: Arrival(text[:cut], sampling, script, priority, scope),
+    lambda text, cut, sampling, priority, scope, script: Scripted(
+        Arrival(text[:cut], sampling, priority, scope), script
+    ),
     st.sampled_from(TEXTS),
     st.integers(1, 40),
     samplings,
-    scripts,
     st.integers(-1, 1),
     st.sampled_from([SCOPES[0], SCOPES[0], SCOPES[0], SCOPES[1]]),
+    scripts,
 )
 events = st.lists(
     st.one_of(
@@ -104,8 +94,8 @@ engines = st.builds(
 )
 
 
-class Trace:
-    """Plays events, and then lets everything end."""
+class TransferTrace(Trace):
+    """Has K/V transferred, too, and lets everything end."""
 
     def __init__(self, setting: Setting) -> None:
         self.connector = PagedConnector()
@@ -113,9 +103,9 @@ class Trace:
             max_num_seqs=setting.seats,
             max_num_batched_tokens=setting.seats + setting.extra,
             policy=setting.policy,
-            max_num_queued_reqs=8,
+            max_num_queued_reqs=MAX_QUEUED,
         )
-        self.engine = FakeEngine(
+        engine = FakeEngine(
             setting.num_blocks,
             setting.block_size,
             config,
@@ -123,27 +113,22 @@ class Trace:
             max_in_flight=setting.depth,
             connector=self.connector,
         )
-        self.connector.attach(self.engine)
-        self.accepted: dict[str, Arrival] = {}
+        super().__init__(engine)
+        self.connector.attach(engine)
 
-    def play(self, event: Arrival | Steps | Abort | Reset) -> None:
+    def play(self, event: Scripted | Reset | Event) -> None:
         match event:
-            case Arrival():
-                self._arrive(event)
-            case Steps(count):
-                for _ in range(count):
-                    self.step()
-            case Abort(newest, amid_step):
-                self._abort(f"r{len(self.accepted) - 1 - newest}", amid_step)
+            case Scripted(arrival, script):
+                self.connector.scripts[self.name(-1)] = script
+                super().play(arrival)
             case Reset():
                 self.engine.scheduler.reset_prefix_cache()
+            case _:
+                super().play(event)
 
-    def step(self) -> int:
-        """Let the engine and the connector go on by a turn; returns the tokens computed."""
-        before = self.engine.worker.num_computed_tokens
-        self.engine.step()
+    def step(self) -> None:
+        super().step()
         self.connector.turn()
-        return self.engine.worker.num_computed_tokens - before
 
     def end(self) -> None:
         engine = self.engine
@@ -151,53 +136,32 @@ class Trace:
         for _ in range(3_000):
             if not engine.scheduler.has_work and not engine.in_flight and not self.connector.is_busy:
                 return
-            was_busy = self.connector.is_busy or bool(engine.in_flight)
-            num_idle = 0 if self.step() or was_busy else num_idle + 1
+            was_busy, num_computed = self.connector.is_busy or bool(engine.in_flight), engine.worker.num_computed_tokens
+            self.step()
+            num_idle = 0 if was_busy or engine.worker.num_computed_tokens > num_computed else num_idle + 1
             assert num_idle < 3, f"all stand still: {engine.scheduler.stats()}"
         raise AssertionError(f"not done: {engine.scheduler.stats()}")
-
-    def _arrive(self, arrival: Arrival) -> None:
-        name = f"r{len(self.accepted)}"
-        self.connector.scripts[name] = arrival.script
-        try:
-            self.engine.add(name, arrival.prompt, arrival.sampling, priority=arrival.priority, scope=arrival.scope)
-        except ContextTooLong:
-            assert len(arrival.prompt) >= self.engine.scheduler.max_model_len
-        except QueueFull:
-            assert self.engine.scheduler.stats().requests_waiting >= 8
-        else:
-            self.accepted[name] = arrival
-
-    def _abort(self, name: str, amid_step: bool) -> None:
-        if not amid_step:
-            self.engine.abort(name)
-            return
-        self.engine.launch()
-        self.engine.abort(name)
-        if self.engine.in_flight:
-            self.engine.land()
 
 
 @settings(max_examples=300)
 @given(engines, events)
 def test_every_request_ends_as_if_nothing_was_ever_transferred(
-    setting: Setting, trace: list[Arrival | Steps | Abort | Reset]
+    setting: Setting, trace: list[Scripted | Reset | Event]
 ) -> None:
-    played = Trace(setting)
+    played = TransferTrace(setting)
     for event in trace:
         played.play(event)
     played.end()
 
     engine, connector = played.engine, played.connector
-    for name, arrival in played.accepted.items():
-        outcome = engine.outcomes[name]
-        expected = complete(arrival.prompt, arrival.sampling, arrival.scope, engine.scheduler.max_model_len)
+    for name in played.accepted:
+        outcome, expected = engine.outcomes[name], played.expected(name)
         if outcome.finish_reason is FinishReason.ABORT:
             assert outcome.token_ids == expected[: len(outcome.token_ids)]
             assert name not in connector.completed
         elif outcome.finish_reason is FinishReason.ERROR:
             assert (outcome.failure, outcome.token_ids) == (FailureKind.KV_LOAD_FAILED, [])
-            assert arrival.script.failure is not None
+            assert connector.scripts[name].failure is not None
             assert name not in connector.completed
         else:
             assert outcome.token_ids == expected
@@ -210,9 +174,9 @@ def test_every_request_ends_as_if_nothing_was_ever_transferred(
 
 @settings(max_examples=100)
 @given(engines, st.lists(arrivals, min_size=2, max_size=8))
-def test_loads_alone_never_lock_each_other_out(setting: Setting, trace: list[Arrival]) -> None:
+def test_loads_alone_never_lock_each_other_out(setting: Setting, trace: list[Scripted]) -> None:
     """All arrive at once, all want more than the pool has together."""
-    played = Trace(setting)
+    played = TransferTrace(setting)
     for arrival in trace:
         played.play(arrival)
     played.end()
