@@ -253,7 +253,8 @@ class EndpointTable:
         engine = self.engine(engine_id)
         if engine is None:
             return
-        engine.rates.polled(generated, running, self._clock())
+        # One token for each prompt says nothing of how fast its model generates, which its siblings would believe.
+        engine.rates.polled(None if engine.role == "prefill" else generated, running, self._clock())
         engine.rates.transfer.polled(transfer, self._clock())
         engine.tally.unpolled = 0
         foreign = max(0.0, running + waiting - engine.tally.num_requests)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.kv_handoff import KvRole
-from pagefleet_router.endpoints import EngineView, build_snapshot
+from pagefleet_router.endpoints import EndpointTable, EngineView, build_snapshot
 from pagefleet_router.rates import EngineRates
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
@@ -230,3 +230,15 @@ def test_the_handover_is_learned_apart_from_what_the_link_takes() -> None:
     assert TransferRates(siblings).handover.value == pytest.approx(0.05, rel=0.1), "a new one is like its siblings"
     rates.handed_over(0.1, 0.25, 0.0)
     assert rates.handover.value > 0.0
+
+
+@pytest.mark.parametrize(("role", "is_learned"), [("prefill", False), ("decode", True)])
+def test_how_fast_a_model_generates_is_learned_where_it_does(role: KvRole, is_learned: bool) -> None:
+    now = 0.0
+    table = EndpointTable(clock=lambda: now)
+    table.replace([Endpoint(name, f"http://{name}:1", "m") for name in ("one", "sibling")])
+    table.set_facts("one", pair_facts("1" * 32, role))
+    for number in range(20):
+        now += 1.0
+        table.set_load("one", running=4, waiting=0, kv_usage=0.1, generated=10.0 * number)
+    assert [engine.rates.decode.is_learned for engine in table.snapshot.engines] == [is_learned] * 2
