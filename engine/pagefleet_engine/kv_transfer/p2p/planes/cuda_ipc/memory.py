@@ -1,4 +1,4 @@
-"""Device memory that another process on the host can read: three calls of CUDA's runtime, through ctypes.
+"""Device memory that another process on the host can read: a few calls of CUDA's runtime, through ctypes.
 
 The memory is taken from CUDA itself, as a handle opens whole allocations and torch's hold other tensors too. What
 crosses the processes is CUDA's handle of 64 bytes, nothing that is executed when read.
@@ -7,12 +7,12 @@ crosses the processes is CUDA's handle of 64 bytes, nothing that is executed whe
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from pagefleet_engine.kv_transfer.p2p.planes.native import bind, find_library
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
@@ -66,8 +66,7 @@ class CudaSharedMemory:
 
     def __init__(self, path: str) -> None:
         try:
-            self._runtime = ctypes.CDLL(path)
-            self._bind()
+            self._bind(ctypes.CDLL(path))
         except (OSError, AttributeError) as error:
             raise CudaError(f"CUDA's runtime cannot be loaded: {error}") from error
 
@@ -76,7 +75,11 @@ class CudaSharedMemory:
         address, handle = ctypes.c_void_p(), _Handle()
         self._check(self._malloc(ctypes.byref(address), num_bytes), "cudaMalloc")
         assert address.value is not None
-        self._check(self._get_handle(ctypes.byref(handle), address), "cudaIpcGetMemHandle")
+        try:
+            self._check(self._get_handle(ctypes.byref(handle), address), "cudaIpcGetMemHandle")
+        except CudaError:
+            self._free(address)
+            raise
         memory = torch.as_tensor(_Array(address.value, num_bytes), device="cuda")
         memory.zero_()
         return memory, bytes(handle)
@@ -101,27 +104,20 @@ class CudaSharedMemory:
         """See SharedMemory."""
         self._check(self._copy(into.data_ptr(), address, len(into), _ANY_DIRECTION, stream), "cudaMemcpyAsync")
 
-    def _bind(self) -> None:
+    def _bind(self, runtime: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        signatures: dict[str, list[Any]] = {
-            "cudaMalloc": [ctypes.POINTER(pointer), size],
-            "cudaFree": [pointer],
-            "cudaIpcGetMemHandle": [ctypes.POINTER(_Handle), pointer],
-            "cudaIpcOpenMemHandle": [ctypes.POINTER(pointer), _Handle, ctypes.c_uint],
-            "cudaIpcCloseMemHandle": [pointer],
-            "cudaMemcpyAsync": [pointer, pointer, size, number, pointer],
-            "cudaGetErrorString": [number],
-        }
-        for name, arguments in signatures.items():
-            self._runtime[name].argtypes = arguments
-        self._malloc, self._free = self._runtime["cudaMalloc"], self._runtime["cudaFree"]
-        self._get_handle, self._open = self._runtime["cudaIpcGetMemHandle"], self._runtime["cudaIpcOpenMemHandle"]
-        self._close, self._copy = self._runtime["cudaIpcCloseMemHandle"], self._runtime["cudaMemcpyAsync"]
-        self._error_string = self._runtime["cudaGetErrorString"]
-        self._error_string.restype = ctypes.c_char_p
+        self._malloc = bind(runtime, "cudaMalloc", [ctypes.POINTER(pointer), size])
+        self._free = bind(runtime, "cudaFree", [pointer])
+        self._get_handle = bind(runtime, "cudaIpcGetMemHandle", [ctypes.POINTER(_Handle), pointer])
+        self._open = bind(runtime, "cudaIpcOpenMemHandle", [ctypes.POINTER(pointer), _Handle, ctypes.c_uint])
+        self._close = bind(runtime, "cudaIpcCloseMemHandle", [pointer])
+        self._copy = bind(runtime, "cudaMemcpyAsync", [pointer, pointer, size, number, pointer])
+        self._error_string = bind(runtime, "cudaGetErrorString", [number], ctypes.c_char_p)
+        self._forget_error = bind(runtime, "cudaGetLastError", [])
 
     def _check(self, result: int, what: str) -> None:
         if result:
+            self._forget_error()  # or torch takes it for an error of the thread's next kernel
             raise CudaError(f"{what}: {(self._error_string(result) or b'').decode(errors='replace')}")
 
 
@@ -140,14 +136,4 @@ class _Array:
 def find_cudart(cuda_version: str | None) -> str:
     """Return where the runtime is that torch was built for, e.g. `13.0`, or its name for the system's loader."""
     major = (cuda_version or "").partition(".")[0]
-    name = f"libcudart.so.{major}"
-    for package in ("nvidia.cuda_runtime", f"nvidia.cu{major}"):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-            path = Path(folder) / "lib" / name
-            if path.exists():
-                return str(path)
-    return name
+    return find_library(["nvidia.cuda_runtime", f"nvidia.cu{major}"], f"libcudart.so.{major}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import importlib.util
-from pathlib import Path
 from typing import ClassVar, Protocol
+
+from pagefleet_engine.kv_transfer.p2p.planes.native import bind, find_library
 
 UNIQUE_ID_BYTES = 128
 FILE_NAME = "libnccl.so.2"
@@ -178,20 +178,20 @@ class NcclFunctions:
 
     def _bind(self, library: ctypes.CDLL) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self._error_string = _function(library, "ncclGetErrorString", [number], ctypes.c_char_p)
-        self._last_error = _function(library, "ncclGetLastError", [pointer], ctypes.c_char_p)
-        self._get_version = _function(library, "ncclGetVersion", [ctypes.POINTER(number)])
-        self._get_unique_id = _function(library, "ncclGetUniqueId", [ctypes.POINTER(UniqueId)])
-        self._init = _function(
+        self._error_string = bind(library, "ncclGetErrorString", [number], ctypes.c_char_p)
+        self._last_error = bind(library, "ncclGetLastError", [pointer], ctypes.c_char_p)
+        self._get_version = bind(library, "ncclGetVersion", [ctypes.POINTER(number)])
+        self._get_unique_id = bind(library, "ncclGetUniqueId", [ctypes.POINTER(UniqueId)])
+        self._init = bind(
             library,
             "ncclCommInitRankConfig",
             [ctypes.POINTER(pointer), number, UniqueId, number, ctypes.POINTER(Config)],
         )
-        self._get_async_error = _function(library, "ncclCommGetAsyncError", [pointer, ctypes.POINTER(number)])
+        self._get_async_error = bind(library, "ncclCommGetAsyncError", [pointer, ctypes.POINTER(number)])
         transfer: list[type] = [pointer, size, number, number, pointer, pointer]
-        self._send = _function(library, "ncclSend", transfer)
-        self._recv = _function(library, "ncclRecv", transfer)
-        self._abort = _function(library, "ncclCommAbort", [pointer])
+        self._send = bind(library, "ncclSend", transfer)
+        self._recv = bind(library, "ncclRecv", transfer)
+        self._abort = bind(library, "ncclCommAbort", [pointer])
 
     def _check(self, result: int, what: str) -> State:
         try:
@@ -204,26 +204,9 @@ class NcclFunctions:
 
 def find_nccl() -> str:
     """Return where torch's NCCL is, or the name by which the system's loader finds its own."""
-    try:
-        spec = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        spec = None
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(folder) / "lib" / FILE_NAME
-        if path.exists():
-            return str(path)
-    return FILE_NAME
+    return find_library(["nvidia.nccl"], FILE_NAME)
 
 
 def version_text(version: int) -> str:
     """Return 2.29.7 for 22907."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
-def _function(
-    library: ctypes.CDLL, name: str, arguments: list[type], returns: type = ctypes.c_int
-) -> ctypes._NamedFuncPointer:
-    function = library[name]
-    function.argtypes = arguments
-    function.restype = returns
-    return function
