@@ -206,6 +206,18 @@ def test_a_plane_that_cannot_be_had_is_refused_by_name_and_left_out_by_auto(devi
     planes["nccl"].close()
 
 
+def test_memory_of_a_plane_that_cannot_be_had_is_given_back(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(copies: DeviceCopies, count: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(DeviceCopies, "slots", full)
+    config = KVTransferConfig(kv_connector="p2p", kv_data_plane="cuda_ipc")
+    side = EngineSide(EngineIdentity(), SHAPE, PoolOfHost(BytePages(4)), 4)
+    with pytest.raises(ConfigError, match="kv_data_plane cuda_ipc cannot be had: out of memory"):
+        device_planes(config, side, 1024, devices.makers)
+    assert devices.memory.freed
+
+
 @pytest.mark.parametrize(
     ("role", "most", "split"),
     [("both", 16, (8, 8)), ("both", 3, (1, 2)), ("prefill", 1, (1, 0)), ("decode", 5, (0, 5))],

@@ -64,7 +64,7 @@ def device_planes(
             continue
         try:
             copies = DeviceCopies(pool, slot_bytes)
-            planes[name] = DevicePlane(makers[name](copies, most), copies, side.shape.compatibility, _slots(config))
+            planes[name] = _plane(makers[name](copies, most), copies, config, side)
         except (NcclError, CudaError, torch.OutOfMemoryError) as error:
             if asked == name:
                 raise ConfigError(f"kv_data_plane {name} cannot be had: {error}") from error
@@ -90,9 +90,14 @@ def split_communicators(config: KVTransferConfig) -> tuple[int, int]:
     return most // 2, most - most // 2
 
 
-def _slots(config: KVTransferConfig) -> tuple[int, int]:
+def _plane(carriers: Carriers, copies: DeviceCopies, config: KVTransferConfig, side: EngineSide) -> DevicePlane:
     sending = 0 if config.kv_role == "decode" else NUM_SLOTS
-    return sending, 0 if config.kv_role == "prefill" else NUM_SLOTS
+    receiving = 0 if config.kv_role == "prefill" else NUM_SLOTS
+    try:
+        return DevicePlane(carriers, copies, side.shape.compatibility, (sending, receiving))
+    except (CudaError, torch.OutOfMemoryError):
+        carriers.close()
+        raise
 
 
 def _make_nccl(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
