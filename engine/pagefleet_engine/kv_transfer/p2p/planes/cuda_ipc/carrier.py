@@ -24,6 +24,8 @@ from pagefleet_engine.kv_transfer.p2p.planes.device.words import Taken, Word
 _log = logging.getLogger(__name__)
 
 _FACTS = struct.Struct(f"<{HANDLE_BYTES}sQI")
+_MOST_BYTES = 1 << 40
+"""No device has as much. Slots within it have addresses that fit 64 bits, whatever a source says of theirs."""
 
 
 class IpcSource:
@@ -77,6 +79,8 @@ class IpcTarget:
     def __init__(self, memory: SharedMemory, copies: DeviceCopies, facts: bytes) -> None:
         try:
             handle, self._slot_bytes, self._num_slots = _FACTS.unpack(facts)
+            if self._num_slots * self._slot_bytes > _MOST_BYTES:
+                raise LinkBroken(f"it says that it has {self._num_slots} slots of {self._slot_bytes} bytes")
             self._address = memory.open(handle)
         except (struct.error, CudaError) as error:
             raise LinkBroken(f"its memory cannot be read from here: {error}") from None
