@@ -300,7 +300,8 @@ def test_a_peer_that_cannot_be_connected_to_costs_no_descriptor() -> None:
     gc.collect()  # a socket that was left open would complain now
 
 
-def test_an_engine_out_of_descriptors_waits_for_some_without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacks", [errno.EMFILE, errno.ENOMEM], ids=["descriptors", "memory"])
+def test_an_engine_out_of_room_waits_for_some_without_haste(monkeypatch: pytest.MonkeyPatch, lacks: int) -> None:
     source, target = tcp_end(filled=True), tcp_end()
     plane = source.plane
     assert isinstance(plane, TcpPlane)
@@ -310,7 +311,7 @@ def test_an_engine_out_of_descriptors_waits_for_some_without_haste(monkeypatch: 
     def full(listener: socket.socket) -> tuple[socket.socket, object]:
         if listener is plane._listener and len(looks) < 3:
             looks.append(plane._look_at)
-            raise OSError(errno.EMFILE, "too many open files")
+            raise OSError(lacks, "there is no room")
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", full)

@@ -43,6 +43,7 @@ GATHER_S = 0.005
 """That frames' events may wait for more of them while bytes flow: each ring takes the interpreter from this thread."""
 _LOOK_S = 0.25
 """Between two looks at deadlines."""
+_OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TcpPlane:
@@ -197,7 +198,7 @@ class TcpPlane:
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:  # whoever knocked is gone: the next may do
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # it would knock again at once, without end
+            if error.errno in _OUT_OF_ROOM:  # it would knock again at once, without end
                 self._selector.unregister(self._listener)
                 self._listens = False
             return
