@@ -28,6 +28,9 @@ from pagefleet_engine.kv_transfer.block_mover.jobs import (
 )
 from pagefleet_engine.kv_transfer.block_mover.lane import Lane
 
+FOUND_AT_ONCE = 512
+"""Of the blocks that a scan finds, so many are taken in between two steps: a few milliseconds."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -120,8 +123,11 @@ class BlockMover:
         return done
 
     def found(self) -> list[BlockKey]:
-        """Return what the scan has found since the last call, least recently used first."""
-        return [self._found.popleft() for _ in range(len(self._found))]
+        """Return what the scan has found, least recently used first: a part of it, and the bell rings for the rest."""
+        found = [self._found.popleft() for _ in range(min(FOUND_AT_ONCE, len(self._found)))]
+        if self._found:
+            self._bell.ring()
+        return found
 
     def close(self) -> None:
         """End the threads; what has not begun is not done."""

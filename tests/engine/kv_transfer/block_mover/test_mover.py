@@ -12,7 +12,7 @@ from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
 from pagefleet_engine.kv_transfer.block_key import BlockKey
-from pagefleet_engine.kv_transfer.block_mover import block_io
+from pagefleet_engine.kv_transfer.block_mover import block_io, mover
 from pagefleet_engine.kv_transfer.block_mover.jobs import (
     ClearJob,
     CopyOutJob,
@@ -185,6 +185,22 @@ def test_scan_finds_what_an_earlier_start_has_left(tmp_path: Path) -> None:
     second.run(DropJob(1, []))  # runs after the scan
     assert set(second.mover.found()) == {key(number) for number in range(3)}
     assert second.mover.found() == []
+    second.mover.close()
+
+
+def test_what_a_scan_finds_is_told_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "FOUND_AT_ONCE", 2)
+    first = Scene(tmp_path)
+    first.run(StoreJob(1, range(5), [key(number) for number in range(5)]))
+    first.mover.close()
+    second = Scene(tmp_path)
+    second.run(DropJob(1, []))  # runs after the scan
+    parts = [second.mover.found()]
+    while select.select([second.mover.bell], [], [], 0)[0]:
+        second.mover.finished()
+        parts.append(second.mover.found())
+    assert [len(part) for part in parts if part] == [2, 2, 1]
+    assert {one for part in parts for one in part} == {key(number) for number in range(5)}
     second.mover.close()
 
 
