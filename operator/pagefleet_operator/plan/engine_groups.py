@@ -11,7 +11,8 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
-from pagefleet_operator.plan.objects.engine_pairs import Part, deployed_pairs, pair_revision
+from pagefleet_operator.plan.objects.engine_deployment import engine_template
+from pagefleet_operator.plan.objects.engine_pairs import Part, deployed_pairs
 from pagefleet_operator.plan.objects.names_and_labels import names_of
 from pagefleet_operator.plan.objects.pod_policy import check_part_template
 from pagefleet_operator.plan.observed import Observed
@@ -93,15 +94,11 @@ def plan_groups(
             return own
         if refusal := check_part_template(view, role, own, settings):
             return refusal
-        parts.append(Part(role=role, view=view, resolved=own, engines=engines))
+        template = engine_template(view, own, settings, role)
+        parts.append(Part(role=role, view=view, resolved=own, template=template, engines=engines))
     fits = [check_fit(one.resolved) for one in parts]
     fit = next((one for one in fits if one.refusal), fits[-1])
     return EngineGroups(counts=counts, parts=tuple(parts), fit=fit)
-
-
-def wanted_revision(service: InferenceService, groups: EngineGroups, settings: ClusterSettings) -> str:
-    """Return the revision of both parts that is wanted."""
-    return pair_revision(service, groups.parts, settings)
 
 
 def _part_engines(

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
+WHOLE = ""
+"""Stands for the revision of engines for whole requests, which roll over by themselves: they have one together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -10,12 +10,10 @@ from dataclasses import replace
 
 from pagefleet_protocol.inference_status import EngineRole
 
-from pagefleet_operator.plan.pair_rollout import Bounds, Pair, RevisionSeen, next_counts
+from pagefleet_operator.plan.pair_rollout import WHOLE, Bounds, Pair, RevisionSeen, next_counts
 from pagefleet_operator.plan.rollout import Drain, Instance, Start, State, Step, next_steps
 from pagefleet_operator.plan.workloads import Plan, Workload
 
-WHOLE = ""
-"""Stands for the revision of engines for whole requests."""
 Instances = Mapping[EngineRole, Sequence[Instance]]
 
 

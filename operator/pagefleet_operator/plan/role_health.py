@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pagefleet_protocol.inference_status import Role, RoleStatus
 from pagefleet_protocol.kube_names import LABEL_REVISION
 
+from pagefleet_operator.plan.objects.names_and_labels import ChildNames
 from pagefleet_operator.plan.observed import Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
@@ -53,8 +54,6 @@ class RoleSeen:
     """The pods of one role, and what they should be."""
 
     role: Role
-    deployment: str
-    """Its name."""
     wanted: int
     revision: str
     """Wanted; empty while there is neither a wanted Deployment nor one that exists."""
@@ -110,8 +109,9 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
         observed: everything that was seen.
     """
     namespace, name = service
-    part = f"-{revision}" if role in PAIR_ROLES else ""
-    child = observed.children.get(("Deployment", f"{name}-{role}{part}"))
+    names = ChildNames(name)
+    deployment = names.router if role == "router" else names.engine if role == "engine" else names.part(role, revision)
+    child = observed.children.get(("Deployment", deployment))
     body = child.body if child and child.ours else None
     if child and child.ours and child.scaled_by:
         wanted = _number(child.body, "spec", "replicas", default=wanted)
@@ -121,12 +121,11 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
     silent = [pod for pod in live if not pod.ready] + [pod for pod in mine if _tells(pod, log, observed)]
     revision = revision or _revision_of(body)
     troubles = [(pod.revision, _trouble(pod, log, namespace, observed)) for pod in silent]
-    refused = refused_pods(f"{name}-{role}{part}", _creation_failures(body))
+    refused = refused_pods(deployment, _creation_failures(body))
     if refused:
         troubles.append((revision, refused))
     return RoleSeen(
         role=role,
-        deployment=f"{name}-{role}{part}",
         wanted=wanted,
         revision=revision,
         body=body,
@@ -140,7 +139,6 @@ def both_parts(prefill: RoleSeen, decode: RoleSeen) -> RoleSeen:
     """Return the engines of a disaggregated service together."""
     return RoleSeen(
         role="engine",
-        deployment=decode.deployment,
         wanted=prefill.wanted + decode.wanted,
         revision=decode.revision,
         body=decode.body or prefill.body,

@@ -15,11 +15,12 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kube_names import GROUP
 from pagefleet_protocol.model_facts import DownloadResultError, ModelFacts, decode_result
 
-from pagefleet_operator.plan.engine_groups import EngineGroups, count_engines, plan_groups, wanted_revision
+from pagefleet_operator.plan.engine_groups import EngineGroups, count_engines, plan_groups
 from pagefleet_operator.plan.gpu_fit import Fit
 from pagefleet_operator.plan.kube_status import Situation, refused, service_status
 from pagefleet_operator.plan.model_health import JobSeen, facts_from_pods, model_verdict, see_job
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.objects.engine_pairs import pair_revision
 from pagefleet_operator.plan.objects.fleet_key import needs_fleet_key
 from pagefleet_operator.plan.objects.model_job import model_job, needs_job
 from pagefleet_operator.plan.objects.pod_policy import check_allowed
@@ -198,7 +199,8 @@ def _carried_out(
     taken = taken_names(children, observed)
     revisions = revision_of(children)
     if groups.parts:
-        revisions["engine"] = _pair_revision(service, model, settings)
+        blocked = not model.ready or fit.refusal is not None
+        revisions["engine"] = "" if blocked else pair_revision(groups.parts)  # those that exist stay as they are
     key, namespace = (service.metadata.namespace, service.name), service.metadata.namespace
     engines, parts = groups.see(service, observed, revisions.get("engine", ""))
     routers = see_role("router", key, service.spec.router.replicas, revisions.get("router", ""), observed)
@@ -232,12 +234,6 @@ def _carried_out(
         needs_fleet_key=needs_fleet_key(service, children, observed),
         look_again_s=_look_again(model, observed.now, settled and not situation.degraded and not groups.parts),
     )
-
-
-def _pair_revision(service: InferenceService, model: _Model, settings: ClusterSettings) -> str:
-    """Return the wanted revision of both parts; empty where those that exist stay as they are."""
-    blocked = not model.ready or model.groups.fit.refusal is not None
-    return "" if blocked else wanted_revision(service, model.groups, settings)
 
 
 def _nothing(outcome: _Model | Refusal) -> Verdict:

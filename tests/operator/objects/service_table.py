@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from pagefleet_operator.plan.objects.children import ChildContext, wanted_children
+from pagefleet_operator.plan.objects.engine_deployment import engine_template
 from pagefleet_operator.plan.objects.engine_pairs import Part
 from pagefleet_operator.plan.observed import Child, ChildKey
 from pagefleet_operator.plan.refusal import Refusal
@@ -75,7 +76,8 @@ class Case:
             view = role_view(self.service, role)
             resolved = resolve(view, profiles, self.facts, self.settings)
             assert not isinstance(resolved, Refusal), str(resolved)
-            found.append(Part(role=role, view=view, resolved=resolved, engines=view.spec.replicas))
+            template = engine_template(view, resolved, self.settings, role)
+            found.append(Part(role=role, view=view, resolved=resolved, template=template, engines=view.spec.replicas))
         return tuple(found)
 
     @property

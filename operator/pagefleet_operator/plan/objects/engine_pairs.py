@@ -15,18 +15,15 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
 from pagefleet_operator.plan.objects.as_seen import as_scaled
-from pagefleet_operator.plan.objects.engine_deployment import engine_deployment, engine_template
+from pagefleet_operator.plan.objects.engine_deployment import engine_deployment
 from pagefleet_operator.plan.objects.names_and_labels import Object, labels, metadata, names_of, selector
 from pagefleet_operator.plan.objects.pod import deployment_spec, rolling_update
 from pagefleet_operator.plan.objects.revision import digest, with_applied
 from pagefleet_operator.plan.observed import Child, ChildKey
-from pagefleet_operator.plan.pair_rollout import Bounds, Pair, RevisionSeen, next_counts
+from pagefleet_operator.plan.pair_rollout import WHOLE, Bounds, Pair, RevisionSeen, next_counts
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.settings import ClusterSettings
-
-WHOLE = ""
-"""Stands for the revision of engines for whole requests: their one Deployment has them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +33,8 @@ class Part:
     role: PairRole
     view: InferenceService
     resolved: Resolved
+    template: Mapping[str, Any]
+    """Of its pods, without their revision."""
     engines: int
 
 
@@ -59,14 +58,9 @@ class _Deployed:
         return min(count, self.asked) if isinstance(count, int) else 0
 
 
-def pair_revision(service: InferenceService, parts: tuple[Part, ...], settings: ClusterSettings) -> str:
+def pair_revision(parts: tuple[Part, ...]) -> str:
     """Return what tells the wanted engines of both parts from all others: a change of one part changes both."""
-    return digest([engine_template(one.view, one.resolved, settings, one.role) for one in parts])
-
-
-def deployment_name(service: InferenceService, role: PairRole, revision: str) -> str:
-    """Return the name of the Deployment of one part and revision."""
-    return f"{names_of(service).part(role)}-{revision}"
+    return digest([one.template for one in parts])
 
 
 def deployed_pairs(children: Mapping[ChildKey, Child]) -> Mapping[str, Mapping[PairRole, Mapping[str, Any]]]:
@@ -95,7 +89,7 @@ def engine_deployments(
         wanted: engines for whole requests, or both parts.
     """
     deployed = _deployed(children)
-    revision = WHOLE if isinstance(wanted, int) else pair_revision(service, wanted, settings)
+    revision = WHOLE if isinstance(wanted, int) else pair_revision(wanted)
     old = _revisions(one for one in deployed if one.revision != revision)
     target = Pair(0, wanted) if isinstance(wanted, int) else Pair(*(one.engines for one in wanted))
     now = _revisions(one for one in deployed if one.revision == revision)
@@ -120,14 +114,14 @@ def _wanted(
     if isinstance(wanted, int):
         return (with_applied(engine_deployment(service, resolved, settings, counts.decode)),)
     numbers = {"prefill": counts.prefill, "decode": counts.decode}
-    return tuple(with_applied(_part_deployment(one, settings, revision, numbers[one.role])) for one in wanted)
+    return tuple(with_applied(_part_deployment(one, revision, numbers[one.role])) for one in wanted)
 
 
-def _part_deployment(part: Part, settings: ClusterSettings, revision: str, replicas: int) -> Object:
+def _part_deployment(part: Part, revision: str, replicas: int) -> Object:
     service, mark = part.view, {LABEL_REVISION: revision}
-    template = engine_template(service, part.resolved, settings, part.role)
-    template["metadata"]["labels"] = template["metadata"]["labels"] | mark
-    made = metadata(service, deployment_name(service, part.role, revision), "engine")
+    bare = part.template["metadata"]
+    template = {**part.template, "metadata": {**bare, "labels": bare["labels"] | mark}}
+    made = metadata(service, names_of(service).part(part.role, revision), "engine")
     made["labels"] = labels(service.name, "engine", part.role) | mark
     rollout = {
         "replicas": replicas,
@@ -136,7 +130,7 @@ def _part_deployment(part: Part, settings: ClusterSettings, revision: str, repli
         "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
     }
     spec = deployment_spec(template, selector(service.name, "engine", part.role) | mark, rollout)
-    spec["template"] = template
+    spec["template"] = template  # whose revision is that of both parts
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": made, "spec": spec}
 
 

@@ -42,9 +42,9 @@ class ChildNames:
         """Of all that belongs to the engines, the headless Service included."""
         return f"{self.service}-engine"
 
-    def part(self, role: PairRole) -> str:
-        """Of what belongs to one part of a disaggregated service; its Deployments have their revision after it."""
-        return f"{self.service}-{role}"
+    def part(self, role: PairRole, revision: str = "") -> str:
+        """Of what belongs to one part of a disaggregated service, or of its Deployment of one revision."""
+        return f"{self.service}-{role}-{revision}" if revision else f"{self.service}-{role}"
 
     @property
     def router(self) -> str:
