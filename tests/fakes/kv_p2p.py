@@ -44,9 +44,10 @@ from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Unpin,
     Withdraw,
 )
+from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
 from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
-from pagefleet_engine.kv_transfer.p2p.transfer.target import LoadJob, Target
+from pagefleet_engine.kv_transfer.p2p.transfer.target import Target
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, checksum, decode_header
 from pagefleet_protocol.kv_control import ControlMessage, KvControlError, encode
@@ -198,12 +199,13 @@ class Prefill:
         self.reading, self.read_withdrawn = None, False
 
     def read(self, frame: SendFrame) -> bytes:
-        if frame.blocks:
+        piece = frame.piece
+        if piece.blocks:
             pinned = {block for blocks in self.pins.values() for block in blocks}
-            assert pinned.issuperset(frame.blocks), "it reads blocks that it gave back"
-            return b"".join(self.pool.blocks[block] for block in frame.blocks)
-        held = self.spills[frame.spill]
-        return b"".join(held[frame.spill_offset : frame.spill_offset + frame.num_blocks])
+            assert pinned.issuperset(piece.blocks), "it reads blocks that it gave back"
+            return b"".join(self.pool.blocks[block] for block in piece.blocks)
+        held = self.spills[piece.spill]
+        return b"".join(held[piece.spill_offset : piece.spill_offset + piece.count])
 
 
 @dataclass(eq=False)
@@ -494,7 +496,9 @@ class Net:
             return
         name = FrameName(frame.transfer_id, frame.epoch, frame.seq).encode()
         check = checksum(payload)
-        header = BlobHeader(prefill.shape.compatibility, name, frame.first_block, frame.num_blocks, len(payload), check)
+        header = BlobHeader(
+            prefill.shape.compatibility, name, frame.piece.first, frame.piece.count, len(payload), check
+        )
         wire.append(header.encode() + payload)
         prefill.events.append(FrameSent(frame.peer, frame.transfer_id, frame.epoch, frame.seq, len(payload), check))
 

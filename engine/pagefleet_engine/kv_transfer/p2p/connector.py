@@ -23,7 +23,7 @@ from pagefleet_engine.core.request import Request
 from pagefleet_engine.kv_transfer.p2p.agent import TransferAgent
 from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import LegSettled
-from pagefleet_engine.kv_transfer.p2p.transfer.target import LoadJob
+from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
 
 METRIC = "pagefleet_engine_kv_transfer"
 MAX_REMEMBERED = 8192

@@ -12,8 +12,8 @@ from typing import Literal
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings, SendType
-from pagefleet_engine.kv_transfer.p2p.transfer.target import LoadJob
 from pagefleet_protocol.kv_blob import BlobError
 
 from tests.fakes.kv_p2p import BLOCK_BYTES, SHAPE, Decode, Leg, Letter, Net, Prefill, block_hash, forge, spoil

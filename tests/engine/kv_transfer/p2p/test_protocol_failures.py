@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import LoadEnded, Send
+from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
-from pagefleet_engine.kv_transfer.p2p.transfer.target import LoadJob
 from pagefleet_protocol.kv_control import (
     Abort,
     Ack,

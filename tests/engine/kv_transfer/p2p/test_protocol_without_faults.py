@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 from pagefleet_engine.core.kv_connector import EngineLoad
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import Send
+from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings, SendType
-from pagefleet_engine.kv_transfer.p2p.transfer.target import LoadJob
 from pagefleet_protocol.kv_control import ControlMessage, Hello, Ping, Pong
 
 from tests.fakes.kv_p2p import BLOCK_BYTES, Decode, Leg, Net, Prefill, block_hash, content

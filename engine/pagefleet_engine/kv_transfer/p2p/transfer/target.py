@@ -53,8 +53,6 @@ from pagefleet_engine.kv_transfer.p2p.transfer.links import Link, LinkState
 from pagefleet_engine.kv_transfer.p2p.transfer.recompute_budget import RecomputeBudget
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
 
-__all__ = ["LoadJob", "Target"]
-
 
 class Target:
     """All loads of one decode engine. Every call returns what is to be done, in order; no call waits."""
