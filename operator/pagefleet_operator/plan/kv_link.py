@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT
+
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.verdict import Verdict
 
@@ -47,7 +49,9 @@ def kv_link_verdict(engines: Sequence[KvEngineSeen], ready: tuple[int, int]) -> 
     sources = [one for one in engines if one.role == "prefill"]
     takers = [one for one in engines if one.role == "decode"]
     if not sources or not takers:
-        return Verdict(None, Reason.WAITING, "the engines were not asked yet")
+        return Verdict(
+            None, Reason.WAITING, "prefill and decode engines have not said yet whether they reach each other"
+        )
     return _incompatible(sources, takers) or _cut_off(takers) or _linked(sources, takers)
 
 
@@ -72,8 +76,9 @@ def _cut_off(takers: Sequence[KvEngineSeen]) -> Verdict | None:
         if bad and bad == sum(one.peers.values()):
             whom = "the only prefill engine" if bad == 1 else f"any of the {bad} prefill engines"
             text = (
-                f"{one.name} does not reach {whom} that it knows (ports 8102 and 8103): a NetworkPolicy, the network "
-                "between their nodes, or an engine that ended; prompts are computed by decode engines meanwhile"
+                f"{one.name} does not reach {whom} that it knows: an engine that ended, the network between them, or "
+                f"in a cluster a NetworkPolicy (ports {KV_CONTROL_PORT} and {KV_CONTROL_PORT + 1}); prompts are "
+                "computed by decode engines meanwhile"
             )
             return Verdict(False, Reason.KV_LINK_DOWN, text)
     return None
