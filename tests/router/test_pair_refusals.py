@@ -13,6 +13,7 @@ from pagefleet_protocol.kv_handoff import KV_TRANSFER
 
 from tests.fakes.faulty_engine import Behaviour, Seen, post, reset, silent, whole
 from tests.fakes.pair_fleet import (
+    KV_LOST,
     NOT_MINE,
     PairFleet,
     Role,
@@ -148,3 +149,24 @@ def test_a_prompt_that_ends_engines_of_both_parts_is_sent_to_two_at_most(tmp_pat
         assert [leg.transfer is None for leg in f.of("d")] == [False, True]
 
     run(tmp_path, check, prefill(reset), decode(alone(reset)), decode(alone(reset)))
+
+
+def test_a_decode_engine_that_no_kv_reaches_ejects_no_prefill_engine(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        for number in range(30):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        metrics = f.made.router.metrics
+        assert (metrics.failures["kv_lost"], metrics.ejections) == (1, 0)
+        assert len({leg.engine for leg in f.of("p")}) == 3
+
+    run(tmp_path, check, *[prefill()] * 3, decode(alone(whole(), leg=KV_LOST)))
+
+
+def test_a_prefill_engine_that_could_not_pass_its_blocks_on_has_not_failed_to_compute_them(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        assert (await f.made.ask(post(long_chat()))).status == 200
+        assert f.metric('pagefleet_router_pd_retries_total{reason="kv_lost"}') == 2
+        failures = f.made.router.metrics.failures
+        assert (failures["kv_lost"], failures["status"]) == (1, 0), "the second one that says so is believed"
+
+    run(tmp_path, check, prefill(KV_LOST), prefill(KV_LOST), decode(alone(whole())))

@@ -12,6 +12,7 @@ from pagefleet_router.metrics import RouterMetrics
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.filters import candidates
+from pagefleet_router.scheduling.kv_links import KvLinks
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
@@ -39,6 +40,7 @@ class Dispatcher:
     """Called with the id of an engine that ends, or is not at its address."""
     pairing: Pairing | None = None
     """None: every request goes to one engine."""
+    links: KvLinks = field(default_factory=KvLinks)
     _disbelieved: dict[str, str] = field(default_factory=dict, init=False)
     """Of engines that do not believe this router, by id: the incarnation of which the log says so."""
 
@@ -156,4 +158,5 @@ class Dispatcher:
         """Drop what is known of an engine that left."""
         self.policy.lost(engine_id)
         self.outliers.forget(engine_id)
+        self.links.forget(engine_id)
         self._disbelieved.pop(engine_id, None)

@@ -41,14 +41,15 @@ class PairAttempt:
     """
 
     __slots__ = (
-        "_answered_at", "_choice", "_error", "_late_s", "_on_failed", "_services", "_transfers", "leg", "refused",
-        "transfer",
+        "_answered_at", "_choice", "_error", "_late_s", "_on_failed", "_on_failure", "_services", "_transfers", "leg",
+        "refused", "transfer",
     )  # fmt: skip
 
     def __init__(self, choice: Choice, is_last: bool, services: Services, on_failed: Callable[[Failure], None]) -> None:
         assert services.transfers is not None
         self._transfers = services.transfers
-        self.transfer = self._transfers.make(choice, is_last)
+        self._on_failure = self._transfers.fallback if is_last else "fail"
+        self.transfer = self._transfers.make(choice, self._on_failure)
         """What the engines are told."""
         self.leg: PrefillLeg | None = None
         self.refused: Failure | None = None
@@ -84,7 +85,7 @@ class PairAttempt:
         counted = msgspec.structs.replace(view, stream=True, pieces=(), blocks=(), token_ids=b"")
         attempt = Attempt(counted, prefill, dispatcher.clock())
         pieces = forwarded_request(request, view, prefill.engine, None, part.context, self.transfer.prefill)
-        site = LegSite(dispatcher, services.pools, self._on_failed)
+        site = LegSite(dispatcher, services.pools, self._leg_failed)
         self.leg = PrefillLeg(prefill.engine, pieces, attempt, part, site)
         self.leg.start()
 
@@ -108,14 +109,25 @@ class PairAttempt:
         return error.head, error.body
 
     def _note(self, error: EngineError, refused: Failure) -> None:
-        """Note who is to blame: an engine that began anew is known by its name, a link by who was to send."""
+        """Note what it tells of the two engines."""
         dispatcher, decode = self._services.dispatcher, self._choice.engine
         if identify(error.head, decode, dispatcher.table.snapshot) is Identity.RESTARTED:
             dispatcher.restarted(decode)
         elif refused is Failure.HANDOFF:
             dispatcher.disbelieved(decode, error.message)
         if refused is Failure.KV_LOST:
-            dispatcher.failed(self.prefill.engine, refused)
+            self._lost()
+
+    def _leg_failed(self, failure: Failure) -> None:
+        if failure is Failure.KV_LOST:
+            self._lost()
+        self._on_failed(failure)
+
+    def _lost(self) -> None:
+        """Note that K/V did not come, which either engine says and neither knows the reason of."""
+        dispatcher, prefill = self._services.dispatcher, self.prefill.engine
+        if dispatcher.links.lost(prefill.id, self._choice.engine.id):
+            dispatcher.failed(prefill, Failure.KV_LOST)
 
     def answered(self, view: RequestView, now: float) -> None:
         """Learn from the decode leg's first byte; `view` is still whole."""
@@ -125,6 +137,8 @@ class PairAttempt:
         if leg is None or leg.done_at is None:
             return  # it was not needed, or its K/V did not come
         dispatcher.succeeded(self.prefill.engine)
+        if self._on_failure == "fail":  # else it may have computed the prompt itself
+            dispatcher.links.came(self._choice.engine.id)
         seconds = now - leg.done_at
         dispatcher.metrics.pairs.handover.observe(seconds)
         self._choice.engine.rates.transfer.handed_over(seconds, self._late_s, now)

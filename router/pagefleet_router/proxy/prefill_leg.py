@@ -15,7 +15,7 @@ from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.dispatcher import Dispatcher
 from pagefleet_router.proxy.engine_call import EngineCall
-from pagefleet_router.proxy.engine_error import INVALID_HANDOFF, EngineError
+from pagefleet_router.proxy.engine_error import INVALID_HANDOFF, KV_LOAD_FAILED, EngineError
 from pagefleet_router.proxy.identity import Identity, identify
 from pagefleet_router.proxy.pool import UpstreamPools
 from pagefleet_router.proxy.tracing import attempt_failed
@@ -135,7 +135,7 @@ class PrefillLeg:
         if head.status == 200:
             return True
         failure = _failure_of(head, who)
-        if failure is Failure.REJECTED:
+        if failure is Failure.REJECTED or (failure is Failure.STATUS and head.status == 503):
             self._error = EngineError(head)
             return True
         if failure is Failure.ENDING:
@@ -149,7 +149,12 @@ class PrefillLeg:
             return
         if error.code == INVALID_HANDOFF:
             self._site.dispatcher.disbelieved(self.engine, error.message)
-        self.failed(Failure.REJECTED, is_blamed=False)
+        if error.head.status != 503:
+            self.failed(Failure.REJECTED, is_blamed=False)
+        elif error.code == KV_LOAD_FAILED:  # it has computed all, and waited for the decode engine to have it
+            self.failed(Failure.KV_LOST, is_blamed=False)
+        else:
+            self.failed(Failure.STATUS, is_blamed=True)
 
 
 def _failure_of(head: AnswerHead, who: Identity) -> Failure:

@@ -35,19 +35,18 @@ class Transfers:
     key: FleetKey
     fallback: OnFailure
 
-    def make(self, choice: Choice, is_last: bool) -> Transfer:
+    def make(self, choice: Choice, on_failure: OnFailure) -> Transfer:
         """Return a new transfer between the engines of a choice.
 
         Args:
             choice: of two engines whose facts are known.
-            is_last: whether no other prefill engine would be asked: until then the decode engine is to give up soon.
+            on_failure: what the decode engine does without the K/V.
         """
         assert choice.prefill is not None
         prefill, decode = choice.prefill.engine, choice.engine
         assert prefill.facts is not None
         assert decode.facts is not None
         number = secrets.token_hex(16)
-        on_failure = self.fallback if is_last else "fail"
         asked = KvTransfer("prefill", number, decode.facts.incarnation)
         asks = KvTransfer("decode", number, prefill.facts.incarnation, control_address(prefill), on_failure)
         return Transfer(
