@@ -163,12 +163,12 @@ class Driver:
                     parts.planes[action.plane].connect(action.peer, Address.parse(numeric).host, action.invitation)
 
     def _frame(self, action: SendFrame) -> Frame:
-        held = None
-        if not action.blocks:
+        piece, held = action.piece, None
+        if not piece.blocks:
             size = self._parts.pages.bytes_per_block
-            start = action.spill_offset * size
-            held = self._spills[action.spill].memory[start : start + action.num_blocks * size]
-        return Frame(action.transfer_id, action.epoch, action.seq, action.first_block, action.blocks, held)
+            start = piece.spill_offset * size
+            held = self._spills[piece.spill].memory[start : start + piece.count * size]
+        return Frame(action.transfer_id, action.epoch, action.seq, piece.first, piece.blocks, held)
 
     def _spill(self, action: Spill) -> None:
         pages = self._parts.pages

@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.kv_transfer.p2p.transfer.actions import Connect, Dial, Disconnect, DropSpill, HangUp, Send, Unpin
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
+    Connect,
+    Dial,
+    Disconnect,
+    DropSpill,
+    HangUp,
+    Piece,
+    Send,
+    Unpin,
+)
 from pagefleet_engine.kv_transfer.p2p.transfer.commit import FrameLedger
 from pagefleet_engine.kv_transfer.p2p.transfer.credit import CreditPool
-from pagefleet_engine.kv_transfer.p2p.transfer.holdings import Holdings, Piece
+from pagefleet_engine.kv_transfer.p2p.transfer.holdings import Holdings
 from pagefleet_engine.kv_transfer.p2p.transfer.lease import Lease, Tombstones
 from pagefleet_engine.kv_transfer.p2p.transfer.links import Link, LinkState
 from pagefleet_engine.kv_transfer.p2p.transfer.recompute_budget import RecomputeBudget

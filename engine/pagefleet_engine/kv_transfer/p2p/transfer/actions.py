@@ -42,6 +42,21 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Blocks that follow each other and lie in one kind of place."""
+
+    first: int
+    """Index, in the request, of the first."""
+    count: int
+    blocks: Sequence[int] = ()
+    """Their numbers in the pool; empty: they are in spilled memory."""
+    spill: int = 0
+    """Number of the `Spill` that holds them."""
+    spill_offset: int = 0
+    """Where in it they begin, in blocks."""
+
+
+@dataclass(frozen=True, slots=True)
 class SendFrame:
     """`DataPlane.send`: blocks from the pool or from spilled memory, which nobody changes until the frame has ended:
     by `FrameSent`, `Withdrawn` or `LinkDown`, told to `Source.plane_event`."""
@@ -52,14 +67,7 @@ class SendFrame:
     transfer_id: bytes
     epoch: int
     seq: int
-    first_block: int
-    num_blocks: int
-    blocks: Sequence[int] = ()
-    """Their numbers in the pool; empty: they are in spilled memory."""
-    spill: int = 0
-    """Number of the `Spill` that holds them."""
-    spill_offset: int = 0
-    """Where in it they begin, in blocks."""
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import BlockHash
 
-from pagefleet_engine.kv_transfer.p2p.transfer.actions import DropSpill, Unpin
+from pagefleet_engine.kv_transfer.p2p.transfer.actions import DropSpill, Piece, Unpin
 
 
 @dataclass(slots=True, eq=False)
@@ -33,17 +33,6 @@ class _Place:
     hold: _Hold
     block: int
     """Number in the pool, or index in the spill."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Blocks that follow each other and lie in one kind of place."""
-
-    first: int
-    count: int
-    blocks: Sequence[int] = ()
-    spill: int = 0
-    spill_offset: int = 0
 
 
 class Holdings:

@@ -146,7 +146,7 @@ class Outgoing:
             return self._offer(now)
         actions: list[SourceAction] = []
         while len(self.under_way) < self.settings.frames_ahead and (frame := self._next_frame(found)) is not None:
-            self.next_block += frame.num_blocks
+            self.next_block += frame.piece.count
             self.num_taken += 1
             self.under_way.append(frame)
             actions.append(frame)
@@ -160,12 +160,13 @@ class Outgoing:
         if frame is None or (frame.epoch, frame.seq) != (event.epoch, event.seq):
             return []
         self.under_way.popleft()
-        self.ledger.record(frame.num_blocks, event.num_bytes, event.checksum)
+        piece = frame.piece
+        self.ledger.record(piece.count, event.num_bytes, event.checksum)
         self.counters.sent_bytes += event.num_bytes
-        self.counters.sent_blocks += frame.num_blocks
+        self.counters.sent_blocks += piece.count
         if self.closing:
             return []
-        return list(self.holdings.release(frame.first_block, frame.first_block + frame.num_blocks))
+        return list(self.holdings.release(piece.first, piece.first + piece.count))
 
     def repeat_due(self, now: float) -> list[SourceAction]:
         """Send again what has had no answer."""
@@ -186,18 +187,7 @@ class Outgoing:
         piece = self.holdings.piece(self.next_block, min(found.end, self.next_block + count)) if count > 0 else None
         if piece is None:
             return None
-        return SendFrame(
-            plane=found.plane,
-            peer=found.session.incarnation,
-            transfer_id=self.transfer_id,
-            epoch=found.epoch,
-            seq=self.num_taken,
-            first_block=piece.first,
-            num_blocks=piece.count,
-            blocks=piece.blocks,
-            spill=piece.spill,
-            spill_offset=piece.spill_offset,
-        )
+        return SendFrame(found.plane, found.session.incarnation, self.transfer_id, found.epoch, self.num_taken, piece)
 
     def _ask(self, body: Body, now: float) -> list[SourceAction]:
         """Say something until it is answered, once now; saying the same again changes nothing."""
