@@ -108,7 +108,6 @@ class AllowedPeers:
         self._complained: set[str] = set()
         self._asked = threading.Event()
         self._closing = False
-        self._refreshed_at = float("-inf")
         self._thread: threading.Thread | None = None
         if entries:
             self._thread = threading.Thread(target=self._run, name="kv peers", daemon=True)
@@ -160,9 +159,9 @@ class AllowedPeers:
         while not self._closing:
             self._asked.clear()  # before the look: who asks meanwhile, or closes, is not forgotten
             self.refresh()
-            self._refreshed_at = time.monotonic()
+            refreshed_at = time.monotonic()
             if self._asked.wait(REFRESH_S) and not self._closing:
-                time.sleep(max(0.0, self._refreshed_at + REFRESH_SOONEST_S - time.monotonic()))
+                time.sleep(max(0.0, refreshed_at + REFRESH_SOONEST_S - time.monotonic()))
 
     def _listed(self) -> list[Address]:
         listed: list[Address] = []
