@@ -396,16 +396,16 @@ SERVICE_RULES = (
     Rule(
         _DISAGGREGATION,
         _cel_scales_within("prefill", _DECODE_TARGETS),
-        "autoscaling of prefill is Internal or Advisory, has max, which is not below min, and ttftMs or queue as "
-        "target; replicas is left out in mode Internal",
+        "autoscaling of prefill is Internal or Advisory (whoever scales it from outside sets replicas instead), has "
+        "max, which is not below min, and ttftMs or queue as target; replicas is left out in mode Internal",
         lambda both: _scales_within(both.prefill, _DECODE_TARGETS),
         "prefill",
     ),
     Rule(
         _DISAGGREGATION,
         _cel_scales_within("decode", _PREFILL_TARGETS),
-        "autoscaling of decode is Internal or Advisory, has max, which is not below min, and itlMs or kvUsage as "
-        "target; replicas is left out in mode Internal",
+        "autoscaling of decode is Internal or Advisory (whoever scales it from outside sets replicas instead), has "
+        "max, which is not below min, and itlMs or kvUsage as target; replicas is left out in mode Internal",
         lambda both: _scales_within(both.decode, _PREFILL_TARGETS),
         "decode",
     ),
