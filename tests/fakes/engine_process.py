@@ -147,6 +147,10 @@ def main() -> None:
         if child == 0:
             signal.pause()  # an engine core that does not notice that its server has gone
         print(f"child {child}", flush=True)
+    if arguments.kv_offload_dir:
+        arguments.kv_offload_dir.mkdir(parents=True, exist_ok=True)
+        with (arguments.kv_offload_dir / "starts").open("a") as starts:
+            starts.write(f"{arguments.kv_offload_memory}\n")
     asyncio.run(FakeEngine(arguments).serve())
 
 

@@ -12,7 +12,7 @@ import pytest
 from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.machine import Gpus
 from pagefleet_operator.local.manifest import Manifest
-from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
+from pagefleet_operator.local.settings import Commands, LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
 from pagefleet_operator.local.wanted import check_gpus, ignored_fields, read_wanted
 from pagefleet_operator.plan.reasons import Reason
@@ -124,7 +124,7 @@ def test_the_measured_load_is_told_with_what_to_change(start_fleet: Any, documen
 @pytest.fixture
 def launcher(tmp_path: Path, commands: Commands) -> Any:
     settings = LocalSettings(
-        manifest=tmp_path / "f", state_dir=tmp_path, models_dir=tmp_path, commands=commands, timing=Timing()
+        manifest=tmp_path / "f", state_dir=tmp_path, models_dir=tmp_path, commands=commands, port=0
     )
     with StateDir(tmp_path) as state:
         yield Launcher(settings, state, Gpus(["0", "1"]), 4)
@@ -153,6 +153,19 @@ def test_engines_listen_on_ports_of_their_own_and_decode_asks_those_of_the_file(
     keys = {flag(one.argv, "--fleet-key-file") for one in (prefill, decode, router)}
     assert keys == {f"{tmp_path}/qwen.fleet-key"}
     assert (flag(router.argv, "--pd-threshold"), flag(router.argv, "--pd-fallback")) == ("64", "fail")
+
+
+def test_parts_with_a_disk_have_folders_of_their_own(launcher: Launcher, build: Any, tmp_path: Path) -> None:
+    keeps = {"memory": "1Gi", "disk": {"size": "1Gi"}}
+    service = build(disaggregation={"prefill": {"kvOffload": keeps}}, engine={"kvOffload": {"memory": "2Gi"}})
+    (one,) = read_wanted(Manifest((service,)), {})
+    parts = {role: PartSettings(own) for role, own in one.parts.items()}
+    plan = plan_workloads(one.service, one.resolved, "builtin://tiny", parts=parts)
+    prefill, decode = (launcher.launch("qwen", part, 1).argv for part in plan.parts)
+    assert prefill[prefill.index("--kv-offload-dir") + 1] == f"{tmp_path}/kv/qwen-prefill-1"
+    assert "--kv-offload-dir" not in decode
+    assert [argv[argv.index("--kv-connector") + 1] for argv in (prefill, decode)] == ["p2p,offload"] * 2
+    assert [argv[argv.index("--kv-offload-memory") + 1] for argv in (prefill, decode)] == [str(2**30), str(2**31)]
 
 
 def test_both_parts_need_their_gpus(build: Any) -> None:

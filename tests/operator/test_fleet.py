@@ -214,6 +214,32 @@ def test_of_many_edits_the_last_one_counts(start_fleet: Any, document: Any) -> N
     asyncio.run(scenario())
 
 
+def test_kv_on_disk_outlives_a_process_and_goes_with_its_engine(start_fleet: Any, document: Any) -> None:
+    def keeping(memory: int) -> dict[str, Any]:
+        return {"kvOffload": {"memory": memory, "disk": {"size": "1Gi"}}}
+
+    async def scenario() -> None:
+        async with start_fleet(document(replicas=2, engine=keeping(2**20))) as fleet:
+            folder = fleet.state_dir / "kv"
+
+            def starts() -> dict[str, list[int]]:
+                return {
+                    one.parent.name: [int(line) for line in one.read_text().split()] for one in folder.glob("*/starts")
+                }
+
+            await fleet.until(lambda: fleet.settled(2))
+            assert starts() == {"qwen-engine-0": [2**20], "qwen-engine-1": [2**20]}
+            os.kill((await fleet.ask())[1]["pid"], signal.SIGKILL)
+            await fleet.until(lambda: fleet.settled(2) and sorted(map(len, starts().values())) == [1, 2])
+            fleet.edit(document(replicas=2, engine=keeping(2**21)))
+            await fleet.until(lambda: fleet.settled(2) and list(starts().values()) == [[2**21], [2**21]])
+            fleet.edit(document(replicas=1, engine=keeping(2**21)))
+            await fleet.until(lambda: fleet.settled(1) and len(starts()) == 1)
+        assert not folder.exists()
+
+    asyncio.run(scenario())
+
+
 def test_invalid_edit_is_told_once_and_changes_nothing(start_fleet: Any, document: Any) -> None:
     async def scenario() -> None:
         async with start_fleet(document()) as fleet:

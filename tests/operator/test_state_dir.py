@@ -83,6 +83,30 @@ def test_what_a_killed_run_left_is_ended(tmp_path: Path, sleeper: subprocess.Pop
         assert state.end_leftovers() == ()
 
 
+def test_kv_goes_with_its_engine_and_with_the_fleet(tmp_path: Path) -> None:
+    with StateDir(tmp_path) as state:
+        folders = [state.kv_path(name) for name in ("qwen-engine-0", "qwen-engine-1")]
+        assert not folders[0].exists(), "engines make them"
+        for folder in folders:
+            (folder / "3f").mkdir(parents=True)
+            (folder / "3f" / "block.kv").write_bytes(b"kv")
+        state.remove_kv("qwen-engine-0")
+        state.remove_kv("qwen-engine-2")
+        assert [folder.exists() for folder in folders] == [False, True]
+    assert not folders[1].exists()
+    assert (tmp_path / "logs").exists()
+
+
+def test_kv_of_a_killed_run_is_removed(tmp_path: Path) -> None:
+    block = tmp_path / "kv" / "old-engine-0" / "block.kv"
+    block.parent.mkdir(parents=True)
+    block.write_bytes(b"kv")
+    with StateDir(tmp_path) as state:
+        assert block.exists(), "a process that was left may still use it"
+        state.end_leftovers()
+        assert not block.exists()
+
+
 def test_a_process_that_only_has_the_same_id_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     with StateDir(tmp_path) as state:
         (tmp_path / "processes.json").write_text(json.dumps({"a": [sleeper.pid, "1"], "b": [sleeper.pid, ""]}))

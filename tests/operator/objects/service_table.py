@@ -26,7 +26,7 @@ from tests.fakes import plan_inputs
 
 GOLDEN = Path(__file__).parent / "golden"
 UID, FACTS, SETTINGS = plan_inputs.UID, plan_inputs.FACTS, plan_inputs.SETTINGS
-H100 = {
+H100: Mapping[str, Any] = {
     "gpuType": "h100",
     "gpuMemory": "80Gi",
     "runtimeClassName": "nvidia",
