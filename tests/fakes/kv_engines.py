@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from pagefleet_protocol.kv_handoff import KvTransfer, OnFailure
 
 PATIENCE_S = 60.0
 NUM_BLOCKS = 64
+FULL_BLOCKS = 10
+"""Of `prompt_of`, before its last token."""
 ANSWER = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 FIRST_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
@@ -100,7 +103,7 @@ class Fleet:
 
     def __init__(self, model: Path, key_file: Path) -> None:
         self.engines: list[FleetEngine] = []
-        self._model = model
+        self.model = model
         self._key_file = key_file
 
     def engine(
@@ -121,17 +124,9 @@ class Fleet:
             kv: of `KVTransferConfig`.
         """
         identity = EngineIdentity(name * 32, str(key_file or self._key_file))
-        core, ready = build_core(
-            EngineConfig(
-                model=ModelConfig(
-                    model=str(self._model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256
-                ),
-                cache=CacheConfig(num_kv_blocks=num_tokens // block_size, block_size=block_size),
-                scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=48),
-                kv_transfer=KVTransferConfig(**{"kv_connector": "p2p", **kv}),
-            ),
-            identity=identity,
-        )
+        config = _config(self.model, CacheConfig(num_kv_blocks=num_tokens // block_size, block_size=block_size))
+        transfer = KVTransferConfig(**{"kv_connector": "p2p", **kv})
+        core, ready = build_core(dataclasses.replace(config, kv_transfer=transfer), identity=identity)
         assert ready.kv_transfer is not None
         made = FleetEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
         self.engines.append(made)
@@ -168,6 +163,35 @@ def running_fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.close()
+
+
+def answers_alone(model: Path, numbers: Iterable[int], sampling: SamplingParams = ANSWER) -> dict[int, list[int]]:
+    """What an engine answers that computes all itself, and has room for all."""
+    core, _ = build_core(_config(model, CacheConfig(num_kv_blocks=256)))
+    alone = FleetEngine(core, "", "")
+    for number in numbers:
+        alone.add(str(number), prompt_of(number), sampling)
+    while core.has_work:
+        alone.step()
+    core.shutdown()
+    return {int(name): alone.tokens(name) for name in alone.outputs}
+
+
+def _config(model: Path, cache: CacheConfig) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
+        cache=cache,
+        scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=48),
+    )
+
+
+def pass_on(fleet: Fleet, prefill: FleetEngine, decode: FleetEngine, number: int) -> list[int]:
+    """One request in two legs, to its end; return its tokens."""
+    one, two = legs(number, prefill, decode)
+    prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, one)
+    decode.add(f"d{number}", prompt_of(number), transfer=two)
+    fleet.until(lambda: decode.ended(f"d{number}") and prefill.ended(f"p{number}"))
+    return decode.tokens(f"d{number}")
 
 
 def legs(

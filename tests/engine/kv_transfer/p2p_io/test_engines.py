@@ -15,7 +15,6 @@ from pagefleet_engine.config import (
     EngineConfig,
     KVTransferConfig,
     ModelConfig,
-    SchedulerConfig,
     SendType,
 )
 from pagefleet_engine.engine_core.build import build_core
@@ -24,11 +23,18 @@ from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import SourceAction
 from pagefleet_engine.kv_transfer.p2p.transfer.source import Source as P2PSource
 
-from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, legs, prompt_of, running_fleet
+from tests.fakes.kv_engines import (
+    FIRST_TOKEN,
+    FULL_BLOCKS,
+    Fleet,
+    FleetEngine,
+    answers_alone,
+    legs,
+    pass_on,
+    prompt_of,
+    running_fleet,
+)
 from tests.fakes.small_model import write_small_model
-
-FULL_BLOCKS = 10
-"""Of the prompts, before the last token."""
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> dict[int, list[int]]:
     """What an engine answers that computes all itself."""
-    core, _ = build_core(
-        EngineConfig(
-            model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
-            cache=CacheConfig(num_kv_blocks=256),
-            scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=48),
-        )
-    )
-    alone = FleetEngine(core, "", "")
-    for number in range(1, 9):
-        alone.add(str(number), prompt_of(number))
-    while core.has_work:
-        alone.step()
-    core.shutdown()
-    return {number: alone.tokens(str(number)) for number in range(1, 9)}
+    return answers_alone(model, range(1, 9))
 
 
 @pytest.fixture
@@ -71,14 +64,6 @@ def fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
 def pair(fleet: Fleet, send_type: SendType = "put_async") -> tuple[FleetEngine, FleetEngine]:
     prefill = fleet.engine("a", kv_role="prefill", kv_send_type=send_type)
     return prefill, fleet.engine("d", kv_role="decode", kv_peers=prefill.address, kv_send_type=send_type)
-
-
-def pass_on(fleet: Fleet, prefill: FleetEngine, decode: FleetEngine, number: int) -> None:
-    """One request in two legs, to its end."""
-    one, two = legs(number, prefill, decode)
-    prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, one)
-    decode.add(f"d{number}", prompt_of(number), transfer=two)
-    fleet.until(lambda: decode.ended(f"d{number}") and prefill.ended(f"p{number}"))
 
 
 def passed(decode: FleetEngine, number: int, expected: dict[int, list[int]]) -> bool:

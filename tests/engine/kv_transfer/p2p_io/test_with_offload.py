@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 from pagefleet_engine.sampling_params import SamplingParams
 
-from tests.fakes.kv_engines import ANSWER, FIRST_TOKEN, Fleet, FleetEngine, legs, prompt_of, running_fleet
+from tests.fakes.kv_engines import (
+    ANSWER,
+    FIRST_TOKEN,
+    FULL_BLOCKS,
+    Fleet,
+    FleetEngine,
+    answers_alone,
+    legs,
+    prompt_of,
+    running_fleet,
+)
 from tests.fakes.small_model import write_small_model
 
-FULL_BLOCKS = 10
 LONG_ANSWER = SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)
 HITS = "pagefleet_engine_kv_transfer_offload_hits_total"
 BOTH: dict[str, Any] = {"kv_connector": "p2p,offload", "kv_offload_memory": 16 * 1024 * 1024}
@@ -26,16 +35,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def answers_alone(fleet: Fleet, numbers: range, sampling: SamplingParams) -> dict[int, list[int]]:
-    """What an engine with room for all answers that computes all itself."""
-    alone = fleet.engine("e")
-    for number in numbers:
-        alone.add(str(number), prompt_of(number), sampling)
-    fleet.until(lambda: all(alone.ended(str(number)) for number in numbers), alone)
-    fleet.stop(alone)
-    return {number: alone.tokens(str(number)) for number in numbers}
-
-
 def hits(engine: FleetEngine) -> float:
     """Blocks that came back from its own memory."""
     return engine.core._scheduler.connector.stats().counters[HITS]
@@ -43,7 +42,7 @@ def hits(engine: FleetEngine) -> float:
 
 def test_preempted_requests_come_back_from_the_decode_engines_own_memory(fleet: Fleet) -> None:
     numbers = range(1, 4)
-    expected = answers_alone(fleet, numbers, LONG_ANSWER)
+    expected = answers_alone(fleet.model, numbers, LONG_ANSWER)
     prefill = fleet.engine("a", kv_role="prefill")
     decode = fleet.engine("d", kv_role="decode", kv_peers=prefill.address, num_tokens=26 * 16, **BOTH)
     for number in numbers:
@@ -60,7 +59,7 @@ def test_preempted_requests_come_back_from_the_decode_engines_own_memory(fleet: 
 
 def test_a_prompt_in_the_prefill_engines_memory_is_not_computed_again(fleet: Fleet) -> None:
     numbers = range(1, 5)
-    expected = answers_alone(fleet, numbers, ANSWER)
+    expected = answers_alone(fleet.model, numbers)
     prefill = fleet.engine("a", kv_role="prefill", num_tokens=24 * 16, **BOTH)
     for turn in range(2):
         # A new one each time: it has nothing of its own.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from pagefleet_engine.config import CacheConfig, EngineConfig, KVTransferConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.config import KVTransferConfig
 from pagefleet_engine.core.kv_connector import KVPages
-from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.p2p import build as p2p_build
@@ -29,12 +29,9 @@ from pagefleet_engine.kv_transfer.p2p.planes.nccl.carrier import NcclCarriers
 from pagefleet_protocol.kv_control import PlaneName
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages
-from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, legs, prompt_of, running_fleet
+from tests.fakes.kv_engines import FULL_BLOCKS, Fleet, answers_alone, pass_on, running_fleet
 from tests.fakes.nccl_world import FakeNccl, FakeSharedMemory, NcclWorld
 from tests.fakes.small_model import write_small_model
-
-FULL_BLOCKS = 10
-"""Of the prompts, before the last token."""
 
 
 class PoolOfHost:
@@ -84,20 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> dict[int, list[int]]:
     """What an engine answers that computes all itself."""
-    core, _ = build_core(
-        EngineConfig(
-            model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
-            cache=CacheConfig(num_kv_blocks=128),
-            scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=48),
-        )
-    )
-    alone = FleetEngine(core, "", "")
-    for number in range(1, 5):
-        alone.add(str(number), prompt_of(number))
-    while core.has_work:
-        alone.step()
-    core.shutdown()
-    return {number: alone.tokens(str(number)) for number in range(1, 5)}
+    return answers_alone(model, range(1, 5))
 
 
 @pytest.fixture
@@ -115,15 +99,6 @@ def fleet(model: Path, tmp_path: Path, devices: Devices) -> Iterator[Fleet]:
         yield fleet
     assert not devices.world.ranks
     assert devices.memory.opened == 0
-
-
-def pass_on(fleet: Fleet, prefill: FleetEngine, decode: FleetEngine, number: int) -> list[int]:
-    """One request in two legs, to its end; return its tokens."""
-    one, two = legs(number, prefill, decode)
-    prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, one)
-    decode.add(f"d{number}", prompt_of(number), transfer=two)
-    fleet.until(lambda: decode.ended(f"d{number}") and prefill.ended(f"p{number}"))
-    return decode.tokens(f"d{number}")
 
 
 @pytest.mark.parametrize("plane", ["nccl", "cuda_ipc", "auto"])
@@ -177,8 +152,6 @@ def test_damage_on_the_way_is_computed_again(fleet: Fleet, devices: Devices, exp
 
 
 def _flip(address: int) -> None:
-    import ctypes
-
     ctypes.c_ubyte.from_address(address + 100).value ^= 1
 
 
