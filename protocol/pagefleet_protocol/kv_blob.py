@@ -115,8 +115,3 @@ def decode_header(data: bytes | memoryview, compatibility: bytes, block_bytes: i
     if not 0 < num_bytes <= MAX_PAYLOAD_BYTES or num_bytes != count * block_bytes:
         raise BlobError(f"{num_bytes} bytes are not {count} blocks of {block_bytes}")
     return BlobHeader(theirs, name, first, count, num_bytes, checksum, group)
-
-
-def checksum(payload: bytes | memoryview, start: int = 0) -> int:
-    """CRC-32 of a payload, going on from `start`."""
-    return zlib.crc32(payload, start)

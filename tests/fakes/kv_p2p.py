@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,7 @@ from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
 from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
 from pagefleet_engine.kv_transfer.p2p.transfer.target import Target
 from pagefleet_protocol.block_hash import BlockHash
-from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, checksum, decode_header
+from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, decode_header
 from pagefleet_protocol.kv_control import ControlMessage, KvControlError, encode
 from pagefleet_protocol.kv_control import decode as decode_message
 
@@ -322,7 +323,7 @@ class Decode:
         self._write(writing.blocks, writing.payload, header)
         if len(writing.payload) != header.num_bytes:
             self.net.break_link(prefill, self.incarnation, "it ended early")
-        elif checksum(writing.payload) != header.checksum:
+        elif zlib.crc32(writing.payload) != header.checksum:
             self._refuse(prefill, header, "damaged")
         else:
             self.landings.landed(header)
@@ -495,7 +496,7 @@ class Net:
             prefill.events.append(LinkDown(frame.peer, "source", "there is no connection"))
             return
         name = FrameName(frame.transfer_id, frame.epoch, frame.seq).encode()
-        check = checksum(payload)
+        check = zlib.crc32(payload)
         header = BlobHeader(
             prefill.shape.compatibility, name, frame.piece.first, frame.piece.count, len(payload), check
         )
@@ -561,7 +562,7 @@ def forge(data: bytes, compatibility: bytes) -> bytes:
     """Return a frame of other bytes, whose own check sums are right."""
     header = decode_header(data, compatibility, BLOCK_BYTES)
     payload = bytes(255 - byte for byte in data[HEADER_BYTES:])
-    return replace(header, checksum=checksum(payload)).encode() + payload
+    return replace(header, checksum=zlib.crc32(payload)).encode() + payload
 
 
 def spoil(data: bytes, seed: int) -> bytes:

@@ -6,13 +6,14 @@ import contextlib
 import select
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane, Frame, Landing, LinkUp, PlaneEvent
 from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import HELLO_BYTES, Invitation, invitation_number
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
-from pagefleet_protocol.kv_blob import BlobHeader, checksum
+from pagefleet_protocol.kv_blob import BlobHeader
 
 from tests.fakes.byte_pages import PATIENCE_S, BytePages
 
@@ -102,7 +103,7 @@ class LyingSource:
         """A header for a payload; `num_bytes`: what it says instead of its length."""
         name = FrameName(TRANSFER, 1, seq).encode()
         size = len(payload) if num_bytes is None else num_bytes
-        return BlobHeader(COMPATIBILITY, name, first, num_blocks, size, checksum(payload)).encode()
+        return BlobHeader(COMPATIBILITY, name, first, num_blocks, size, zlib.crc32(payload)).encode()
 
     def close(self) -> None:
         """Leave."""
