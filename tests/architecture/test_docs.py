@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+PLACE = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def documents() -> list[Path]:
@@ -21,6 +23,20 @@ def documents() -> list[Path]:
 def test_links_lead_somewhere(document: Path) -> None:
     broken = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
     assert not broken
+
+
+def places(document: Path) -> set[str]:
+    """What links to its headings say, as GitHub makes it of them: letters, digits and hyphens, in lower case."""
+    headings = HEADING.findall(document.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_a_heading_find_it(document: Path) -> None:
+    found = [
+        (document.parent / file if file else document, place) for file, place in PLACE.findall(document.read_text())
+    ]
+    assert not [f"{file}#{place}" for file, place in found if place not in places(file)]
 
 
 def test_the_life_of_a_request_fits_a_screen_or_two() -> None:
