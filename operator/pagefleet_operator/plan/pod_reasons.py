@@ -55,7 +55,11 @@ _SECRET = re.compile(
 )
 _EXTENDED_RESOURCE = re.compile(r"Insufficient ([\w.-]+/[\w.-]+?)[.,]?(?:\s|$)")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
-_CLAIM_TROUBLE = ("unbound immediate PersistentVolumeClaims", "bound to non-existent persistentvolume")
+_CLAIM_TROUBLE = (
+    "unbound immediate PersistentVolumeClaims",
+    "bound to non-existent persistentvolume",
+    "waiting for ephemeral volume controller",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,10 @@ def _ended(pod: PodSeen) -> Trouble | None:
             remedy = "Set spec.resources.memory to what engines use, so that nodes keep it for them"
             reason, what = Reason.OUT_OF_MEMORY, "was evicted"
         case "Evicted":
-            remedy = "Free disk space on the node, or keep the model elsewhere (spec.cache.type pvc)"
+            remedy = (
+                "Free disk space on the node, or take less of it (spec.cache.type pvc for the model, "
+                "spec.engine.kvOffload.disk)"
+            )
             reason, what = Reason.DISK_FULL, "was evicted"
         case "NodeLost" | "NodeShutdown" | "Terminated" | "Shutdown" | "NodeAffinity" | "DeletionByTaintManager":
             reason, what, remedy = Reason.NODE_LOST, "ended with its node", replaced
@@ -158,7 +165,10 @@ def _unscheduled(pod: PodSeen, namespace: str) -> Trouble | None:
         return Trouble(
             Reason.INSUFFICIENT_GPU, f"no node has a free {resource[1]} for {pod.name}: {quoted(text)}. {remedy}"
         )
-    remedy = "Ask for less (spec.resources), correct the profile's nodeSelector and tolerations, or add a node"
+    remedy = (
+        "Ask for less (spec.resources, spec.engine.kvOffload), correct the profile's nodeSelector and tolerations, or "
+        "add a node"
+    )
     return Trouble(Reason.UNSCHEDULABLE, f"no node takes {pod.name}: {quoted(text)}. {remedy}")
 
 

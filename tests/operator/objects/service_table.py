@@ -212,6 +212,11 @@ TABLE: Mapping[str, Case] = {
     "kv-offload": TINY.changed(
         resources={"memory": "16Gi"}, engine={"kvOffload": {"memory": "32Gi", "disk": {"size": "200Gi"}}}
     ),
+    "kv-offload-prefill": TINY.changed(
+        disaggregation={
+            "prefill": {"kvOffload": {"memory": "32Gi", "disk": {"size": "200Gi", "storageClass": "nvme"}}},
+        }
+    ),
     "disaggregated": TINY.changed(disaggregation={}),
     "disaggregated-gpus": Case(
         {

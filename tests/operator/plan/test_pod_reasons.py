@@ -70,7 +70,7 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
     ),
     "too little CPU": (
         unscheduled("0/1 nodes are available: 1 Insufficient cpu."), (), Reason.UNSCHEDULABLE,
-        ("Insufficient cpu. Ask for less (spec.resources)",),
+        ("Insufficient cpu. Ask for less (spec.resources, spec.engine.kvOffload)",),
     ),
     "claim missing": (
         unscheduled('0/1 nodes are available: persistentvolumeclaim "models" not found. not found'), (),
@@ -79,6 +79,16 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
     "claim not bound": (
         unscheduled("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"), (),
         Reason.CLAIM_PENDING, ("describe pvc",),
+    ),
+    "claim of a pod not made yet": (
+        unscheduled(
+            '0/1 nodes are available: waiting for ephemeral volume controller to create the persistentvolumeclaim "kv".'
+        ),
+        (), Reason.CLAIM_PENDING, ("describe pvc",),
+    ),
+    "too little disk": (
+        unscheduled("0/1 nodes are available: 1 Insufficient ephemeral-storage."), (), Reason.UNSCHEDULABLE,
+        ("Insufficient ephemeral-storage. Ask for less (spec.resources, spec.engine.kvOffload)",),
     ),
     "image not there": (
         waiting("ImagePullBackOff", f'Back-off pulling image "localhost:1/nope:1": ErrImagePull: {REGISTRY}'), (),
