@@ -54,6 +54,8 @@ class BlobStore:
         self.block_bytes = block_bytes
         self.file_bytes = -(-(HEADER_BYTES + block_bytes) // _FILE_SYSTEM_BLOCK) * _FILE_SYSTEM_BLOCK
         """What one block takes on disk."""
+        self.num_writes = 0
+        """Blocks that were written."""
         self.num_damaged = 0
         """Files that were found to be wrong, and deleted."""
         self.num_failed_writes = 0
@@ -91,6 +93,7 @@ class BlobStore:
                 unfinished.unlink()
             self._go_quiet(error)
             return False
+        self.num_writes += 1
         if self._quiet_until is not None:
             self._quiet_until = None
             logger.info("%s takes K/V again", self._folder)

@@ -87,6 +87,11 @@ class BlockMover:
         return 0 if self._store is None else self._store.num_damaged
 
     @property
+    def num_writes(self) -> int:
+        """Blocks that were written to disk."""
+        return 0 if self._store is None else self._store.num_writes
+
+    @property
     def num_failed_writes(self) -> int:
         """Blocks that the disk did not take."""
         return 0 if self._store is None else self._store.num_failed_writes

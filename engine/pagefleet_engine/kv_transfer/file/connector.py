@@ -52,7 +52,6 @@ class FileConnector:
         self._loads: dict[int, str] = {}
         self._saves: set[int] = set()
         self._num_loaded = 0
-        self._num_saved = 0
 
     @property
     def bell(self) -> int:
@@ -119,7 +118,6 @@ class FileConnector:
             elif move.job_id in self._saves:
                 self._saves.remove(move.job_id)
                 saves.append(move.job_id)
-                self._num_saved += move.num_blocks
         return TransfersDone(loads, saves)
 
     def report(self, load: EngineLoad) -> None:
@@ -143,7 +141,7 @@ class FileConnector:
         return KVTransferStats(
             {
                 f"{METRIC}_loaded_blocks_total": self._num_loaded,
-                f"{METRIC}_saved_blocks_total": self._num_saved,
+                f"{METRIC}_saved_blocks_total": self._mover.num_writes,
                 f"{METRIC}_damaged_total": self._mover.num_damaged,
                 f"{METRIC}_failed_writes_total": self._mover.num_failed_writes,
             }

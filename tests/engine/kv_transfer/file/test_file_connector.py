@@ -43,6 +43,8 @@ def test_every_block_is_a_file_and_comes_back(scene: ConnectorScene, tmp_path: P
     assert scene.loadable(again) == 20
     assert scene.load_and_wait(again, 5) == 5
     assert (counter(scene, "saved_blocks"), counter(scene, "loaded_blocks")) == (5, 5)
+    scene.save_and_wait(again)
+    assert counter(scene, "saved_blocks") == 5, "the folder has them"
 
 
 def test_what_it_has_is_not_known_at_once(scene: ConnectorScene) -> None:
