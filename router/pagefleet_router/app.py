@@ -119,10 +119,10 @@ class Router:
         self.metrics.include(self._prompts.collect)
         policy = make_policy(config.policy, self._caches.knowledge, time.monotonic)
         transfers = None if key is None else Transfers(key, config.pd_fallback)
+        pairing = None if transfers is None else make_pairing(config, policy, self._caches.knowledge)
         self._dispatcher = Dispatcher(
             self.table, policy, self.budget, OutlierDetector(), self.metrics, time.monotonic,
-            self._monitor.mark_refused,
-            None if transfers is None else make_pairing(config, policy, self._caches.knowledge),
+            self._monitor.mark_refused, pairing,
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self.table.subscribe_to_facts(self._facts_changed)
@@ -139,13 +139,10 @@ class Router:
             timing.hold, bool(config.cold_start_timeout), config.explain, traces=traces, transfers=transfers,
         )  # fmt: skip
         self.front = FrontDoor(
-            self.table,
-            services,
-            self.metrics,
+            self.table, services, self.metrics,
             FrontLimits(config.max_concurrent, bool(config.cold_start_timeout), config.session_header.encode()),
-            keys,
-            self._log,
-        )
+            keys, self._log,
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[int]:
