@@ -46,9 +46,9 @@ def build_core(
         ModelLoadError: the model cannot be loaded.
         ConfigError: the settings do not fit the model or the device.
     """
-    times = times or StartupTimes()
+    times, identity = times or StartupTimes(), identity or EngineIdentity()
     with times.phase("config"):
-        check_connectors(config)
+        check_connectors(config, identity)
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
         _check_layers(config, arch)
@@ -65,7 +65,7 @@ def build_core(
     )
     name = served_names(config.model.model, config.model.served_model_name)[0]
     model = LoadedModel(folder, arch, name, executor.dtype, executor.cache_dtype, executor.context_length)
-    connector, kv_transfer = _connect(config, executor, model, identity or EngineIdentity())
+    connector, kv_transfer = _connect(config, executor, model, identity)
     scheduler = Scheduler(
         config.scheduler, kv_cache, limits, cascade=config.execution.cascade_attention, connector=connector
     )

@@ -8,19 +8,20 @@ from __future__ import annotations
 from pagefleet_engine.config import EngineConfig, KVTransferConfig
 from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineSide
+from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.multi import MultiConnector
+from pagefleet_engine.kv_transfer.p2p.listening import check_listening
 from pagefleet_engine.kv_transfer.p2p.peers import parse_peers
 
 NAMES = ("p2p", "offload", "file")
 
 
-def check_connectors(config: EngineConfig) -> None:
+def check_connectors(config: EngineConfig, identity: EngineIdentity) -> None:
     """Refuse connectors that cannot be.
 
     Raises:
-        ConfigError: a name is unknown or stands twice, a setting that one needs is missing or wrong, or there is no
-            prefix cache for what they bring.
+        ConfigError: a name is unknown or stands twice, a setting that one needs is missing or wrong, a port is taken,
+            or there is no prefix cache for what they bring.
     """
     names = config.kv_transfer.connectors
     for name in names:
@@ -33,6 +34,8 @@ def check_connectors(config: EngineConfig) -> None:
     if "file" in names and config.kv_transfer.kv_offload_dir is None:
         raise ConfigError("kv_connector file needs a folder: give kv_offload_dir")
     parse_peers(config.kv_transfer.kv_peers)
+    if "p2p" in names:
+        check_listening(config.kv_transfer, identity)
 
 
 def check_layers(config: EngineConfig, groups: KVGroups) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.multi import MultiConnector
 
 from tests.fakes.byte_pages import SHAPE, BytePages
+from tests.fakes.kv_relay import free_pair
 
 
 def config(connector: str | None, **cache: Any) -> EngineConfig:
@@ -36,7 +38,7 @@ def config(connector: str | None, **cache: Any) -> EngineConfig:
 )
 def test_names_that_cannot_be(connector: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_connectors(config(connector))
+        check_connectors(config(connector), EngineIdentity())
 
 
 def test_names_are_looked_at_before_the_model() -> None:
@@ -46,8 +48,8 @@ def test_names_are_looked_at_before_the_model() -> None:
 
 def test_connectors_need_the_prefix_cache() -> None:
     with pytest.raises(ConfigError, match="needs the prefix cache"):
-        check_connectors(config("file", enable_prefix_caching=False))
-    check_connectors(config(None, enable_prefix_caching=False))
+        check_connectors(config("file", enable_prefix_caching=False), EngineIdentity())
+    check_connectors(config(None, enable_prefix_caching=False), EngineIdentity())
 
 
 def test_windows_are_refused_with_a_connector_only() -> None:
@@ -92,6 +94,46 @@ def test_what_a_connector_needs_is_asked_for_before_the_model() -> None:
     given = KVTransferConfig(kv_connector="p2p", kv_peers="prefill")
     with pytest.raises(ConfigError, match="kv_peers has 'prefill'"):
         build_core(EngineConfig(model=ModelConfig(model="nowhere"), kv_transfer=given))
+
+
+def p2p(**given: Any) -> EngineConfig:
+    """Of a model that is not there."""
+    return EngineConfig(model=ModelConfig(model="nowhere"), kv_transfer=KVTransferConfig(kv_connector="p2p", **given))
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> EngineIdentity:
+    """Of a fleet."""
+    key_file = tmp_path / "fleet-key"
+    key_file.write_bytes(b"k" * 32)
+    return EngineIdentity(fleet_key_file=str(key_file))
+
+
+@pytest.mark.parametrize("behind", [0, 1], ids=["control", "data"])
+def test_a_port_that_is_taken_is_refused_before_the_model(member: EngineIdentity, behind: int) -> None:
+    port = free_pair()
+    said = rf"port {port + behind} \(Address already in use.*give another kv_port"
+    with socket.create_server(("127.0.0.1", port + behind)), pytest.raises(ConfigError, match=said):
+        build_core(p2p(kv_port=port), identity=member)
+
+
+def test_the_next_port_is_for_tcp_alone(member: EngineIdentity) -> None:
+    port = free_pair()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        check_connectors(p2p(kv_port=port, kv_data_plane="nccl"), member)
+        with pytest.raises(ConfigError, match="give another kv_port"):
+            check_connectors(p2p(kv_port=port, kv_data_plane="tcp"), member)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"], ids=["unknown", "elsewhere"])
+def test_a_host_that_is_not_here_is_refused_before_the_model(member: EngineIdentity, host: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen for K/V on {host}"):
+        build_core(p2p(kv_host=host), identity=member)
+
+
+def test_a_fleet_key_is_asked_for_before_the_model() -> None:
+    with pytest.raises(ConfigError, match="give fleet_key_file"):
+        build_core(p2p())
 
 
 def side() -> EngineSide:

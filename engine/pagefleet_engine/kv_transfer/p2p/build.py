@@ -9,13 +9,13 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_engine.config import KVTransferConfig
-from pagefleet_engine.curve import load_fleet_key
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.engine_side import BuiltConnector, EngineSide
 from pagefleet_engine.kv_transfer.p2p.connector import P2PConnector
 from pagefleet_engine.kv_transfer.p2p.control_plane import ControlPlane
 from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane
 from pagefleet_engine.kv_transfer.p2p.driver import DriverParts
+from pagefleet_engine.kv_transfer.p2p.listening import fleet_key, has_tcp
 from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers, parse_peers
 from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.carrier import host_identity
 from pagefleet_engine.kv_transfer.p2p.planes.device.build import device_planes
@@ -38,9 +38,7 @@ def build_p2p(config: KVTransferConfig, side: EngineSide, settings: P2PSettings 
     Raises:
         ConfigError: there is no fleet key, an address cannot be used, or the data plane cannot be had here.
     """
-    if side.identity.fleet_key_file is None:
-        raise ConfigError("kv_connector p2p passes K/V to who has the fleet's key: give fleet_key_file")
-    key = load_fleet_key(side.identity.fleet_key_file)
+    key = fleet_key(side.identity)
     entries = parse_peers(config.kv_peers)
     settings = settings or settings_of(config, side.pages.bytes_per_block)
     compatibility = side.shape.compatibility
@@ -86,7 +84,7 @@ def _listen(config: KVTransferConfig, side: EngineSide, key: FleetKey) -> tuple[
     while True:
         tries -= 1
         control = ControlPlane(config.kv_host, config.kv_port, key)
-        if config.kv_data_plane not in ("auto", "tcp"):
+        if not has_tcp(config):
             return control, None
         try:
             return control, TcpPlane(side.pages, side.shape.compatibility, config.kv_host, control.port + 1)

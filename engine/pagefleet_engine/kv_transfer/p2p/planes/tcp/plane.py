@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 
 from pagefleet_engine.core.kv_connector import KVPages
-from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
     End,
     Frame,
@@ -27,6 +26,7 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Withdrawn,
 )
+from pagefleet_engine.kv_transfer.p2p.listening import listen
 from pagefleet_engine.kv_transfer.p2p.planes.invitations import Invitations
 from pagefleet_engine.kv_transfer.p2p.planes.landing import Landings
 from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import BadHello, Invitation, invitation_number
@@ -76,7 +76,7 @@ class TcpPlane:
         stall_s: float = STALL_S,
     ) -> None:
         self._settings = LinkSettings(PageViews(pages), compatibility, handshake_s, stall_s, self._tell)
-        self._listener = _listen(host, port)
+        self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._landings = Landings()
         self._invitations = Invitations()
@@ -312,15 +312,3 @@ class TcpPlane:
         for connection in self._connections():
             connection.socket.close()
         self._selector.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=128)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot take K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
-        ) from error
-    listener.setblocking(False)
-    return listener
