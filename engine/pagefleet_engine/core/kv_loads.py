@@ -203,13 +203,13 @@ class KVLoads:
             request, num_blocks = self._wanting[0].request, self._wanting[0].num_blocks
             if request.request_id in self._loading:  # of an earlier request by that name, which was aborted
                 return
-            reservation = None
-            if self._may_reserve(num_blocks):
-                spare = num_running + self._needed_before(request)
-                reservation = self._kv_cache.reserve(request, num_blocks, spare)
+            if not self._may_reserve(num_blocks):
+                return
+            spare = num_running + self._needed_before(request)
+            reservation = self._kv_cache.reserve(request, num_blocks, spare)
             if reservation is None:
                 if self._kv_cache.holds.num_pins:
-                    self._connector.relieve(num_blocks)
+                    self._connector.relieve(num_blocks + spare - self._kv_cache.num_available_blocks)
                 return
             del self._wanting[0]
             first = reservation.num_cached

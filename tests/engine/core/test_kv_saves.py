@@ -32,11 +32,13 @@ def answer(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def run(engine: FakeEngine) -> None:
+def run(engine: FakeEngine, connector: PagedConnector | None = None) -> None:
     for _ in range(200):
         if not engine.scheduler.has_work:
             return
         engine.step()
+        if connector is not None:
+            connector.turn()
     raise AssertionError("not done")
 
 
@@ -59,6 +61,31 @@ def test_growth_asks_too() -> None:
     run(engine)
     assert connector.relieved
     assert len(engine.outcomes["b"].token_ids) == 12
+
+
+def test_a_load_asks_for_what_it_lacks() -> None:
+    engine, connector = make_engine(16)
+    engine.add("a", range(40), answer(1))
+    run(engine)
+    connector.scripts["b"] = Script()
+    engine.add("b", range(20, 58), answer(1))
+    run(engine, connector)
+    assert connector.relieved == [9 - 6]
+    assert engine.outcomes["b"].num_cached_tokens == 36
+
+
+def test_a_load_that_waits_for_other_loads_asks_for_nothing() -> None:
+    engine, connector = make_engine(32)
+    engine.add("a", range(16), answer(1))
+    run(engine)
+    for number, name in enumerate("bc", 1):
+        connector.scripts[name] = Script(turns=3)
+        engine.add(name, range(10 * number, 10 * number + 38), answer(1))
+    engine.step()
+    assert connector.loads.keys() == {"b"}, "both would have more than half of the pool"
+    run(engine, connector)
+    assert connector.relieved == []
+    assert [engine.outcomes[name].num_cached_tokens for name in "bc"] == [36, 36]
 
 
 def test_nothing_is_asked_for_where_nothing_is_kept() -> None:
