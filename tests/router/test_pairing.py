@@ -17,6 +17,7 @@ from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.auto import Auto
 from pagefleet_router.scheduling.pair_cost import late_seconds, local_seconds, remote_seconds
 from pagefleet_router.scheduling.pairing import Pairing
+from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.policy import Choice
 from pagefleet_router.transfer_rates import TransferFigures, TransferRates
 
@@ -242,3 +243,16 @@ def test_how_fast_a_model_generates_is_learned_where_it_does(role: KvRole, is_le
         now += 1.0
         table.set_load("one", running=4, waiting=0, kv_usage=0.1, generated=10.0 * number)
     assert [engine.rates.decode.is_learned for engine in table.snapshot.engines] == [is_learned] * 2
+
+
+def test_engines_of_both_parts_take_turns_before_any_has_answered() -> None:
+    known, clock = Known(), lambda: 100.0
+    policy = make_policy("round-robin", known, clock)
+    pairing = Pairing(policy, known, 256, False, clock, random.Random(0))
+    view = RequestView("m", num_tokens=4000, stream=True, may_split=True)
+    pairs = []
+    for _ in range(6):
+        choice = pairing.choose(view, [D0, D1], [P0, P1])
+        policy.sent(view, choice.computes.engine)  # as the dispatcher does
+        pairs.append(ids(choice))
+    assert pairs == [("p0", "d0"), ("p1", "d1")] * 3

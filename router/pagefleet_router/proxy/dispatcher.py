@@ -90,10 +90,11 @@ class Dispatcher:
 
     def sent(self, view: RequestView, choice: Choice) -> None:
         """Note what an engine has been given: apart from `begin`, so that the request need not wait for it."""
-        self.policy.sent(view, choice.computes.engine)  # one that takes K/V has it only when it answers
+        computes = choice.computes
+        self.policy.sent(view, computes.engine)  # one that takes K/V has it only when it answers
         metrics, tokens = self.metrics, view.num_tokens
         metrics.pairs.choices[choice.kind] += 1
-        hits = min(choice.computes.cached_tokens, tokens)
+        hits = min(computes.cached_tokens, tokens)
         metrics.prefix_queries += tokens
         metrics.prefix_hits += hits
         if view.model is not None:

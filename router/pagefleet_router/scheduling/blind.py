@@ -47,18 +47,22 @@ class RoundRobin:
         self._last: dict[str, int] = {}
 
     def choose(self, request: RequestView, engines: Sequence[EngineView]) -> Choice:
-        """Return the engine that was chosen the longest ago."""
+        """Return the engine that was chosen the longest ago.
+
+        That is its turn: of two engines for one request only one is `sent` it before it answers.
+        """
         last = self._last
-        return Choice(min(engines, key=lambda engine: last.get(engine.id, 0)))
+        engine = min(engines, key=lambda engine: last.get(engine.id, 0))
+        self._turn += 1
+        last[engine.id] = self._turn
+        return Choice(engine)
 
     def explain(self, request: RequestView, engines: Sequence[EngineView]) -> tuple[Score, ...]:
         """See Policy."""
         return blind_scores(request, engines, self._clock())
 
     def sent(self, request: RequestView, engine: EngineView) -> None:
-        """Note its turn."""
-        self._turn += 1
-        self._last[engine.id] = self._turn
+        """Nothing to learn."""
 
     def lost(self, engine_id: str) -> None:
         """Forget its turns."""
