@@ -55,12 +55,12 @@ class Pair:
         self.scene = Scene(self.source, self.target)
         self.scene.join(self.source, self.target)
 
-    def works(self, block: int = 200) -> None:
-        """The canary: a transfer of one block."""
+    def works(self, block: int = 200) -> bool:
+        """Whether a transfer of one block arrives as it was sent: the canary."""
         self.target.plane.land("p", landing([block], epoch=99))
         self.source.plane.send("d", frame(0, 0, [7], epoch=99))
         self.scene.wait_for(self.target, FrameArrived)
-        assert self.target.pool.peek(block) == content(7)
+        return self.target.pool.peek(block) == content(7)
 
     def refused(self) -> str:
         """Why the next frame was."""
@@ -137,7 +137,7 @@ def test_a_frame_that_is_not_the_next_touches_nothing(pair: Pair, sent: Frame, w
     pair.source.plane.send("d", sent)
     assert why in pair.refused()
     assert pair.untouched(range(NUM_BLOCKS))
-    pair.works()
+    assert pair.works()
 
 
 def test_a_frame_that_comes_twice_is_taken_once(pair: Pair) -> None:
@@ -175,7 +175,7 @@ def test_a_frame_whose_transfer_was_given_up_on_its_way_reaches_no_block(pair: P
     pair.target.plane.hear("p", held[0].data)
     assert "no transfer" in pair.refused()
     assert pair.target.pool.peek(10) == GARBAGE
-    pair.works()
+    assert pair.works()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,7 +194,7 @@ def test_damage_is_found(kind: str, at: int) -> None:
     assert "checksum" in pair.refused()
     assert pair.untouched(range(NUM_BLOCKS))
     pair.world.damage = pair.memory.damage = None
-    pair.works()
+    assert pair.works()
     pair.scene.close()
 
 
@@ -243,7 +243,7 @@ def test_a_peer_whose_link_broke_is_left_alone_and_then_dialled_again(pair: Pair
 
     pair.target.seen.append(LinkDown("p", "target", "at first"))
     pair.scene.until(up, "another link")
-    pair.works()
+    assert pair.works()
 
 
 def test_a_slot_that_is_not_there_is_not_read() -> None:
@@ -276,7 +276,7 @@ def test_words_of_other_links_change_nothing(pair: Pair) -> None:
         pair.target.plane.hear("p", stale)
         pair.source.plane.hear("d", stale)
         pair.target.plane.hear("nobody", stale)
-    pair.works()
+    assert pair.works()
 
 
 def test_a_lost_word_ends_the_link(pair: Pair) -> None:
@@ -368,7 +368,7 @@ def test_an_invitation_is_good_once_and_for_whom_it_is(pair: Pair) -> None:
     pair.source.plane.hear("thief", encode_word(Envelope(token, True, 0), Join()))
     pair.source.plane.hear("d", encode_word(Envelope(b"f" * 16, True, 0), Join()))
     pair.scene.until(lambda: pair.source.plane.counters()["refused_connections_total"] == before + 2)
-    pair.works()
+    assert pair.works()
 
 
 def test_an_invitation_that_was_taken_back_or_pushed_out_is_good_no_more(pair: Pair) -> None:
@@ -379,6 +379,7 @@ def test_an_invitation_that_was_taken_back_or_pushed_out_is_good_no_more(pair: P
     for peer, token in (("back", back), ("out", out)):
         pair.source.plane.hear(peer, encode_word(Envelope(token, True, 0), Join()))
     pair.scene.until(lambda: pair.source.plane.counters()["refused_connections_total"] == 2.0)
+    assert not pair.source.seen  # no link, and nothing happened to the one there is
 
 
 @pytest.mark.parametrize("invitation", [b"", b"short", b"PFKG\x02\x00" + b"t" * 16, b"PFKG\x01\x00" + b"t" * 16])
@@ -391,7 +392,7 @@ def test_who_connects_again_replaces_its_link(pair: Pair) -> None:
     pair.target.plane.connect("p", "127.0.0.1", pair.source.plane.invite("d"))
     assert "again" in pair.down(pair.source)
     pair.scene.wait_for(pair.target, LinkUp)
-    pair.works()
+    assert pair.works()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -418,7 +419,7 @@ def test_both_may_be_each_others_source_with_more_frames_than_slots(kind: str) -
 
 def test_what_was_exported_and_opened_is_given_back() -> None:
     pair = Pair("cuda_ipc")
-    pair.works()
+    assert pair.works()
     assert pair.memory.opened == 1
     pair.target.plane.disconnect("p", "target")
     assert pair.memory.opened == 0
