@@ -3,7 +3,8 @@
 Only engines of one revision pair: a revision that lost one part would be the waste of the other. Stateless, in whole
 numbers, from what was asked for last and what is ready; applied until it changes nothing.
 
-- The wanted revision grows as far as `max_surge` allows, beside what is left of the older ones.
+- The wanted revision grows as far as `max_surge` allows, beside what is left of the older ones. One that fails does not
+  grow: what it may not have, the older one that serves most gets.
 - An older one shrinks by what the wanted one has ready, both parts in proportion, rounded up: the last engine of one
   part goes with the last of the other.
 - Where there may be none too many, and a part is so small that all of it may be missing, a second pair cannot exist
@@ -44,6 +45,8 @@ class RevisionSeen:
     """What was asked for last."""
     ready: Pair
     """What answers now."""
+    fails: bool = False
+    """Of the wanted one: whether more of it would not get ready either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,20 @@ def next_counts(target: Pair, wanted: RevisionSeen, old: Sequence[RevisionSeen],
     """
     if target.empty or not old:
         return {wanted.revision: target, **{one.revision: Pair() for one in old}}
-    keep = _keep(target, wanted.ready, old, bounds)
+    share = _share_of_old(target, wanted.ready, bounds)
+    keep = _keep(target, share, old)
     left = Pair(sum(one.prefill for one in keep.values()), sum(one.decode for one in keep.values()))
-    grown = Pair(
-        _grown(target.prefill, left.prefill, wanted.asked.prefill, bounds),
-        _grown(target.decode, left.decode, wanted.asked.decode, bounds),
+    if not wanted.fails:
+        prefill = _grown(target.prefill, left.prefill, wanted.asked.prefill, bounds)
+        decode = _grown(target.decode, left.decode, wanted.asked.decode, bounds)
+        return {wanted.revision: Pair(prefill, decode), **keep}
+    held = Pair(min(target.prefill, wanted.asked.prefill), min(target.decode, wanted.asked.decode))
+    best = max(old, key=_worth).revision
+    instead = Pair(
+        _instead(keep[best].prefill, _room(share, target.prefill, held.prefill, bounds) - left.prefill),
+        _instead(keep[best].decode, _room(share, target.decode, held.decode, bounds) - left.decode),
     )
-    return {wanted.revision: grown, **keep}
+    return {wanted.revision: held, **keep, best: instead}
 
 
 def _alone(target: Pair, bounds: Bounds) -> bool:
@@ -88,15 +98,19 @@ def _grown(target: int, left: int, asked: int, bounds: Bounds) -> int:
     return min(target, max(asked, target + bounds.max_surge - left))
 
 
-def _keep(target: Pair, ready: Pair, old: Sequence[RevisionSeen], bounds: Bounds) -> dict[str, Pair]:
+def _room(share: Fraction, target: int, held: int, bounds: Bounds) -> int:
+    """Return how many of the older revisions there may be beside a wanted one that does not grow."""
+    return min(ceil(share * target), target + bounds.max_surge - held)
+
+
+def _instead(kept: int, missing: int) -> int:
+    """Return what an older revision has where the wanted one does not grow; of a part that it has none of, none."""
+    return kept + max(0, missing) if kept else 0
+
+
+def _keep(target: Pair, share: Fraction, old: Sequence[RevisionSeen]) -> dict[str, Pair]:
     """Return what older revisions keep. Those that serve least go first."""
-    if _alone(target, bounds):
-        return {one.revision: Pair() for one in old}
     have = Pair(sum(one.asked.prefill for one in old), sum(one.asked.decode for one in old))
-    share = max(
-        _share(target.prefill, ready.prefill, bounds.max_unavailable),
-        _share(target.decode, ready.decode, bounds.max_unavailable),
-    )
     room = Pair(_part(share, target.prefill, have.prefill), _part(share, target.decode, have.decode))
     kept: dict[str, Pair] = {}
     for one in sorted(old, key=_worth, reverse=True):
@@ -106,6 +120,16 @@ def _keep(target: Pair, ready: Pair, old: Sequence[RevisionSeen], bounds: Bounds
         kept[one.revision] = pair
         room = Pair(room.prefill - pair.prefill, room.decode - pair.decode)
     return kept
+
+
+def _share_of_old(target: Pair, ready: Pair, bounds: Bounds) -> Fraction:
+    """Return the part of the target that older revisions carry."""
+    if _alone(target, bounds):
+        return Fraction(0)
+    return max(
+        _share(target.prefill, ready.prefill, bounds.max_unavailable),
+        _share(target.decode, ready.decode, bounds.max_unavailable),
+    )
 
 
 def _share(target: int, ready: int, max_unavailable: int) -> Fraction:

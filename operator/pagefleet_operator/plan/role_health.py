@@ -188,6 +188,12 @@ def role_progress(seen: RoleSeen) -> Verdict | None:
     return Verdict(True, Reason.STARTING, seen.count)
 
 
+def rollout_stopped(seen: RoleSeen) -> bool:
+    """Return whether the wanted revision fails, and is not to be had more of."""
+    told = role_progress(seen)
+    return told is not None and told.reason is Reason.ROLLOUT_STOPPED
+
+
 def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
     cause = (
         failing.message if failing else f"no {seen.noun.removesuffix('s')} became ready within rollout.progressSeconds"

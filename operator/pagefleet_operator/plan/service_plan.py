@@ -31,7 +31,7 @@ from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.role_health import see_role
+from pagefleet_operator.plan.role_health import RoleSeen, rollout_stopped, see_role
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import Verdict, find_condition
 
@@ -187,22 +187,21 @@ def _carried_out(
 ) -> ServicePlan:
     groups = model.groups
     fit = groups.fit
+    both = _both_parts(service, observed, model)
     context = ChildContext(
         children=observed.children,
         optional_kinds=observed.optional_kinds,
         model_ready=model.ready,
         engines=groups.whole,
         parts=groups.parts,
+        fails=both is not None and any(map(rollout_stopped, both[1])),
         engine_allowed=fit.refusal is None,
     )
     children = wanted_children(service, model.resolved, settings, context)
     taken = taken_names(children, observed)
     revisions = revision_of(children)
-    if groups.parts:
-        blocked = not model.ready or fit.refusal is not None
-        revisions["engine"] = "" if blocked else pair_revision(groups.parts)  # those that exist stay as they are
+    engines, parts = both or groups.see(service, observed, revisions.get("engine", ""))
     key, namespace = (service.metadata.namespace, service.name), service.metadata.namespace
-    engines, parts = groups.see(service, observed, revisions.get("engine", ""))
     routers = see_role("router", key, service.spec.router.replicas, revisions.get("router", ""), observed)
     cached = model_verdict(model.resolved, model.job, engines, observed, namespace)
     situation = Situation(
@@ -234,6 +233,17 @@ def _carried_out(
         needs_fleet_key=needs_fleet_key(service, children, observed),
         look_again_s=_look_again(model, observed.now, settled and not situation.degraded and not groups.parts),
     )
+
+
+def _both_parts(
+    service: InferenceService, observed: Observed, model: _Model
+) -> tuple[RoleSeen, tuple[RoleSeen, ...]] | None:
+    """Return the engines of a disaggregated service as they were seen, together and by part; None: it is none."""
+    groups = model.groups
+    if not groups.parts:
+        return None
+    blocked = not model.ready or groups.fit.refusal is not None  # those that exist stay as they are
+    return groups.see(service, observed, "" if blocked else pair_revision(groups.parts))
 
 
 def _nothing(outcome: _Model | Refusal) -> Verdict:

@@ -121,6 +121,10 @@ def test_a_revision_that_fails_takes_nothing_down_and_is_told() -> None:
     assert world.status is not None
     assert told(world.status, "Progressing") == ("False", Reason.ROLLOUT_STOPPED)
     assert condition(world.status, "Ready").status == "True"
+    three = {**TWO, "decode": {"replicas": 3}}
+    world.edit(disaggregation=three, engine={"args": ["--bad"]})
+    assert roll(world, least=2)[-1] == {old: (2, 3), new: (1, 1)}
+    assert ready(world, "decode") == 3, "more are wanted, and come of what serves"
     world.edit(disaggregation=TWO)
     assert roll(world, least=2)[-1] == {old: (2, 2)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,10 +15,12 @@ NEW = "new"
 Counts = Mapping[str, tuple[int, int]]
 
 
-def step(target: tuple[int, int], asked: Counts, ready: Counts, bounds: Bounds) -> dict[str, tuple[int, int]]:
+def step(
+    target: tuple[int, int], asked: Counts, ready: Counts, bounds: Bounds, *, fails: bool = False
+) -> dict[str, tuple[int, int]]:
     """One look: what is asked for after it."""
     seen = {name: RevisionSeen(name, Pair(*asked.get(name, (0, 0))), Pair(*ready.get(name, (0, 0)))) for name in asked}
-    wanted = seen.pop(NEW, RevisionSeen(NEW, Pair(), Pair()))
+    wanted = replace(seen.pop(NEW, RevisionSeen(NEW, Pair(), Pair())), fails=fails)
     found = next_counts(Pair(*target), wanted, tuple(seen.values()), bounds)
     return {name: (pair.prefill, pair.decode) for name, pair in found.items()}
 
@@ -99,6 +102,40 @@ def test_what_does_not_get_ready_takes_nothing_down() -> None:
     assert step((2, 2), asked, half, Bounds(1, 0)) == asked, "prefill alone carries nothing"
 
 
+STOPPED: list[tuple[str, tuple[int, int], Bounds, Counts, Counts]] = [
+    # What is asked for, of which the new one is not ready; then what is.
+    ("nothing more is wanted", (2, 2), Bounds(1, 0), {"old": (2, 2), NEW: (1, 1)}, {"old": (2, 2), NEW: (1, 1)}),
+    ("more of both", (4, 4), Bounds(1, 0), {"old": (2, 2), NEW: (1, 1)}, {"old": (4, 4), NEW: (1, 1)}),
+    ("more of one part", (2, 5), Bounds(1, 0), {"old": (2, 2), NEW: (1, 1)}, {"old": (2, 5), NEW: (1, 1)}),
+    ("no spare GPU", (6, 6), Bounds(0, 1), {"old": (2, 2), NEW: (1, 1)}, {"old": (5, 5), NEW: (1, 1)}),
+    ("fewer", (1, 1), Bounds(1, 0), {"old": (2, 2), NEW: (1, 1)}, {"old": (1, 1), NEW: (1, 1)}),
+    ("none", (0, 0), Bounds(1, 0), {"old": (2, 2), NEW: (1, 1)}, {"old": (0, 0), NEW: (0, 0)}),
+    (
+        "the one that serves most",
+        (4, 4),
+        Bounds(1, 0),
+        {"first": (1, 1), "second": (2, 2), NEW: (1, 1)},
+        {"first": (1, 1), "second": (3, 3), NEW: (1, 1)},
+    ),
+    ("whole requests", (3, 3), Bounds(1, 0), {"old": (0, 2), NEW: (1, 1)}, {"old": (0, 3), NEW: (1, 1)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "bounds", "asked", "then"), [case[1:] for case in STOPPED], ids=[case[0] for case in STOPPED]
+)
+def test_where_the_wanted_revision_fails_the_older_one_grows(
+    target: tuple[int, int], bounds: Bounds, asked: Counts, then: Counts
+) -> None:
+    ready = {name: pair for name, pair in asked.items() if name != NEW}
+    assert step(target, asked, ready, bounds, fails=True) == then
+
+
+def test_an_older_revision_that_grew_goes_once_the_wanted_one_is_right() -> None:
+    asked = {"old": (4, 4), NEW: (1, 1)}
+    assert all_steps((4, 4), asked, Bounds(1, 0))[-1] == {NEW: (4, 4)}
+
+
 def test_of_two_older_revisions_the_one_that_serves_stays_longest() -> None:
     asked = {"first": (2, 2), "second": (1, 1), NEW: (0, 0)}
     found = step((2, 2), asked, {"first": (2, 2)}, Bounds(1, 0))
@@ -147,14 +184,17 @@ def test_every_rollout_ends_and_no_revision_loses_one_part_alone(
     asked=st.dictionaries(st.sampled_from(["a", "b", NEW]), st.tuples(sizes, sizes), min_size=1),
     target=st.tuples(sizes, sizes),
     bounds=bounds_given,
+    fails=st.booleans(),
     data=st.data(),
 )
 def test_the_same_sight_asks_for_the_same_again(
-    asked: dict[str, tuple[int, int]], target: tuple[int, int], bounds: Bounds, data: st.DataObject
+    asked: dict[str, tuple[int, int]], target: tuple[int, int], bounds: Bounds, fails: bool, data: st.DataObject
 ) -> None:
     """However often it is looked at while nothing gets ready, nothing more goes."""
     ready = {name: (data.draw(st.integers(0, p)), data.draw(st.integers(0, d))) for name, (p, d) in asked.items()}
-    once = step(target, asked, ready, bounds)
+    once = step(target, asked, ready, bounds, fails=fails)
     still = {name: tuple(map(min, pair, once[name])) for name, pair in ready.items()}
-    twice = step(target, once, still, bounds)  # type: ignore[arg-type]
+    twice = step(target, once, still, bounds, fails=fails)  # type: ignore[arg-type]
     assert twice == once
+    if fails and len(asked) > 1 and NEW in asked:
+        assert all(map(int.__le__, once[NEW], asked[NEW])), "no more of what fails"

@@ -41,6 +41,8 @@ class ChildContext:
     """How many are wanted for whole requests."""
     parts: tuple[Part, ...] = ()
     """What is wanted instead where prompts and answers are computed by different engines."""
+    fails: bool = False
+    """Whether those of both parts that there are do not get ready."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
 
@@ -92,7 +94,8 @@ def _engines(
         return tuple(as_seen(body, "apps/v1", "Deployment") for body in bodies)
     if not context.parts and seen is not None and seen.ours and seen.scaled_by and not pairs:
         return (with_applied(engine_deployment(service, resolved, settings, None)),)
-    return engine_deployments(service, resolved, settings, context.children, context.parts or context.engines)
+    wanted = context.parts or context.engines
+    return engine_deployments(service, resolved, settings, context.children, wanted, fails=context.fails)
 
 
 def _job(service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext) -> Object:

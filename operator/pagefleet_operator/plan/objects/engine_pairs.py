@@ -7,7 +7,7 @@ step, and a revision has both parts or none. Kubernetes rolls over engines for w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
@@ -78,6 +78,8 @@ def engine_deployments(
     settings: ClusterSettings,
     children: Mapping[ChildKey, Child],
     wanted: int | tuple[Part, ...],
+    *,
+    fails: bool = False,
 ) -> tuple[Object, ...]:
     """Return the Deployments to be applied now: the wanted ones, and what is left of others.
 
@@ -87,15 +89,15 @@ def engine_deployments(
         settings: the administrator's.
         children: as seen.
         wanted: engines for whole requests, or both parts.
+        fails: whether the wanted revision has to prove itself before there may be more of it.
     """
     deployed = _deployed(children)
     revision = WHOLE if isinstance(wanted, int) else pair_revision(wanted)
     old = _revisions(one for one in deployed if one.revision != revision)
     target = Pair(0, wanted) if isinstance(wanted, int) else Pair(*(one.engines for one in wanted))
-    now = _revisions(one for one in deployed if one.revision == revision)
-    counts = next_counts(
-        target, now[0] if now else RevisionSeen(revision, Pair(), Pair()), old, _bounds(resolved, wanted)
-    )
+    seen = _revisions(one for one in deployed if one.revision == revision)
+    now = replace(seen[0], fails=fails) if seen else RevisionSeen(revision, Pair(), Pair())
+    counts = next_counts(target, now, old, _bounds(resolved, wanted))
     kept = [one for one in deployed if one.revision != revision and not counts[one.revision].empty]
     return (
         *_wanted(service, resolved, settings, wanted, (revision, counts[revision])),
