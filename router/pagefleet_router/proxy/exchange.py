@@ -38,8 +38,7 @@ class Exchange:
     __slots__ = (
         "_answering", "_attempted", "_begun", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back",
         "_is_admitted", "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape",
-        "_try_span", "cached_tokens", "choice", "delivery", "engine", "first_byte_s", "pair", "request", "span", "view",
-        "waited_s",
+        "_try_span", "choice", "delivery", "engine", "first_byte_s", "pair", "request", "span", "view", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
@@ -54,8 +53,6 @@ class Exchange:
         self.first_byte_s: float | None = None
         self.waited_s = 0.0
         """Until it was admitted."""
-        self.cached_tokens = 0
-        """Of the prompt, at the last engine, as far as the choice knew."""
         self.span = services.traces.request(request, services.dispatcher.clock() - request.began_at)
         """Who is told that the request is over ends it."""
         self._try_span: Span = NO_SPAN
@@ -217,12 +214,11 @@ class Exchange:
     def _attempt(self, choice: Choice) -> None:
         self.choice = choice
         engine = self.engine = choice.engine
-        self.cached_tokens = choice.cached_tokens
         if self._attempted is not None:
             self._attempted.over(self._clock())
         self._attempted = self._dispatcher.begin(self.view, choice)
         self._try_span.end()
-        self._try_span = attempt_span(self.span, engine, choice.cached_tokens)
+        self._try_span = attempt_span(self.span, choice)
         self._next_pair(choice)
         self._answering = False
         self._begun = None

@@ -187,21 +187,22 @@ class FrontDoor:
 
 
 def _record(request_id: str, route: str, total_ms: float, exchange: Exchange) -> AccessRecord:
-    delivery, view, first_s, pair = exchange.delivery, exchange.view, exchange.first_byte_s, exchange.pair
+    delivery, view, first_s = exchange.delivery, exchange.view, exchange.first_byte_s
+    choice, pair = exchange.choice, exchange.pair
     return AccessRecord(
         request_id,
         route,
         delivery.status,
         total_ms,
-        engine=None if exchange.engine is None else exchange.engine.id,
+        engine=None if choice is None else choice.engine.id,
         retries=exchange.num_retries,
         first_byte_ms=None if first_s is None else round(first_s * 1e3, 2),
         bytes_out=delivery.num_bytes,
         model=view.model,
         prompt_tokens=view.num_tokens,
-        cached_tokens=exchange.cached_tokens,
+        cached_tokens=0 if choice is None else choice.cached_tokens,
         queue_ms=round(exchange.waited_s * 1e3, 2),
-        pd="none" if exchange.choice is None else exchange.choice.kind,
+        pd="none" if choice is None else choice.kind,
         transfer_id=None if pair is None else pair.transfer.id,
         prefill_engine=None if pair is None else pair.prefill.engine.id,
     )

@@ -78,7 +78,7 @@ class PairAttempt:
         prefill, services = self.prefill, self._services
         dispatcher = services.dispatcher
         self._late_s = late_seconds(prefill, self._choice, view.num_tokens)
-        part = attempt_span(span, prefill.engine, prefill.cached_tokens)
+        part = attempt_span(span, prefill)
         tell_leg(part, "prefill", self.transfer)
         # Of its answer, too, the first byte tells that the prompt is computed; the leg's end is not that of the stream,
         # for which a long prompt must not be kept.

@@ -12,7 +12,6 @@ from pagefleet_protocol.tracing import NO_TRACER, Span, Tracer
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from pagefleet_router.config import check_engine_url
-from pagefleet_router.endpoints import EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.proxy.client_request import ClientRequest
 from pagefleet_router.request_view import RequestView
@@ -23,9 +22,7 @@ class Outcome(Protocol):
     """What became of a request, as far as its span tells it."""
 
     view: RequestView
-    engine: EngineView | None
     choice: Choice | None
-    cached_tokens: int
     waited_s: float
 
     @property
@@ -59,16 +56,15 @@ class RequestTraces:
     def over(self, span: Span, status: int, outcome: Outcome) -> None:
         """End the span of a request."""
         if span.is_kept:
-            view = outcome.view
+            view, choice = outcome.view, outcome.choice
             if view.model is not None:
                 span.set(names.MODEL, view.model)
-            if outcome.engine is not None:
-                span.set(names.ENGINE, outcome.engine.id)
-            if outcome.choice is not None:
-                span.set(names.PREFILL_BY, outcome.choice.kind)
+            if choice is not None:
+                span.set(names.ENGINE, choice.engine.id)
+                span.set(names.PREFILL_BY, choice.kind)
             span.set(names.STATUS, status)
             span.set(names.INPUT_TOKENS, view.num_tokens)
-            span.set(names.CACHED_TOKENS, outcome.cached_tokens)
+            span.set(names.CACHED_TOKENS, 0 if choice is None else choice.cached_tokens)
             span.set(names.QUEUE_S, round(outcome.waited_s, 6))
             span.set(names.RETRIES, outcome.num_retries)
             if status >= 500:
@@ -85,15 +81,15 @@ class RequestTraces:
         yield family
 
 
-def attempt_span(request: Span, engine: EngineView, cached_tokens: int) -> Span:
+def attempt_span(request: Span, choice: Choice) -> Span:
     """Begin the span of one engine being asked."""
     span = request.part("ask engine")
     if span.is_kept:
-        span.set(names.ENGINE, engine.id)
-        host, port = check_engine_url(engine.endpoint.url)
+        span.set(names.ENGINE, choice.engine.id)
+        host, port = check_engine_url(choice.engine.endpoint.url)
         span.set(names.SERVER_ADDRESS, host)
         span.set(names.SERVER_PORT, port)
-        span.set(names.CACHED_TOKENS, cached_tokens)
+        span.set(names.CACHED_TOKENS, choice.cached_tokens)
     return span
 
 
