@@ -72,17 +72,15 @@ class Served:
     """One request as the router has it when it is over."""
 
     view: RequestView
-    engine: EngineView | None
     choice: Choice | None
-    cached_tokens: int = 512
     waited_s: float = 0.0012
     num_retries: int = 0
 
 
-def serve(traces: RequestTraces, request: ClientRequest, engine: EngineView, served: Served) -> None:
+def serve(traces: RequestTraces, request: ClientRequest, choice: Choice, served: Served) -> None:
     """Make a request's spans."""
     span = traces.request(request, 0.001)
-    attempt = attempt_span(span, engine, served.cached_tokens)
+    attempt = attempt_span(span, choice)
     attempt.context  # noqa: B018 - it is computed for the engine's headers
     attempt.set(names.STATUS, 200)
     attempt.end()
@@ -93,13 +91,13 @@ def turn(tracer: Tracer, count: int, is_kept: bool) -> tuple[float, float]:
     """Make the spans of so many requests; returns microseconds of the loop and of other threads for each."""
     request = ClientRequest("POST", b"/v1/chat/completions", [(b"host", b"router")], request_id=b"req-1")
     request.route = route_of("/v1/chat/completions")
-    engine = EngineView(Endpoint("qwen-0", "http://10.0.0.1:8000", "qwen"))
-    served = Served(RequestView("qwen", num_tokens=1024), engine, Choice(engine, 512))
+    choice = Choice(EngineView(Endpoint("qwen-0", "http://10.0.0.1:8000", "qwen")), 512)
+    served = Served(RequestView("qwen", num_tokens=1024), choice)
     traces = RequestTraces(tracer, "auto")
     before, exported = time.process_time(), tracer.num_exported
     began = time.thread_time()
     for _ in range(count):
-        serve(traces, request, engine, served)
+        serve(traces, request, choice, served)
     loop = time.thread_time() - began
     deadline = time.monotonic() + SENT_S
     while is_kept and tracer.num_exported < exported + 2 * count:
