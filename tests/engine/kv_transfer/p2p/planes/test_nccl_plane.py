@@ -52,12 +52,12 @@ class Fleet:
         self.scene.ends[name] = end
         return end
 
-    def move(self, source: DeviceEnd, target: DeviceEnd, block: int, epoch: int) -> None:
-        """One block, from the same place to the same place."""
+    def move(self, source: DeviceEnd, target: DeviceEnd, block: int, epoch: int) -> bool:
+        """Whether one block goes from a place to the same place there."""
         target.plane.land(source.name, landing([block], epoch=epoch))
         source.plane.send(target.name, frame(0, 0, [block], epoch=epoch))
         self.scene.wait_for(target, FrameArrived)
-        assert target.pool.peek(block) == content(block)
+        return target.pool.peek(block) == content(block)
 
     def down(self, end: DeviceEnd) -> str:
         """Why a link ended there."""
@@ -82,7 +82,7 @@ def test_one_thread_of_an_engine_calls_nccl(fleet: Fleet) -> None:
     source, target = fleet.add("p", filled=True), fleet.add("d")
     fleet.scene.join(source, target)
     fleet.scene.join(target, source)
-    fleet.move(source, target, 5, 1)
+    assert fleet.move(source, target, 5, 1)
     target.plane.disconnect("p", "target")
     fleet.scene.wait_for(source, LinkDown)
     assert [len(library.callers) for library in fleet.libraries.values()] == [1, 1]
@@ -107,7 +107,7 @@ def test_a_source_parks_the_communicator_that_idles_longest_and_makes_it_again(f
     assert source.plane.counters()["communicators"] == 2.0
     for epoch in range(1, 4):
         for at, target in enumerate(targets):
-            fleet.move(source, target, 10 * epoch + at, epoch)
+            assert fleet.move(source, target, 10 * epoch + at, epoch)
             assert len(fleet.world.ranks) <= 5  # two pairs, and a half that has not heard yet
     counters = source.plane.counters()
     assert counters["communicators"] == 2.0
@@ -122,7 +122,7 @@ def test_a_target_asks_a_source_that_idles_for_its_room(fleet: Fleet) -> None:
         fleet.scene.join(source, target)
     for epoch in range(1, 4):
         for at, source in enumerate(sources):
-            fleet.move(source, target, 10 * epoch + at, epoch)
+            assert fleet.move(source, target, 10 * epoch + at, epoch)
     assert fleet.said(PleasePark) >= 5
     assert target.plane.counters()["communicators"] == 1.0
     assert target.plane.counters()["communicators_made_total"] >= 6.0
@@ -141,7 +141,7 @@ def test_a_communicator_that_is_in_use_is_not_given_up(fleet: Fleet) -> None:
     source.plane.disconnect("a", "source")  # and with that there is room
     fleet.world.nothing_moves = False
     fleet.scene.wait_for(other, LinkUp)
-    fleet.move(source, other, 6, 2)
+    assert fleet.move(source, other, 6, 2)
 
 
 def test_engines_at_their_limit_that_want_each_other_do_not_wait_in_a_circle(fleet: Fleet) -> None:
@@ -157,7 +157,7 @@ def test_engines_at_their_limit_that_want_each_other_do_not_wait_in_a_circle(fle
         for at, source in enumerate(ends):
             for target in ends:
                 if source is not target:
-                    fleet.move(source, target, 10 * epoch + at, 10 * epoch + at)
+                    assert fleet.move(source, target, 10 * epoch + at, 10 * epoch + at)
 
 
 def test_ranks_that_never_meet_end_the_attempt(fleet: Fleet) -> None:
