@@ -16,7 +16,7 @@ from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_p
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.trouble import Trouble
-from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, Verdict
+from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, Verdict
 
 DOWNLOAD_REASONS = frozenset(
     {
@@ -156,7 +156,7 @@ def role_verdict(seen: RoleSeen, gate: Verdict | None = None) -> Verdict:
         gate: why there is no Deployment yet, where there is none on purpose.
     """
     if seen.wanted == 0:
-        return SCALED_TO_ZERO
+        return NO_PAIR if seen.role in PAIR_ROLES else SCALED_TO_ZERO
     if seen.ready >= seen.wanted:
         return Verdict(True, Reason.ALL_READY, seen.count)
     if gate and seen.body is None and not seen.pods:

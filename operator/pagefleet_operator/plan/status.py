@@ -28,7 +28,7 @@ from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.verdict import SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
+from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
 from pagefleet_operator.plan.workloads import Plan, Workload
 
 
@@ -174,7 +174,7 @@ def _model_verdict(seen: ModelSeen) -> Verdict:
 def _workload_verdict(workload: Workload, instances: Sequence[Instance], gate: Verdict | None) -> Verdict:
     ready, wanted = _count_ready(instances), workload.replicas
     if wanted == 0:
-        return SCALED_TO_ZERO
+        return NO_PAIR if workload.role in PAIR_ROLES else SCALED_TO_ZERO
     count = _count(workload, instances)
     if ready >= wanted:
         return Verdict(True, Reason.ALL_READY, count)

@@ -33,6 +33,12 @@ class Verdict:
 SCALED_TO_ZERO = Verdict(
     False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: set it to 1 or more to have requests answered"
 )
+NO_PAIR = Verdict(
+    False,
+    Reason.SCALED_TO_ZERO,
+    "spec.disaggregation has replicas 0: set those of prefill and of decode to 1 or more to have requests answered",
+)
+"""The same of a disaggregated service."""
 SETTLED = Verdict(False, Reason.SETTLED, "everything runs as the spec says")
 
 

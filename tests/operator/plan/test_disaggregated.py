@@ -148,7 +148,9 @@ def test_none_of_either_part() -> None:
     world = running(disaggregation={"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
     assert list(counts(world).values()) == [(0, 0)]
     assert world.status is not None
-    assert told(world.status, "EngineReady") == ("False", Reason.SCALED_TO_ZERO)
+    for kind in ("Ready", "EngineReady", "PrefillReady", "DecodeReady"):
+        assert told(world.status, kind) == ("False", Reason.SCALED_TO_ZERO), kind
+        assert "spec.disaggregation has replicas 0" in condition(world.status, kind).message, kind
 
 
 def test_one_part_alone_still_answers_and_is_told() -> None:
