@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pagefleet_operator.local.reporter import LiveReporter, OutputThread, PlainR
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.status import Observation, service_status
+from pagefleet_protocol.inference_status import RoleScalingStatus, ScalingStatus
 from rich.console import Console
 
 from tests.fakes.local_plans import local_plan
@@ -53,6 +55,20 @@ def test_the_table_says_what_the_autoscaler_wants(build: Any, mode: str, verb: s
     scaling = ScalingSeen(3, "Demand", "9 requests wait")
     console.print(status_table([view(service, Instance(0, "x", State.READY), scaling=scaling)]))
     assert f"qwen: {verb} 3 engines (Demand): 9 requests wait" in console.export_text()
+
+
+def test_the_table_says_what_each_parts_autoscaler_wants(build: Any) -> None:
+    shown = view(build(), Instance(0, "x", State.READY))
+    assert shown.status is not None
+    scaling = ScalingStatus(
+        mode="Internal", current=1, desired=2, reason="Demand", signal="9 wait", at="2026-01-01T00:00:00Z"
+    )
+    parts = (RoleScalingStatus(name="prefill", scaling=scaling), RoleScalingStatus(name="decode", scaling=scaling))
+    console = Console(file=io.StringIO(), width=100, record=True)
+    console.print(status_table([replace(shown, status=shown.status.model_copy(update={"role_scaling": parts}))]))
+    text = console.export_text()
+    assert "qwen: wants 2 prefill engines (Demand): 9 wait" in text
+    assert "qwen: wants 2 decode engines (Demand): 9 wait" in text
 
 
 def test_lines_scroll_above_the_table_unbroken_and_unstyled(build: Any) -> None:

@@ -184,11 +184,12 @@ def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
         notes.append(Text(f"{name}: {degraded.message}", style="yellow"))
     if progressing is not None and progressing.status == "True":
         notes.append(Text(f"{name}: {progressing.message}", style="dim"))
-    scaling = status.scaling
-    if scaling is not None and scaling.mode != "External":
-        verb = "would want" if scaling.mode == "Advisory" else "wants"
-        engines = f"{scaling.desired} engine{'' if scaling.desired == 1 else 's'}"
-        notes.append(Text(f"{name}: {verb} {engines} ({scaling.reason}): {scaling.signal}", style="dim"))
+    decisions = [("", status.scaling)] if status.scaling else []
+    for part, scaling in (*decisions, *((f"{one.name} ", one.scaling) for one in status.role_scaling)):
+        if scaling.mode != "External":
+            verb = "would want" if scaling.mode == "Advisory" else "wants"
+            engines = f"{scaling.desired} {part}engine{'' if scaling.desired == 1 else 's'}"
+            notes.append(Text(f"{name}: {verb} {engines} ({scaling.reason}): {scaling.signal}", style="dim"))
     if status.ratio is not None:
         notes.append(Text(f"{name}: advice: {status.ratio.message}", style="dim"))
     return notes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus
+from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus, ScalingStatus
 
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.verdict import find_condition
@@ -45,18 +45,28 @@ class Announcement:
 
 def announcements(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> tuple[Announcement, ...]:
     """Return what has changed; nothing where only counts, percentages or words have."""
-    told: dict[str, Announcement] = {one.reason: one for one in _scaled(before, after)}
+    told = list(_all_scaled(before, after))
     for kind in _TOLD:
         condition = find_condition(after, kind)
-        if condition is not None and _turned(find_condition(before, kind), condition):
+        if condition is None or condition.reason in {one.reason for one in told}:
+            continue
+        if _turned(find_condition(before, kind), condition):
             severity: Literal["Normal", "Warning"] = "Normal" if condition.reason in NORMAL else "Warning"
-            told.setdefault(condition.reason, Announcement(severity, condition.reason, condition.message))
-    return tuple(told.values())
+            told.append(Announcement(severity, condition.reason, condition.message))
+    return tuple(told)
 
 
-def _scaled(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> Iterator[Announcement]:
-    """Yield what the autoscaler changed."""
-    old, new = before.scaling if before else None, after.scaling
+def _all_scaled(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> Iterator[Announcement]:
+    """Yield what the autoscaler of the engines changed, or those of both parts."""
+    if before is None:
+        return
+    yield from _scaled(before.scaling, after.scaling)
+    known = {one.name: one.scaling for one in before.role_scaling}
+    for part in after.role_scaling:
+        yield from _scaled(known.get(part.name), part.scaling, f"{part.name} ")
+
+
+def _scaled(old: ScalingStatus | None, new: ScalingStatus | None, of_part: str = "") -> Iterator[Announcement]:
     if old is None or new is None or old.mode != new.mode or old.desired == new.desired or new.mode == "External":
         return
     if new.reason == Reason.AT_QUOTA and new.desired < old.desired:
@@ -72,7 +82,8 @@ def _scaled(before: InferenceServiceStatus | None, after: InferenceServiceStatus
     yield Announcement(
         "Normal",
         reason,
-        f"from {old.desired} to {new.desired} engine{'' if new.desired == 1 else 's'} ({new.reason}): {new.signal}",
+        f"from {old.desired} to {new.desired} {of_part}engine{'' if new.desired == 1 else 's'} ({new.reason}): "
+        f"{new.signal}",
     )
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole, RoleScalingStatus
 
 from pagefleet_operator.plan.autoscaling import scaling_status, scaling_verdict
 from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.reasons import NORMAL
-from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_spec, role_status_view, role_view
+from pagefleet_operator.plan.roles import (
+    PAIR_ROLES,
+    both_or_none,
+    is_disaggregated,
+    role_spec,
+    role_status_view,
+    role_view,
+)
 from pagefleet_operator.plan.verdict import Verdict
 
 
@@ -54,9 +63,11 @@ def role_scaling(
         at: now, RFC 3339.
     """
     found = []
-    for role in PAIR_ROLES:
-        view, before = role_view(service, role), role_status_view(previous, role)
-        told = scaling_status(view, before, seen.get(role), current[role], at)
+    prefill, decode = (seen[role].desired if role in seen else 1 for role in PAIR_ROLES)
+    wanted = both_or_none(service, Pair(prefill, decode))
+    for role, engines in zip(PAIR_ROLES, (wanted.prefill, wanted.decode), strict=True):
+        view, before, own = role_view(service, role), role_status_view(previous, role), seen.get(role)
+        told = scaling_status(view, before, replace(own, desired=engines) if own else None, current[role], at)
         if told is not None:
             found.append(RoleScalingStatus(name=role, scaling=told))
     return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pagefleet_operator.plan.announcements import announcements
 from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ScalingSeen
@@ -195,6 +196,7 @@ def test_each_part_follows_its_own_autoscaler() -> None:
     world = World(service(disaggregation=both), kv_engines=LINKED)
     world.role_scaling = {"prefill": ScalingSeen(3, "Demand", "p"), "decode": ScalingSeen(5, "Steady", "d")}
     status = world.settle()
+    first = status
     assert list(counts(world).values()) == [(3, 5)]
     assert [(one.name, one.scaling.desired, one.scaling.signal) for one in status.role_scaling] == [
         ("prefill", 3, "p"),
@@ -204,10 +206,17 @@ def test_each_part_follows_its_own_autoscaler() -> None:
     world.role_scaling = {"prefill": ScalingSeen(0, "Idle", "p"), "decode": ScalingSeen(5, "Steady", "d")}
     world.settle()
     assert list(counts(world).values()) == [(1, 5)], "none of one part waits for the other"
+    assert world.status is not None
+    assert [one.scaling.desired for one in world.status.role_scaling] == [1, 5]
     world.role_scaling = {"prefill": ScalingSeen(0, "Idle", "p"), "decode": ScalingSeen(0, "Idle", "d")}
     status = world.settle()
     assert list(counts(world).values()) == [(0, 0)]
     assert told(status, "Ready") == ("True", Reason.IDLE)
+    events = [(one.reason, one.message) for one in announcements(first, status)]
+    assert events == [
+        ("ScaledToZero", "from 3 to 0 prefill engines (Idle): p"),
+        ("ScaledToZero", "from 5 to 0 decode engines (Idle): d"),
+    ]
 
 
 def test_a_part_has_what_the_spec_says_unless_it_says_otherwise() -> None:
