@@ -17,6 +17,7 @@ class HeldConnector:
         self.loading: list[str] = []
         self.cancelled: list[str] = []
         self.saved: list[BlockRun] = []
+        self.discarded: list[str] = []
         self.ended_ids: list[tuple[str, bool]] = []
         self.done = TransfersDone()
         self.num_asked = 0
@@ -49,6 +50,9 @@ class HeldConnector:
 
     def relieve(self, num_blocks: int) -> None:
         self.relieved.append(num_blocks)
+
+    def discard(self, request: Request) -> None:
+        self.discarded.append(request.request_id)
 
     def ended(self, request: Request, completed: bool) -> int | None:
         self.ended_ids.append((request.request_id, completed))

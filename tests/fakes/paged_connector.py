@@ -66,6 +66,7 @@ class PagedConnector:
     open_requests: set[Request] = field(default_factory=set)
     ended_requests: Counter[Request] = field(default_factory=Counter)
     completed: list[str] = field(default_factory=list)
+    discarded: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     """Requests in the order of the questions."""
     num_loads: int = 0
@@ -150,6 +151,10 @@ class PagedConnector:
     def relieve(self, num_blocks: int) -> None:
         assert num_blocks > 0
         assert self.saves, "nothing is kept"
+
+    def discard(self, request: Request) -> None:
+        assert request in self.open_requests
+        self.discarded.append(request.request_id)
 
     def ended(self, request: Request, completed: bool) -> int | None:
         assert request.status is RequestStatus.FINISHED

@@ -127,6 +127,10 @@ class KVConnector(Protocol):
         """
         ...
 
+    def discard(self, request: Request) -> None:
+        """The K/V of a request may be wrong, whoever computed it: store none of it for others. `ended` follows."""
+        ...
+
     def ended(self, request: Request, completed: bool) -> int | None:
         """The request is over; `completed`: all of its prompt was computed and none of it is in doubt.
 

@@ -36,6 +36,9 @@ class NoConnector:
     def relieve(self, num_blocks: int) -> None:
         """Nothing is kept."""
 
+    def discard(self, request: Request) -> None:
+        """Nothing is stored."""
+
     def ended(self, request: Request, completed: bool) -> int | None:
         """Nobody waits for it."""
         return None

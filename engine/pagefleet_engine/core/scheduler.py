@@ -389,11 +389,12 @@ class Scheduler:
         return entries[num_repeated:] or None
 
     def _fail(self, request: Request, kind: FailureKind) -> RequestUpdate:
-        """End one request with an error. Its K/V may be wrong, so nothing of it stays in the prefix cache."""
+        """End one request with an error. Its K/V may be wrong, so nothing of it is found again, here or behind."""
         if kind is FailureKind.NOTHING_LEFT and not request.sampling.forbids_tokens:
             kind = FailureKind.NOT_NUMBERS  # the client left all tokens, so it was the model that ruled them out
         self._num_nan_requests += kind is FailureKind.NOT_NUMBERS
         self._kv_cache.discard(request)
+        self.connector.discard(request)
         self._removed.append(request.request_id)
         self._forget(request, completed=False)
         return RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind)

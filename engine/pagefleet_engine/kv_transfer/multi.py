@@ -92,6 +92,11 @@ class MultiConnector:
         for child in self._children:
             child.relieve(num_blocks)
 
+    def discard(self, request: Request) -> None:
+        """Tell all."""
+        for child in self._children:
+            child.discard(request)
+
     def ended(self, request: Request, completed: bool) -> int | None:
         """Tell all; the answer is held until the last child that holds it is done, or one has failed."""
         self._chosen.pop(request.request_id, None)

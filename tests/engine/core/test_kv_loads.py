@@ -267,6 +267,21 @@ def test_what_was_found_is_offered_and_after_preemption_again() -> None:
     assert set(scene.connector.completed) == {"a", "b"}
 
 
+def test_what_a_failed_step_touched_is_stored_for_nobody() -> None:
+    scene = Scene(default=NOTHING)
+    scene.add("fails", 22, max_tokens=8)
+    scene.add("answers", 9, first=30)
+    scene.add("leaves", 9, first=40, max_tokens=8)
+    scene.turns(2)
+    scene.engine.worker.failing["fails"] = FailureKind.NOT_NUMBERS
+    scene.turns(1)
+    scene.engine.abort("leaves")
+    scene.run()
+    assert scene.engine.outcomes["fails"].failure is FailureKind.NOT_NUMBERS
+    assert scene.connector.discarded == ["fails"]
+    assert len(scene.connector.ended_requests) == 3
+
+
 def test_a_load_that_nobody_began_is_our_mistake() -> None:
     scene = Scene()
     with pytest.raises(IntegrityError, match="did not begin"):

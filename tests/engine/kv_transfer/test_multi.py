@@ -127,6 +127,7 @@ def test_it_rings_while_one_of_them_does(multi: MultiConnector, bells: list[Bell
 
 
 def test_all_are_told(multi: MultiConnector, children: list[Child]) -> None:
+    multi.discard(make_request(range(20)))
     assert multi.ended(make_request(range(20)), True) is None
     multi.reset()
     multi.relieve(3)
@@ -138,6 +139,7 @@ def test_all_are_told(multi: MultiConnector, children: list[Child]) -> None:
     assert [child.load_told.waiting for child in children] == [2, 2]
     assert all(child.is_draining for child in children)
     assert [child.ended_ids for child in children] == [[("r", True)]] * 2
+    assert [child.discarded for child in children] == [["r"]] * 2
     assert [child.num_resets for child in children] == [1, 1]
     assert multi.stats() == KVTransferStats({"pagefleet_x_total": 0.0}, {"pagefleet_y": 4.0})
     multi.close()

@@ -20,7 +20,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
 from pagefleet_engine.kv_transfer.blob_store.store import BlobStore
 from pagefleet_engine.kv_transfer.block_key import block_keys, run_keys
-from pagefleet_engine.kv_transfer.block_mover.jobs import ClearJob, LoadJob, ProbeJob, StoreJob
+from pagefleet_engine.kv_transfer.block_mover.jobs import ClearJob, DropJob, LoadJob, ProbeJob, StoreJob
 from pagefleet_engine.kv_transfer.block_mover.mover import BlockMover
 
 METRIC = "pagefleet_engine_kv_transfer_file"
@@ -100,6 +100,10 @@ class FileConnector:
 
     def relieve(self, num_blocks: int) -> None:
         """Saves end by themselves, as fast as the disk is."""
+
+    def discard(self, request: Request) -> None:
+        """See KVConnector. A moment passes until the files are gone."""
+        self._mover.start(DropJob(self._number(), block_keys(request.block_hashes)))
 
     def ended(self, request: Request, completed: bool) -> int | None:
         """See KVConnector."""

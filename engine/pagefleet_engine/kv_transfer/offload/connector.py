@@ -156,6 +156,13 @@ class OffloadConnector:
     def relieve(self, num_blocks: int) -> None:
         """Saves end by themselves, as fast as memory is."""
 
+    def discard(self, request: Request) -> None:
+        """See KVConnector. What is being moved of it is not found any more, and goes when that has ended."""
+        keys = block_keys(request.block_hashes)
+        self._host.doom(keys)
+        if self._disk is not None:
+            self._drop(self._disk.doom(keys))
+
     def ended(self, request: Request, completed: bool) -> int | None:
         """See KVConnector. Its blocks are equally old now, and its tail is to go before its head."""
         self._host.settle(block_keys(request.block_hashes))

@@ -6,7 +6,7 @@ has holders, and a block with holders is never evicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -134,14 +134,22 @@ class Tier:
         self.commit(key)
         return True
 
-    def doom_all(self) -> list[BlockKey]:
-        """Let nothing be found any more; returns those that are gone at once, as nobody holds them."""
-        gone = [key for key, entry in self._entries.items() if not entry.num_holders]
-        for entry in self._entries.values():
+    def doom(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Let these not be found any more; returns those that are gone at once, as nobody holds them."""
+        gone = []
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is None:
+                continue
             entry.doomed = True
-        for key in gone:
-            self._drop(key, evicted=False)
+            if not entry.num_holders:
+                self._drop(key, evicted=False)
+                gone.append(key)
         return gone
+
+    def doom_all(self) -> list[BlockKey]:
+        """As `doom`, of all that take a slot."""
+        return self.doom(list(self._entries))
 
     def _evict(self) -> BlockKey | None:
         victim = None

@@ -137,6 +137,9 @@ class P2PConnector:
         """Have blocks spilled that wait for their decode engines."""
         self._agent.relieve(num_blocks)
 
+    def discard(self, request: Request) -> None:
+        """Nothing is stored here, and what is under way is never committed: its leg does not end completed."""
+
     def ended(self, request: Request, completed: bool) -> int | None:
         """See KVConnector."""
         transfer = request.transfer

@@ -71,6 +71,17 @@ def test_ended_requests_leave_nothing_behind(scene: ConnectorScene) -> None:
     assert scene.loadable(request) == 12
 
 
+def test_what_may_be_wrong_is_deleted(scene: ConnectorScene, tmp_path: Path) -> None:
+    wrong = make_request(scene.prompt(3))
+    scene.save(wrong)
+    scene.save_and_wait(make_request(scene.prompt(2, start=200), "other"))
+    scene.connector.discard(wrong)
+    scene.connector.ended(wrong, False)
+    scene.wait_for(lambda: len(list(tmp_path.glob("??/*.kv"))) == 2)
+    assert scene.loadable(make_request(scene.prompt(3), "again")) == 0
+    assert scene.loadable(make_request(scene.prompt(2, start=200), "others")) == 8
+
+
 def test_engines_share_a_folder(scene: ConnectorScene, tmp_path: Path) -> None:
     other = make_scene(tmp_path)
     request = make_request(scene.prompt(4))

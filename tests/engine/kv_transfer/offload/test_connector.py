@@ -230,6 +230,22 @@ def test_reset_forgets_all_but_what_is_waited_for(scene: ConnectorScene) -> None
     assert scene.loadable(kept) == 16
 
 
+def test_what_may_be_wrong_is_given_to_nobody(scene: ConnectorScene) -> None:
+    wrong, kept = make_request(scene.prompt(4), "a"), make_request(scene.prompt(4, start=200), "b")
+    scene.save_and_wait(wrong, 0, 2)
+    scene.save_and_wait(kept)
+    scene.pages.gate.clear()
+    number = scene.save(wrong, 2)
+    scene.connector.discard(wrong)
+    scene.connector.ended(wrong, False)
+    assert [scene.loadable(request) for request in (wrong, kept)] == [0, 16]
+    scene.pages.gate.set()
+    scene.wait_for(lambda: number in scene.saved)
+    assert [scene.loadable(request) for request in (wrong, kept)] == [0, 16]
+    scene.save_and_wait(wrong)
+    assert scene.load_and_wait(wrong, 4) == 4, "it was computed anew"
+
+
 def test_device_that_fails_costs_a_load_and_nothing_else(
     scene: ConnectorScene, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,6 +305,19 @@ def test_prefix_may_be_half_in_memory_and_half_on_disk(tmp_path: Path) -> None:
         scene.wait_for(lambda: is_idle(scene))
     assert scene.loadable(long) == 48
     assert scene.load_and_wait(long, 12) == 12
+    scene.connector.close()
+
+
+def test_what_may_be_wrong_is_deleted_from_disk(tmp_path: Path) -> None:
+    scene = make_scene(8, tmp_path, 64)
+    save_prompts(scene, range(4))
+    wrong = make_request(scene.prompt(2), "wrong")
+    paths = [path for path in tmp_path.glob("??/*.kv") if bytes.fromhex(path.stem) in wrong.block_hashes]
+    assert len(paths) == 2
+    scene.connector.discard(wrong)
+    assert scene.loadable(wrong) == 0
+    scene.wait_for(lambda: not any(path.exists() for path in paths))
+    assert scene.loadable(make_request(scene.prompt(2, start=100), "other")) == 8
     scene.connector.close()
 
 

@@ -162,13 +162,16 @@ class TierMachine(RuleBasedStateMachine):
     def touch(self, numbers: list[int]) -> None:
         self.tier.touch([key(number) for number in numbers])
 
-    @rule()
-    def doom(self) -> None:
-        gone = {wanted for wanted, count in self.holders.items() if count == 0}
-        assert set(self.tier.doom_all()) == gone
+    @rule(chosen=st.one_of(st.none(), st.lists(numbers.map(key))))
+    def doom(self, chosen: list[BlockKey] | None) -> None:
+        """Some, or all."""
+        doomed = self.holders.keys() if chosen is None else self.holders.keys() & set(chosen)
+        gone = {wanted for wanted in doomed if self.holders[wanted] == 0}
+        self.doomed.update(doomed)
+        told = self.tier.doom_all() if chosen is None else self.tier.doom(chosen)
+        assert sorted(told) == sorted(gone)
         for wanted in gone:
             self._forget(wanted)
-        self.doomed.update(self.holders)
 
     @invariant()
     def agrees(self) -> None:
