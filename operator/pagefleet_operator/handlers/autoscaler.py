@@ -222,7 +222,8 @@ class Autoscaler:
         if role == "engine":
             found = self._view.child(key, uid, ("Deployment", names_of(service).engine))
             return found.body if found is not None and found.ours else {}
-        bodies = [pair[role] for pair in deployed_pairs(self._view.children(key, uid)).values() if role in pair]
+        pairs = deployed_pairs(self._view.children(key, uid, "Deployment"))
+        bodies = [pair[role] for pair in pairs.values() if role in pair]
         return max(bodies, key=lambda body: (body.get("spec") or {}).get("replicas") or 0, default={})
 
     async def _page(self, ip: str) -> bytes | None:

@@ -92,9 +92,13 @@ class ClusterView:
         """Return an InferenceService; None: there is none."""
         return self._services.get(key)
 
-    def children(self, key: Key, uid: str) -> dict[ChildKey, Child]:
-        """Return what belongs to an InferenceService by its label; `uid` tells which of it is its own."""
-        return {name: child.open(uid) for name, child in self._children.get(key, {}).items()}
+    def children(self, key: Key, uid: str, kind: str = "") -> dict[ChildKey, Child]:
+        """Return what belongs to an InferenceService by its label; `uid` tells which of it is its own.
+
+        `kind` is for those of one kind alone: each is parsed anew.
+        """
+        found = self._children.get(key, {})
+        return {name: child.open(uid) for name, child in found.items() if kind in ("", name[0])}
 
     def child(self, key: Key, uid: str, name: ChildKey) -> Child | None:
         """Return one of them; None: there is none."""

@@ -70,6 +70,8 @@ def test_children_are_found_by_their_label_and_are_ours_by_their_owner(view: Clu
     assert (found.body["kind"], found.body["apiVersion"]) == ("ConfigMap", "v1")
     assert "resourceVersion" not in found.body["metadata"]
     assert not view.children(KEY, "another")["ConfigMap", "qwen-openai"].ours
+    assert ("ConfigMap", "qwen-openai") in view.children(KEY, "s1", "ConfigMap")
+    assert view.children(KEY, "s1", "Deployment") == {}
 
 
 def test_a_child_that_looks_the_same_wakes_nobody(view: ClusterView) -> None:
