@@ -12,7 +12,6 @@ from bench.fleet_sim.engine import EngineModel, SimEngine, Watch
 from bench.fleet_sim.jobs import Job
 from bench.fleet_sim.traces import Trace
 
-POLL_S = 1.0
 """Between two looks of our router at an engine, see `signals.monitor`."""
 
 
