@@ -12,8 +12,6 @@ from bench.fleet_sim.engine import EngineModel, SimEngine, Watch
 from bench.fleet_sim.jobs import Job
 from bench.fleet_sim.traces import Trace
 
-"""Between two looks of our router at an engine, see `signals.monitor`."""
-
 
 class SimRouter(Protocol):
     """A router under test; it hears what a real one would."""
