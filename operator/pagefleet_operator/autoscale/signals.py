@@ -37,8 +37,6 @@ class FleetSignals(FleetMoment):
     """That spoke of late."""
     age_s: float = float("inf")
     """Of the oldest word that counts; infinite where a router has never spoken."""
-    span_s: float = 0.0
-    """How far back the readings go, up to LONG_S."""
     arrivals: float = 0.0
     """Requests within ARRIVALS_S."""
     prompt_tokens_per_s: float | None = None
@@ -130,7 +128,6 @@ def _together(fresh: Collection[deque[_Read]], routers: int, age_s: float) -> Fl
         routers=routers,
         fresh=len(fresh),
         age_s=age_s,
-        span_s=max(reads[-1].at - reads[0].at for reads in fresh),
         arrivals=sum(_grown(reads, lambda one: one.arrivals, ARRIVALS_S)[0] for reads in fresh),
         held=sum(one.held for one in newest),
         queued=sum(one.queued for one in newest),

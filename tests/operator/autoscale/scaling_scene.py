@@ -16,7 +16,6 @@ BUSY = FleetSignals(
     routers=1,
     fresh=1,
     age_s=0.0,
-    span_s=60.0,
     arrivals=30.0,
     running=20.0,
     engines=2.0,
@@ -24,7 +23,7 @@ BUSY = FleetSignals(
     prefill_rate=10_000.0,
 )
 SILENT = FleetSignals(routers=1)
-QUIET = FleetSignals(routers=1, fresh=1, age_s=0.0, span_s=60.0, prefill_rate=10_000.0)
+QUIET = FleetSignals(routers=1, fresh=1, age_s=0.0, prefill_rate=10_000.0)
 
 
 def arriving(engines: float, **more: Any) -> FleetSignals:
