@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -29,9 +29,9 @@ from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.role_health import RoleSeen, role_progress, role_verdict, see_role
+from pagefleet_operator.plan.role_health import RoleSeen, both_parts, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
-from pagefleet_operator.plan.roles import role_view
+from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)
@@ -124,9 +124,13 @@ def invalid_service_status(
     """
     _, name = service
     roles = {role.name: role for role in previous.roles} if previous else {}
-    wanted = sum(role.replicas for role in roles.values() if role.name != "router")
-    engines = see_role("engine", service, wanted, "", observed)
-    routers = see_role("router", service, roles["router"].replicas if "router" in roles else 0, "", observed)
+    wanted = {name: role.replicas for name, role in roles.items()}
+    pair = [roles[one] for one in PAIR_ROLES if one in roles]
+    parts = tuple(see_role(one.name, service, one.replicas, one.revision, observed) for one in pair)
+    engines = (
+        both_parts(*parts) if len(parts) == 2 else see_role("engine", service, wanted.get("engine", 0), "", observed)
+    )
+    routers = see_role("router", service, wanted.get("router", 0), "", observed)
     count = len(problems.errors)
     mistakes = "; ".join(str(error) for error in problems.errors)
     refused = Verdict(True, Reason.INVALID_SPEC, f"{count} mistake{'' if count == 1 else 's'}: {mistakes}")
@@ -136,8 +140,9 @@ def invalid_service_status(
         if serves
         else Verdict(False, Reason.INVALID_SPEC, refused.message),
         "ModelCached": _kept(previous, "ModelCached", refused),
-        "EngineReady": role_verdict(engines) if engines.wanted else _kept(previous, "EngineReady", refused),
-        "RouterReady": role_verdict(routers) if routers.wanted else _kept(previous, "RouterReady", refused),
+        "EngineReady": _seen_or_kept(engines, previous, "EngineReady", refused),
+        **_parts_kept(parts, previous, refused),
+        "RouterReady": _seen_or_kept(routers, previous, "RouterReady", refused),
         "Progressing": Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where"),
         "Degraded": refused,
     }
@@ -150,7 +155,7 @@ def invalid_service_status(
         replicas=len(engines.pods),
         selector=f"{LABEL_SERVICE}={name},{LABEL_COMPONENT}=engine",
         conditions=make_conditions(verdicts, previous, observed.generation, rfc3339(observed.now)),
-        roles=(engines.status(), routers.status()),
+        roles=tuple(one.status() for one in (*(parts or (engines,)), routers)),
         resolved=previous.resolved if previous else None,
         live=live_status(previous.live if previous else None, observed.live, observed.now),
         scaling=previous.scaling if previous else None,
@@ -298,6 +303,21 @@ def _kept(previous: InferenceServiceStatus | None, kind: ConditionType, cause: V
         return Verdict(holds.get(before.status), before.reason, before.message)
     reason = cause.reason if cause else Reason.WAITING
     return Verdict(None, reason, "is not known while the spec is not carried out")
+
+
+def _seen_or_kept(
+    seen: RoleSeen, previous: InferenceServiceStatus | None, kind: ConditionType, cause: Verdict
+) -> Verdict:
+    return role_verdict(seen) if seen.wanted else _kept(previous, kind, cause)
+
+
+def _parts_kept(
+    parts: Sequence[RoleSeen], previous: InferenceServiceStatus | None, cause: Verdict
+) -> dict[ConditionType, Verdict]:
+    """Return the conditions of both parts; nobody asks engines about their link while the spec cannot be read."""
+    kinds: tuple[ConditionType, ConditionType] = ("PrefillReady", "DecodeReady")
+    seen = [_seen_or_kept(one, previous, kind, cause) for one, kind in zip(parts, kinds, strict=False)]
+    return part_verdicts(seen, _kept(previous, "KVLinkReady", cause) if seen else None, None)
 
 
 def _resolved(now: Situation) -> ResolvedStatus | None:

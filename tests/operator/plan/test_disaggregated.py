@@ -272,3 +272,10 @@ def test_of_an_edit_that_cannot_be_read_what_runs_is_told() -> None:
     assert status.ready == "4/4"
     assert status.mode == "Disaggregated"
     assert told(status, "Ready") == ("True", Reason.SERVING)
+    assert world.status is not None
+    assert status.roles == world.status.roles
+    for kind in ("PrefillReady", "DecodeReady", "KVLinkReady"):
+        assert condition(status, kind).status == "True", kind
+    world.pods = [one for one in world.pods if one.role != "decode"]
+    again = invalid_service_status(("ns", "qwen"), problem, status, world.observed())
+    assert (again.ready, told(again, "PrefillReady")[0], told(again, "DecodeReady")[0]) == ("2/4", "True", "False")
