@@ -11,6 +11,7 @@ from dataclasses import replace
 from pagefleet_protocol.inference_status import EngineRole
 
 from pagefleet_operator.plan.pair_rollout import WHOLE, Bounds, Pair, RevisionSeen, next_counts
+from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.rollout import Drain, Instance, Start, State, Step, next_steps
 from pagefleet_operator.plan.workloads import Plan, Workload
 
@@ -24,24 +25,29 @@ def engine_steps(plan: Plan, existing: Instances) -> Mapping[EngineRole, tuple[S
         plan: the wanted workloads.
         existing: engines for whole requests, and of both parts.
     """
-    engines, prefill, decode = (existing.get(role, ()) for role in ("engine", "prefill", "decode"))
-    if not plan.parts and not prefill and not decode:
+    pairs = {role: existing.get(role, ()) for role in PAIR_ROLES}
+    engines = existing.get("engine", ())
+    if not plan.parts and not any(pairs.values()):
         return {"engine": next_steps(plan.engine, engines)}
     counts = _counts(plan, existing)
     kept = counts.get(WHOLE, Pair()).decode
     steps: dict[EngineRole, tuple[Step, ...]] = {"engine": next_steps(replace(plan.engine, replicas=kept), engines)}
-    if not plan.parts:
-        steps["prefill"] = _drains(prefill, {name: pair.prefill for name, pair in counts.items()})
-        steps["decode"] = _drains(decode, {name: pair.decode for name, pair in counts.items()})
-        return steps
-    old = [one for one in (*prefill, *decode) if one.revision != plan.parts[0].revision and _is_live(one)]
-    new = [one for one in (*prefill, *decode) if one.revision == plan.parts[0].revision]
-    stopped = bool(old or kept) and any(one.failing for one in new)
-    for workload, have, wanted in zip(plan.parts, (prefill, decode), ("prefill", "decode"), strict=True):
-        numbers = {name: getattr(pair, wanted) for name, pair in counts.items()}
-        starts = () if stopped else _starts(workload, have, numbers[workload.revision])
-        steps["prefill" if wanted == "prefill" else "decode"] = (*_drains(have, numbers), *starts)
+    stopped = _stopped(plan, [one for have in pairs.values() for one in have], kept)
+    for place, (role, have) in enumerate(pairs.items()):
+        numbers: dict[str, int] = {name: getattr(pair, role) for name, pair in counts.items()}
+        part = plan.parts[place] if plan.parts and not stopped else None
+        starts = _starts(part, have, numbers[part.revision]) if part else ()
+        steps[role] = (*_drains(have, numbers), *starts)
     return steps
+
+
+def _stopped(plan: Plan, pairs: Sequence[Instance], whole: int) -> bool:
+    """Return whether the wanted revision fails while another one serves: `whole` engines of it, or pairs."""
+    if not plan.parts:
+        return False
+    wanted = plan.parts[0].revision
+    old = whole or any(one.revision != wanted and _is_live(one) for one in pairs)
+    return bool(old) and any(one.failing for one in pairs if one.revision == wanted)
 
 
 def _counts(plan: Plan, existing: Instances) -> Mapping[str, Pair]:
