@@ -251,6 +251,35 @@ def test_a_refused_service_is_woken_with_the_charts_rights(
         assert one["metadata"]["annotations"].items() <= after[role]["metadata"]["annotations"].items()
 
 
+def test_of_an_older_revision_of_a_pair_the_number_changes_alone(
+    admin: httpx.Client, namespace: str, start: Callable[..., Operator], deploy: Callable[..., Any]
+) -> None:
+    operator = start()
+    deploy(disaggregation={role: {"replicas": 2} for role in PAIR_ROLES})
+    path = f"{API['deployments']}/namespaces/{namespace}/deployments"
+    selector = {"labelSelector": "pagefleet.dev/role"}
+
+    def engines() -> dict[str, dict[str, Any]]:
+        items = admin.get(path, params=selector).raise_for_status().json()["items"]
+        return {one["metadata"]["name"]: one["spec"] for one in items}
+
+    wait_until(lambda: len(engines()) == 2)
+    before = engines()
+    deploy(disaggregation={}, engine={"args": ["--seed", "1"]})
+    # None of the new ones gets ready here: both revisions stay.
+    wait_until(lambda: [one["replicas"] for one in engines().values()] == [1, 1, 1, 1])
+    after = engines()
+    assert {name: after[name] for name in before} == {name: {**one, "replicas": 1} for name, one in before.items()}
+    wait_until(lambda: operator.metric("queue_depth") == 0)
+    applied = operator.metric("applies_total")
+    deploy(disaggregation={}, engine={"args": ["--seed", "1"]}, router={"replicas": 2})
+    wait_until(lambda: read(admin, namespace, "deployments/qwen-router")["spec"]["replicas"] == 2)
+    wait_until(lambda: operator.metric("queue_depth") == 0)
+    assert operator.metric("applies_total") == applied + 1, "what stays as it is is applied by nobody"
+    assert engines() == after
+    assert operator.end() == 0
+
+
 def test_what_belongs_to_a_deleted_service_is_collected(
     control_plane: ControlPlane,
     admin: httpx.Client,
