@@ -160,12 +160,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """P's answer; `seq` is that of the Ping."""
 
     incarnation: Incarnation
-    waiting: Count
-    """Requests that wait there."""
-    running: Count
-    free_blocks: Count
-    queued_tokens: Count
     draining: bool
+    """It takes no transfer whose leg is not there."""
 
 
 class Plane(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

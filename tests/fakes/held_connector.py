@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 
 
@@ -26,7 +26,6 @@ class HeldConnector:
         self.holds_answers = False
         self.num_owed = 0
         self.relieved: list[int] = []
-        self.load_told = EngineLoad()
         self.is_draining = False
         self.is_closed = False
         self.arrivals: list[str] = []
@@ -62,9 +61,6 @@ class HeldConnector:
         self.num_settled += 1
         done, self.done = self.done, TransfersDone()
         return done
-
-    def report(self, load: EngineLoad) -> None:
-        self.load_told = load
 
     def drain(self) -> None:
         self.is_draining = True

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request, RequestStatus
 
 from tests.fakes.paged_worker import FakeEngine, PagedWorker, contents
@@ -175,9 +175,6 @@ class PagedConnector:
             save = self.saves.pop(number)
             assert [self.worker.read(block) for block in save.run.blocks] == save.content, "it was kept as it was"
         return TransfersDone(done, saves)
-
-    def report(self, load: EngineLoad) -> None:
-        assert load.free_blocks >= 0
 
     def drain(self) -> None:
         self.is_draining = True

@@ -66,7 +66,7 @@ BODIES: list[Body] = [
     Abort("the prefill request ended early"),
     Nack("incompatible", "another model", SHAPE),
     Ping(),
-    Pong("b" * 32, 1, 2, 3, 4, True),
+    Pong("b" * 32, True),
     Plane("nccl", bytes(128)),
 ]
 
@@ -137,7 +137,7 @@ def test_a_field_too_many_or_too_few_is_refused(body: Body) -> None:
         (9, [1, 1, 1, 2**32, 0]),
         (11, ["because"]),
         (12, ["x" * 1025]),
-        (15, ["b" * 32, 1, 2, 3, 4, 1]),
+        (15, ["b" * 32, 1]),
         (16, ["tcp", bytes(32 * 1024 + 1)]),
     ],
 )

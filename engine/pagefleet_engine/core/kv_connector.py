@@ -65,19 +65,6 @@ class TransfersDone:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """How busy an engine is, for its peers."""
-
-    waiting: int = 0
-    """Requests that wait."""
-    running: int = 0
-    """Requests that run."""
-    free_blocks: int = 0
-    queued_tokens: int = 0
-    """Of the requests that wait."""
-
-
-@dataclass(frozen=True, slots=True)
 class KVTransferStats:
     """Totals since the start, and gauges, of all that a connector does. Names as they stand in docs/metrics.md."""
 
@@ -141,10 +128,6 @@ class KVConnector(Protocol):
 
     def finished(self) -> TransfersDone:
         """Return what has ended since the last call."""
-        ...
-
-    def report(self, load: EngineLoad) -> None:
-        """The engine's load of now, for peers; told before each step, so it must cost next to nothing."""
         ...
 
     def reset(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, TransfersDone
 from pagefleet_engine.core.request import Request
 
 _NOTHING = TransfersDone()
@@ -46,9 +46,6 @@ class NoConnector:
     def finished(self) -> TransfersDone:
         """Nothing."""
         return _NOTHING
-
-    def report(self, load: EngineLoad) -> None:
-        """There are no peers."""
 
     def reset(self) -> None:
         """Nothing is stored."""

@@ -17,7 +17,7 @@ from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_reques
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.held_answers import HeldAnswers
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
-from pagefleet_engine.core.kv_connector import EngineLoad, KVConnector
+from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_loads import KVLoads
 from pagefleet_engine.core.kv_saves import KVSaves
 from pagefleet_engine.core.no_connector import NoConnector
@@ -163,8 +163,6 @@ class Scheduler:
             self._forget(request, completed=False)
         kind = FailureKind.KV_LOAD_FAILED
         updates = [RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind) for request in failed]
-        gate, free = self._gate, self._kv_cache.num_available_blocks
-        self.connector.report(EngineLoad(gate.num_requests, len(self._running), free, gate.num_tokens))
         return updates + self._held.settle(done.answers)
 
     def schedule(self) -> StepPlan:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pagefleet_engine.core.kv_connector import (
     AnswerDone,
     BlockRun,
-    EngineLoad,
     KVConnector,
     KVTransferStats,
     LoadDone,
@@ -125,11 +124,6 @@ class MultiConnector:
         for load in loads:
             del self._loading[load.request_id]
         return TransfersDone(loads, saves, answers)
-
-    def report(self, load: EngineLoad) -> None:
-        """Tell all."""
-        for child in self._children:
-            child.report(load)
 
     def reset(self) -> None:
         """Reset all."""

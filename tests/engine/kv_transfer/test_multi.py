@@ -9,7 +9,6 @@ import pytest
 from pagefleet_engine.core.kv_connector import (
     AnswerDone,
     BlockRun,
-    EngineLoad,
     KVTransferStats,
     LoadDone,
     TransfersDone,
@@ -131,12 +130,10 @@ def test_all_are_told(multi: MultiConnector, children: list[Child]) -> None:
     assert multi.ended(make_request(range(20)), True) is None
     multi.reset()
     multi.relieve(3)
-    multi.report(EngineLoad(waiting=2))
     multi.drain()
     children[1].num_owed = 4
     assert multi.num_owed == 4
     assert [child.relieved for child in children] == [[3], [3]]
-    assert [child.load_told.waiting for child in children] == [2, 2]
     assert all(child.is_draining for child in children)
     assert [child.ended_ids for child in children] == [[("r", True)]] * 2
     assert [child.discarded for child in children] == [["r"]] * 2

@@ -14,7 +14,7 @@ from pagefleet_protocol.block_hash import extend_hashes
 from pagefleet_protocol.kv_blob import KvShape
 
 from pagefleet_engine.config import KVTransferConfig
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVPages, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, KVPages, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
@@ -123,9 +123,6 @@ class FileConnector:
                 self._saves.remove(move.job_id)
                 saves.append(move.job_id)
         return TransfersDone(loads, saves)
-
-    def report(self, load: EngineLoad) -> None:
-        """Nobody asks."""
 
     def reset(self) -> None:
         """See KVConnector. The folder is emptied for all who share it."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import extend_hashes
 
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.kv_transfer.block_key import BlockKey, block_keys, run_keys
 from pagefleet_engine.kv_transfer.block_mover.jobs import CopyOutJob, DropJob, LoadJob, MoveDone, SpillJob
@@ -191,9 +191,6 @@ class OffloadConnector:
         if saves:
             self._spill()
         return TransfersDone(loads, saves)
-
-    def report(self, load: EngineLoad) -> None:
-        """Nobody asks."""
 
     def reset(self) -> None:
         """See KVConnector. What is being loaded goes once that has ended; what is being saved is not kept."""

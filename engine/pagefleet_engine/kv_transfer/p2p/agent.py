@@ -17,7 +17,7 @@ from typing import TypeVar
 import zmq
 from pagefleet_protocol.kv_control import KvControlError, PlaneName, decode
 
-from pagefleet_engine.core.kv_connector import EngineLoad, LoadDone, TransfersDone
+from pagefleet_engine.core.kv_connector import LoadDone, TransfersDone
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.kv_transfer.bell import Bell
 from pagefleet_engine.kv_transfer.p2p.control_plane import Received
@@ -56,7 +56,6 @@ class TransferAgent:
         self._loads: deque[LoadDone] = deque()
         self._saves: deque[int] = deque()
         self._legs: deque[LegSettled] = deque()
-        self._load = EngineLoad()
         self._num_lacking = 0
         """Blocks that the pool lacks, as was told last."""
         self._wake = Bell()
@@ -94,10 +93,6 @@ class TransferAgent:
     def relieve(self, num_blocks: int) -> None:
         """The pool lacks so many blocks now; looked at with the next tick, when what was freed before is known."""
         self._num_lacking = num_blocks
-
-    def report(self, load: EngineLoad) -> None:
-        """The engine's load, which peers are told with the next tick."""
-        self._load = load
 
     def finished(self) -> TransfersDone:
         """Return what has ended since the last call.
@@ -176,7 +171,7 @@ class TransferAgent:
             self._tick_at = now + TICK_S
             self._driver.carry_out([*self._parts.source.tick(now), *self._parts.target.tick(now)])
             self._driver.carry_out(self._parts.target.keep_peers(self._parts.peers.allows, now))
-            self._look_at_engine()
+            self._relieve()
             self._measure()
 
     def _wait_s(self, now: float) -> float:
@@ -237,13 +232,11 @@ class TransferAgent:
         self._legs.append(leg)
         self._bell.ring()
 
-    def _look_at_engine(self) -> None:
+    def _relieve(self) -> None:
         """Pass on what the engine's loop said last; it says it again while it holds."""
-        source = self._parts.source
-        source.report(self._load)
         lacking, self._num_lacking = self._num_lacking, 0
         if lacking:
-            self._driver.carry_out(source.relieve(lacking))
+            self._driver.carry_out(self._parts.source.relieve(lacking))
 
     def _measure(self) -> None:
         parts = self._parts

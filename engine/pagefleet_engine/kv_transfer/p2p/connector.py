@@ -15,7 +15,6 @@ from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_engine.core.kv_connector import (
     AnswerDone,
     BlockRun,
-    EngineLoad,
     KVTransferStats,
     TransfersDone,
 )
@@ -182,10 +181,6 @@ class P2PConnector:
                 self._end_leg(leg, settled)
         answers, self._answers = self._answers, []
         return TransfersDone(done.loads, done.saves, answers)
-
-    def report(self, load: EngineLoad) -> None:
-        """Peers are told."""
-        self._agent.report(load)
 
     def reset(self) -> None:
         """Nothing is stored here."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.core.kv_connector import EngineLoad
 
 from tests.fakes.connector_kinds import Ends, connected
 from tests.fakes.connector_scene import make_request
@@ -119,7 +118,6 @@ def test_what_was_given_comes_also_from_one_that_is_short_of_blocks_and_drains(e
     given, wanted = ends.request(5)
     number = ends.give(given)
     connector = ends.giver.connector
-    connector.report(EngineLoad(waiting=1, free_blocks=0, queued_tokens=20))
     connector.relieve(5)
     if number is not None:  # it ends before anybody has asked for the blocks
         ends.giver.wait_for(lambda: number in ends.giver.saved)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from pagefleet_engine.core.kv_connector import EngineLoad
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import Send
 from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings, SendType
@@ -204,14 +203,16 @@ def test_blocks_on_their_way_to_spilled_memory_count_and_those_of_ended_legs_go_
     assert len(prefill.copying) == 2
 
 
-def test_a_pong_says_how_busy_the_engine_is() -> None:
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_pong_says_who_answers_and_whether_it_drains(draining: bool) -> None:
     _, prefill, _ = pair(settings())
     hello = ControlMessage(Hello("d" * 32, ("tcp",)), seq=1)
     prefill.source.message("peer", hello, 0.0)
-    prefill.source.report(EngineLoad(waiting=1, running=2, free_blocks=3, queued_tokens=4))
+    if draining:
+        prefill.source.drain()
     (sent,) = prefill.source.message("peer", ControlMessage(Ping(), seq=2), 0.1)
     assert isinstance(sent, Send)
-    assert sent.message.body == Pong(prefill.incarnation, 1, 2, 3, 4, False)
+    assert sent.message.body == Pong(prefill.incarnation, draining)
 
 
 def test_a_prompt_shorter_than_a_block_has_nothing_to_pass_on() -> None:

@@ -33,7 +33,7 @@ from pagefleet_protocol.kv_control import (
     Welcome,
 )
 
-from pagefleet_engine.core.kv_connector import BlockRun, EngineLoad
+from pagefleet_engine.core.kv_connector import BlockRun
 from pagefleet_engine.kv_transfer.p2p.data_plane import FrameSent, LinkDown, PlaneEvent, Tell, Withdrawn
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Disconnect,
@@ -76,7 +76,6 @@ class Source:
         self._spills: dict[int, tuple[Outgoing, int]] = {}
         """Copies under way, and how many blocks each has."""
         self._num_spills = 0
-        self._load = EngineLoad()
         self._draining = False
 
     @property
@@ -159,7 +158,7 @@ class Source:
         if session is None:
             return [self._answer(peer, message, self._nack("no_session"))]
         if isinstance(body, Ping):
-            return [self._answer(peer, message, self._pong())]
+            return [self._answer(peer, message, Pong(self._incarnation, self._draining))]
         if isinstance(body, Plane):
             agreed = body.name == session.plane
             return [Hear(body.name, session.incarnation, body.payload)] if agreed else []
@@ -214,10 +213,6 @@ class Source:
         """
         moving = sum(count for _, count in self._spills.values())
         return self._spill(num_blocks - moving)
-
-    def report(self, load: EngineLoad) -> None:
-        """The load that peers are told from now on."""
-        self._load = load
 
     def drain(self) -> list[SourceAction]:
         """Take no transfer whose leg is not here already. Those that are here go on."""
@@ -419,10 +414,6 @@ class Source:
         self.counters.blocks_spilled += count if done else 0
         actions: list[SourceAction] = [*found.holdings.spilled(number, done)]
         return actions + (self._settle(found) if found.closing else self._go_on(found, now))
-
-    def _pong(self) -> Pong:
-        load = self._load
-        return Pong(self._incarnation, load.waiting, load.running, load.free_blocks, load.queued_tokens, self._draining)
 
     def _answer(self, peer: str, message: ControlMessage, body: Body) -> Send:
         return Send(peer, ControlMessage(body, message.transfer_id, message.epoch, message.seq))
