@@ -14,7 +14,7 @@ class PeerTiming:
 
     ping: float = 1.0
     suspect: float = 3.0
-    """Silent for so long: no new load begins with it where there is a choice."""
+    """Silent for so long: counted as such. Loads go on with it, as each names its peer."""
     dead: float = 6.0
     """Silent for so long: all that it has to do with ends."""
     redial_first: float = 0.5
