@@ -16,9 +16,8 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_operator.autoscale.decode_speed import DecodeSpeed
 from pagefleet_operator.autoscale.policy import DEFAULT_QUEUE, ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
+from pagefleet_operator.plan.pair_ratio import PREFILL_BUSY
 
-PREFILL_BUSY = 0.95
-"""Share of its time that an engine may spend on what arrives: the rest is for what arrives unevenly."""
 WAIT_SHARE = 0.65
 """Of what the target leaves for waiting, since nineteen of twenty requests are to be within it, not the mean."""
 LEAST_WAIT_SHARE = 0.2

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pagefleet_protocol.inference_service import Autoscaling, ScalingTarget
 from pagefleet_protocol.inference_status import PairRole
 
+from pagefleet_operator.plan.pair_ratio import KV_USAGE
+
 DEFAULT_QUEUE = 4.0
-DEFAULT_KV_USAGE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ScalingPolicy:
     itl_s: float | None = None
     queue: float | None = None
     """Waiting requests per engine."""
-    kv_usage: float = DEFAULT_KV_USAGE
+    kv_usage: float = KV_USAGE
     """Share of the KV cache."""
     part: PairRole | None = None
     """Whether these engines compute prompts or answers alone: what the other part is for asks for none of them."""
@@ -90,7 +91,7 @@ def scaling_policy(autoscaling: Autoscaling, part: PairRole | None = None) -> Sc
         ttft_s=target.ttft_ms / 1000 if target.ttft_ms is not None else None,
         itl_s=target.itl_ms / 1000 if target.itl_ms is not None else None,
         queue=(target.queue or DEFAULT_QUEUE) if by_load else None,
-        kv_usage=target.kv_usage or DEFAULT_KV_USAGE,
+        kv_usage=target.kv_usage or KV_USAGE,
         part=part,
         idle_after_s=float(to_zero.after) if to_zero else None,
     )

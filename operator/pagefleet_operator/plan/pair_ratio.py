@@ -10,9 +10,9 @@ from pagefleet_protocol.inference_status import RatioAdvice
 from pagefleet_operator.plan.pair_rollout import Pair
 
 PREFILL_BUSY = 0.95
-"""Share of its time that a prefill engine may spend on what arrives."""
+"""Share of its time that an engine may spend on prompts that arrive: the rest is for what arrives unevenly."""
 KV_USAGE = 0.8
-"""Share of its KV cache that a decode engine may use."""
+"""Share of its KV cache that an engine may use, unless a target says otherwise."""
 ENOUGH = "there are enough of both"
 """The advice that asks for nothing."""
 _PERIOD = timedelta(minutes=1)
