@@ -14,14 +14,11 @@ from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
-from pagefleet_operator.autoscale.router_page import read_router_page
 from pagefleet_operator.autoscale.signals import FleetWindow
 from pagefleet_operator.autoscale.state import begin
-from pagefleet_operator.local.probe import fetch
+from pagefleet_operator.local.router_pages import listen
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.observed import ScalingSeen
-
-_METRICS = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +98,9 @@ class Autoscaler:
         before = self._look()
         if before.paused or self._policy is None:
             return
-        running = [(name, url) for name, url in before.routers.items() if url is not None]
-        pages = await asyncio.gather(*(fetch(url + _METRICS, self._timing.probe_timeout) for _, url in running))
-        now, here = time.monotonic(), self._look()
-        for (name, _), page in zip(running, pages, strict=True):
-            reading = read_router_page(page) if page is not None else None
-            if reading is not None and name in here.routers:
-                self._window.add(name, reading, now)
+        running = {name: url for name, url in before.routers.items() if url is not None}
+        now = await listen(self._window, running, self._timing.probe_timeout)
+        here = self._look()
         signals = self._window.signals(here.routers.keys(), now)
         decision = decide(self._policy, signals, here.engines, self._state, now)
         desired, last = self._state.desired, self._decision

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 
 from pagefleet_protocol.engine_facts import FACTS_PATH
 
 from pagefleet_operator.autoscale.pair_load import pair_load
-from pagefleet_operator.autoscale.router_page import read_router_page
 from pagefleet_operator.autoscale.signals import FleetWindow
 from pagefleet_operator.local.probe import fetch
+from pagefleet_operator.local.router_pages import METRICS_PATH, listen
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.kv_engine_page import read_kv_engine
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
-_METRICS = "/metrics"
 _Urls = Callable[[], Mapping[str, str]]
 
 
@@ -60,14 +58,10 @@ class PairWatch:
 
     async def _read_routers(self) -> None:
         routers = self._routers()
-        pages = await asyncio.gather(*(fetch(url + _METRICS, self._timing.probe_timeout) for url in routers.values()))
-        now = time.monotonic()
-        for name, page in zip(routers, pages, strict=True):
-            if page is not None and (reading := read_router_page(page)) is not None:
-                self._window.add(name, reading, now)
+        now = await listen(self._window, routers, self._timing.probe_timeout)
         self.load = pair_load(self._window.signals(routers.keys(), now))
 
     async def _ask(self, name: str, url: str) -> KvEngineSeen | None:
         timeout_s = self._timing.probe_timeout
-        facts, metrics = await asyncio.gather(fetch(url + FACTS_PATH, timeout_s), fetch(url + _METRICS, timeout_s))
+        facts, metrics = await asyncio.gather(fetch(url + FACTS_PATH, timeout_s), fetch(url + METRICS_PATH, timeout_s))
         return read_kv_engine(name, facts, metrics)
