@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import httpx
 
-from e2e.fleet_process import SERVICE
+from e2e.fleet_process import PATIENCE_S, SERVICE
 from tiny.dataset import Exchange
 
 SENTENCE = " It says what a page fleet is, and what it is not."
-PATIENCE_S = 120.0
 
 
 @dataclass(slots=True)

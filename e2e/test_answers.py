@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from e2e.fleet_process import SERVICE, FleetProcess
+from e2e.fleet_process import PATIENCE_S, SERVICE, FleetProcess
 from tiny.dataset import Exchange
 
 pytestmark = pytest.mark.fleet
@@ -35,7 +35,7 @@ async def ask_streamed(client: openai.AsyncOpenAI, exchange: Exchange) -> str:
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=120)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=PATIENCE_S)
 
 
 async def ask_all(fleet: FleetProcess, exchanges: Sequence[Exchange]) -> list[str]:

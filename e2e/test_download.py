@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from e2e.fleet_process import FleetProcess
+from e2e.fleet_process import PATIENCE_S, FleetProcess
 from tests.fakes.hub_server import HubServer, Repository
 from tiny.dataset import Exchange
 
@@ -40,7 +40,7 @@ def test_a_model_of_a_hub_is_downloaded_once_and_answers_under_every_name(
 
 
 async def answer(url: str, model: str, exchange: Exchange) -> str:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=PATIENCE_S) as client:
         messages: Any = exchange.messages
         reply = await client.chat.completions.create(model=model, messages=messages, temperature=0)
         return reply.choices[0].message.content or ""

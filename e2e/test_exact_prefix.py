@@ -15,7 +15,7 @@ import pytest
 from pagefleet_protocol import headers
 from pagefleet_protocol.handoff import CACHE_SALT, tenant_salt
 
-from e2e.fleet_process import SERVICE, FleetProcess
+from e2e.fleet_process import PATIENCE_S, SERVICE, FleetProcess
 from tests.fakes.fleet_processes import all_gone
 
 pytestmark = pytest.mark.fleet
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.fleet
 BLOCK = 16
 RED, BLUE = "sk-of-the-red-tenant", "sk-of-the-blue-tenant"
 KEYS = f"{RED} tenant=red\n{BLUE} tenant=blue\n"
-PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def ask(url: str, prompt: str, key: str = RED, **more: str) -> Answered:
         f"{url}/v1/completions",
         json={"model": SERVICE, "prompt": prompt, "max_tokens": 2, "temperature": 0},
         headers={"authorization": f"Bearer {key}", headers.EXPLAIN: "1", **more},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert reply.status_code == 200, reply.text
     usage: dict[str, Any] = reply.json()["usage"]
@@ -94,7 +93,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     environment = {"PAGEFLEET_ROUTER_API_KEY_FILE": str(folder / "keys")}
     router = {"replicas": 2, "explain": True}
     with FleetProcess(folder, environment=environment, replicas=3, router=router) as fleet:
-        fleet.until(lambda: follows(fleet, 3) and fleet.output.count("tokenizer") == 2, PATIENCE_S)
+        fleet.until(lambda: follows(fleet, 3) and fleet.output.count("tokenizer") == 2)
         yield fleet
 
 
@@ -128,7 +127,7 @@ def test_what_an_engine_had_is_forgotten_with_it(trio: FleetProcess) -> None:
     server, core = trio.pids()[victim], trio.core_pid(victim)
     os.kill(server, signal.SIGKILL)
     assert all_gone([server, core])
-    trio.until(lambda: trio.pids().get(victim, server) != server and follows(trio, 3), PATIENCE_S)
+    trio.until(lambda: trio.pids().get(victim, server) != server and follows(trio, 3))
     answers = [ask(url, prompt) for url, prompt in zip(routers, lost, strict=True)]
     assert [one.cached_tokens for one in answers] == [0, 0]
     assert [set(one.expected_tokens.values()) for one in answers] == [{0}, {0}]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pagefleet_protocol import metric_names
 
-from e2e.fleet_process import FleetProcess
+from e2e.fleet_process import PATIENCE_S, FleetProcess
 from e2e.load import Streamed, long_request, read_stream
 from tests.fakes.fleet_processes import all_gone
 
@@ -43,7 +43,7 @@ def test_client_that_leaves_frees_its_blocks_soon(fleet: FleetProcess) -> None:
 def test_stopping_lets_a_stream_finish_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     async def scenario(fleet: FleetProcess) -> tuple[Streamed, list[int]]:
         streamed = Streamed()
-        async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=PATIENCE_S) as http:
             reading = asyncio.create_task(read_stream(http, long_request(800), streamed))
             while streamed.num_texts < 3:  # noqa: ASYNC110 - counted by the reader
                 await asyncio.sleep(0.005)

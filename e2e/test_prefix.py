@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pagefleet_protocol import metric_names
 
-from e2e.fleet_process import SERVICE, FleetProcess
+from e2e.fleet_process import PATIENCE_S, SERVICE, FleetProcess
 from tiny.dataset import Exchange
 
 pytestmark = pytest.mark.fleet
@@ -33,7 +33,7 @@ def test_shared_system_prompt_is_cached_on_both_engines(fleet: FleetProcess, exc
             engine: str = reply.headers["x-pagefleet-engine"]
             return engine
 
-        async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=PATIENCE_S) as http:
             return Counter(await asyncio.gather(*(one(exchange) for exchange in exchanges[:NUM_REQUESTS])))
 
     # What an engine was sent in the minute before, by other tests, keeps the prefix away from it for a while.
