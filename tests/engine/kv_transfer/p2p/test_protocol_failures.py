@@ -340,6 +340,7 @@ def test_no_harmed_frame_is_ever_used(harm: Callable[[Net], None], reason: str) 
     harm(net)
     net.run(6.0)
     assert reason in failure(decode_engine, request)
+    assert reason in prefill.settled[ID].reason, "both logs say why"
     assert_free(net)
 
 

@@ -298,7 +298,7 @@ class Source:
         if found is None or found.peer_incarnation != session.incarnation:
             return self._unknown(session, message)
         if isinstance(body, Cancel):
-            return self._close(found, body.reason)
+            return self._close(found, f"{body.reason}: {body.detail}" if body.detail else body.reason)
         bound = found.reservation
         if bound is None or bound.epoch != message.epoch:
             stale = isinstance(body, Renew | Credit | Fetch)
