@@ -10,8 +10,9 @@ from pagefleet_engine.core.cache_events import OneGroupEvents
 from pagefleet_engine.core.step import FailureKind
 from pagefleet_protocol.block_hash import BlockHash, extend_hashes, root_hash
 
-from tests.engine.core.test_scheduler_traces import Abort, Arrival, Failure, Steps, Trace, engines, events
+from tests.engine.core.test_scheduler_traces import FailingTrace, Failure, engines, events
 from tests.fakes.paged_worker import SCOPE, FakeEngine, ToldCache
+from tests.fakes.request_traces import Event
 
 
 def found_in(engine: FakeEngine) -> set[BlockHash]:
@@ -27,8 +28,8 @@ def hashes(tokens: list[int], block_size: int = 4) -> list[BlockHash]:
 
 @settings(max_examples=200, deadline=None)
 @given(engines, events)
-def test_what_was_told_is_what_is_cached(engine: FakeEngine, trace: list[Arrival | Abort | Failure | Steps]) -> None:
-    played = Trace(engine)
+def test_what_was_told_is_what_is_cached(engine: FakeEngine, trace: list[Event | Failure]) -> None:
+    played = FailingTrace(engine)
     for index, event in enumerate(trace):
         played.play(event)
         if index % 7 == 6:
