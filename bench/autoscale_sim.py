@@ -197,6 +197,7 @@ def main() -> None:
     """Run what the command line asks for, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], help="policy; repeatable")
     parser.add_argument("--trace", action="append", default=[], help="trace; repeatable")
     parser.add_argument("--jobs", type=int, default=2)
@@ -208,7 +209,7 @@ def main() -> None:
         cases = [
             pool.submit(run_case, name, seed, tuple(arguments.only))
             for name in names
-            for seed in range(1, arguments.seeds + 1)
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         ]
         outcomes = [outcome for case in cases for outcome in case.result()]
     summary = _summary(outcomes)

@@ -104,12 +104,7 @@ def line_of(name: str, figures: dict[str, float]) -> str:
     )
 
 
-def seeds_of(count: int) -> range:
-    """Return the seeds of a report."""
-    return range(FIRST_SEED, FIRST_SEED + count)
-
-
-def compare(traces: Sequence[str], names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any]:
+def compare(traces: Sequence[str], names: Sequence[str], seconds: float, seeds: range) -> dict[str, Any]:
     """Run every policy on every trace, and print a table for each."""
     results: dict[str, Any] = {}
     for trace in traces:
@@ -117,7 +112,7 @@ def compare(traces: Sequence[str], names: Sequence[str], seconds: float, seeds: 
         print_head(f"{trace}, {rate:g} conversations/s, {NUM_ENGINES} engines")
         results[trace] = {}
         for name in names:
-            figures = mean_outcome([play(name, trace, rate, seconds, seed) for seed in seeds_of(seeds)])
+            figures = mean_outcome([play(name, trace, rate, seconds, seed) for seed in seeds])
             results[trace][name] = figures
             print(line_of(name, figures), flush=True)
     return results
@@ -130,18 +125,18 @@ def print_head(title: str) -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
 
 
-def sweep(names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any]:
+def sweep(names: Sequence[str], seconds: float, seeds: range) -> dict[str, Any]:
     """Run the shared prefixes at rising rates."""
     return {
         name: {
-            f"{rate:g}": mean_outcome([play(name, SHARED, rate, seconds, seed) for seed in seeds_of(seeds)])
+            f"{rate:g}": mean_outcome([play(name, SHARED, rate, seconds, seed) for seed in seeds])
             for rate in SWEEP_RATES
         }
         for name in names
     }
 
 
-def replicate(names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any]:
+def replicate(names: Sequence[str], seconds: float, seeds: range) -> dict[str, Any]:
     """Run the shared prefixes through one and several replicas of the router."""
     rate = TRACES[SHARED][1]
     results: dict[str, Any] = {}
@@ -149,7 +144,7 @@ def replicate(names: Sequence[str], seconds: float, seeds: int) -> dict[str, Any
         print_head(f"{SHARED}, {rate:g} conversations/s, {count} replicas of the router")
         results[str(count)] = {}
         for name in names:
-            figures = mean_outcome([play(name, SHARED, rate, seconds, seed, count) for seed in seeds_of(seeds)])
+            figures = mean_outcome([play(name, SHARED, rate, seconds, seed, count) for seed in seeds])
             results[str(count)][name] = figures
             print(line_of(name, figures), flush=True)
     return results
@@ -162,17 +157,19 @@ def main() -> None:
     parser.add_argument("--policy", choices=[*OURS, *PEERS], action="append", help="Repeatable; default: all.")
     parser.add_argument("--seconds", type=float, default=200.0, help="Simulated; the first 30 %% are not measured.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--replicas", action="store_true", help="Also with two and three replicas of the router.")
     parser.add_argument("--json", type=Path, help="Write the figures.")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="Draw the traces and a sweep of rates there.")
     args = parser.parse_args()
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
     results: dict[str, Any] = {
-        "traces": compare(args.trace or list(TRACES), args.policy or [*OURS, *PEERS], args.seconds, args.seeds)
+        "traces": compare(args.trace or list(TRACES), args.policy or [*OURS, *PEERS], args.seconds, seeds)
     }
     if args.replicas:
-        results["replicas"] = replicate(REPLICATED, args.seconds, args.seeds)
+        results["replicas"] = replicate(REPLICATED, args.seconds, seeds)
     if args.plot:
-        results["sweep"] = sweep(SWEEP, args.seconds, args.seeds)
+        results["sweep"] = sweep(SWEEP, args.seconds, seeds)
     if args.json:  # before the plots, which would make the commit that it names one with changes
         write_report(args.json, "router_sim", results)
     if args.plot:
