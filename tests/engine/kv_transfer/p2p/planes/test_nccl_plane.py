@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from pagefleet_engine.kv_transfer.p2p.data_plane import FrameArrived, FrameSent, LinkDown, LinkUp
+from pagefleet_engine.kv_transfer.p2p.data_plane import MAX_INVITATION_BYTES, FrameArrived, FrameSent, LinkDown, LinkUp
 from pagefleet_engine.kv_transfer.p2p.planes.device.words import (
     Envelope,
     Go,
@@ -206,6 +206,13 @@ def test_two_versions_of_nccl_do_not_meet(fleet: Fleet) -> None:
     source, target = fleet.add("p", filled=True, version=22809), fleet.add("d")
     target.plane.connect("p", "127.0.0.1", source.plane.invite("d"))
     assert fleet.down(target) == "NCCL is 2.28.9 there, 2.29.7 here"
+
+
+def test_a_source_that_says_more_than_a_version_is_not_met(fleet: Fleet) -> None:
+    source, target = fleet.add("p", filled=True), fleet.add("d")
+    invitation = source.plane.invite("d")
+    target.plane.connect("p", "127.0.0.1", invitation.ljust(MAX_INVITATION_BYTES, b"\xff"))
+    assert "NCCL is" in fleet.down(target)
 
 
 def test_a_frame_is_the_sources_no_more_before_the_target_takes_it(fleet: Fleet) -> None:

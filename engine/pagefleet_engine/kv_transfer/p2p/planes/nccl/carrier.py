@@ -314,8 +314,8 @@ class NcclCarriers:
 
     def to_source(self, peer: str, facts: bytes, say: Say) -> NcclTarget:
         """See Carriers."""
-        theirs = int.from_bytes(facts, "little")
-        if theirs != self._library.version:
+        if facts != self.facts():
+            theirs = int.from_bytes(facts[:4], "little")
             raise LinkBroken(f"NCCL is {version_text(theirs)} there, {version_text(self._library.version)} here")
         return NcclTarget(peer, say, self._receiving)
 
