@@ -188,10 +188,11 @@ def role_progress(seen: RoleSeen) -> Verdict | None:
     return Verdict(True, Reason.STARTING, seen.count)
 
 
-def rollout_stopped(seen: RoleSeen) -> bool:
-    """Return whether the wanted revision fails, and is not to be had more of."""
+def revision_fails(seen: RoleSeen) -> bool:
+    """Return whether the wanted revision has stopped with nothing ready. Where one is, others may fail by bad luck."""
     told = role_progress(seen)
-    return told is not None and told.reason is Reason.ROLLOUT_STOPPED
+    stopped = told is not None and told.reason is Reason.ROLLOUT_STOPPED
+    return stopped and not any(pod.ready for pod in seen.pods if pod.revision == seen.revision)
 
 
 def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:

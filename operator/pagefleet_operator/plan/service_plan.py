@@ -31,7 +31,7 @@ from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.role_health import RoleSeen, rollout_stopped, see_role
+from pagefleet_operator.plan.role_health import RoleSeen, revision_fails, see_role
 from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import Verdict, find_condition
 
@@ -194,7 +194,7 @@ def _carried_out(
         model_ready=model.ready,
         engines=groups.whole,
         parts=groups.parts,
-        fails=both is not None and any(map(rollout_stopped, both[1])),
+        fails=both is not None and any(map(revision_fails, both[1])),
         engine_allowed=fit.refusal is None,
     )
     children = wanted_children(service, model.resolved, settings, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,19 @@ def test_a_revision_that_fails_takes_nothing_down_and_is_told() -> None:
     assert ready(world, "decode") == 3, "more are wanted, and come of what serves"
     world.edit(disaggregation=TWO)
     assert roll(world, least=2)[-1] == {old: (2, 2)}
+
+
+def test_one_engine_that_fails_is_not_its_revision() -> None:
+    four = {"prefill": {"replicas": 4}, "decode": {"replicas": 4}}
+    world = running(disaggregation=four, rollout={"maxSurge": 2})
+    (old,) = counts(world)
+    world.edit(disaggregation=four, rollout={"maxSurge": 2}, engine={"args": ["--seed", "1"]})
+    world.step()
+    (new,) = set(counts(world)) - {old}
+    bad = next(one for one in world.of("engine") if (one.revision, one.role) == (new, "decode"))
+    failed = container(state="terminated", exit_code=2, message="error: no GPU", restarts=3)
+    world.breaks = {new: lambda one: replace(one, ready=one.name != bad.name, containers=(failed,))}
+    assert roll(world, least=4)[-1] == {old: (1, 1), new: (4, 4)}
 
 
 def test_from_whole_requests_to_parts_and_back_without_a_gap() -> None:

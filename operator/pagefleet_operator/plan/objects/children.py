@@ -42,7 +42,7 @@ class ChildContext:
     parts: tuple[Part, ...] = ()
     """What is wanted instead where prompts and answers are computed by different engines."""
     fails: bool = False
-    """Whether those of both parts that there are do not get ready."""
+    """Whether of one part none of the wanted revision gets ready."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
 
