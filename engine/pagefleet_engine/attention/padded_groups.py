@@ -1,7 +1,8 @@
 """A step's rows as padded batches, for attention on the CPU: which pages to gather, and what each query sees of them.
 
 Rows of like length form a group (`grouping`), and long queries are cut into blocks that fit the cache and see only the
-context up to their end. Worked out once per step and shared by all layers of a window.
+context up to their end. Lengths are rounded up where kernels are made for each (`kernel_shapes`). Worked out once per
+step and shared by all layers of a window.
 
 Shapes: T tokens, S rows of a group, Q queries of a row (padded), C context (padded), K key/value heads, H head size.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import BatchGeometry
 from pagefleet_engine.attention.grouping import Int64Array, group_rows
+from pagefleet_engine.attention.kernel_shapes import are_compiled, rounded_up
 
 Int32Array = NDArray[np.int32]
 
@@ -104,6 +106,8 @@ def _make_group(
     query_lens = lengths.query[rows]
     query_len, context = int(query_lens.max()), int(lengths.context[rows].max())
     num_blocks = -(-context // layout.block_size)
+    if are_compiled(dtype) and len(rows) * query_len > 1:  # one query of one row has a kernel for all lengths
+        num_blocks = rounded_up(num_blocks)
     columns = np.minimum(lengths.first_block[rows, None] + np.arange(num_blocks), tables.shape[1] - 1)
     blocks_SB = tables[rows[:, None], columns].astype(np.int64)
     head = np.arange(2 * layout.num_kv_heads).reshape(2, 1, layout.num_kv_heads, 1)
@@ -122,16 +126,17 @@ def _make_group(
         token_index=None if in_order else torch.from_numpy(tokens_SQ.reshape(-1)),
         kept=None if all_real else torch.from_numpy(np.flatnonzero(real_SQ)),
         kept_tokens=None if in_order and all_real else torch.from_numpy(tokens_SQ[real_SQ]),
-        blocks=_query_blocks(lengths, rows, num_blocks * layout.block_size, dtype),
+        blocks=_query_blocks(lengths, rows, query_len, num_blocks * layout.block_size, dtype),
     )
 
 
-def _query_blocks(lengths: _Lengths, rows: Int64Array, width: int, dtype: torch.dtype) -> list[QueryBlock]:
-    """Cut the group's queries into blocks, each with the columns it can see.
+def _query_blocks(
+    lengths: _Lengths, rows: Int64Array, query_len: int, width: int, dtype: torch.dtype
+) -> list[QueryBlock]:
+    """Cut the group's `query_len` queries into blocks, each with the columns it can see.
 
     Columns count from a row's first gathered block; `width` of them are gathered.
     """
-    query_len = int(lengths.query[rows].max())
     last_query = lengths.query[rows, None] - 1
     first_column = lengths.context[rows, None] - lengths.query[rows, None]
     column_SQ = first_column + np.minimum(np.arange(query_len), last_query)
@@ -139,15 +144,20 @@ def _query_blocks(lengths: _Lengths, rows: Int64Array, width: int, dtype: torch.
         # Whole pages, masked: a matrix product over part of the gathered columns would copy them first.
         return [_query_block(column_SQ, 0, range(width), lengths.window, dtype)]
     return [
-        _query_block(own_SQ, start, _seen_columns(own_SQ, lengths.window), lengths.window, dtype)
+        _query_block(own_SQ, start, _seen_columns(own_SQ, width, lengths.window, dtype), lengths.window, dtype)
         for start in range(0, query_len, QUERY_BLOCK)
         for own_SQ in (column_SQ[:, start : start + QUERY_BLOCK],)
     ]
 
 
-def _seen_columns(own_SQ: Int64Array, window: int | None) -> range:
-    """Columns that any of these queries sees."""
-    return range(0 if window is None else max(int(own_SQ.min()) - window + 1, 0), int(own_SQ.max()) + 1)
+def _seen_columns(own_SQ: Int64Array, width: int, window: int | None, dtype: torch.dtype) -> range:
+    """Columns of the `width` that any of these queries sees, and some to either side where their number matters."""
+    first = 0 if window is None else max(int(own_SQ.min()) - window + 1, 0)
+    end = int(own_SQ.max()) + 1
+    if are_compiled(dtype) and own_SQ.size > 1:
+        first -= first % QUERY_BLOCK
+        end = min(-(-end // QUERY_BLOCK) * QUERY_BLOCK, width)
+    return range(first, end)
 
 
 def _query_block(own_SQ: Int64Array, start: int, context: range, window: int | None, dtype: torch.dtype) -> QueryBlock:

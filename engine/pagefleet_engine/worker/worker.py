@@ -19,7 +19,7 @@ from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
-from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.device import limit_kernel_caches, probe_memory, resolve_device, set_num_threads
 from pagefleet_engine.worker.kv_pages import make_kv_pages
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -67,6 +67,7 @@ class Worker:
         self.max_in_flight = 2 if (self._device.type == "cuda" if is_async is None else is_async) else 1
         """Steps that may be launched before the first of them is waited for."""
         num_threads = set_num_threads(config.model.num_threads)
+        limit_kernel_caches()
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         with times.phase("weights"), naming_the_remedy("weights"):

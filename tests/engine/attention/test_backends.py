@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -122,6 +122,16 @@ def test_matches_dense_attention(name: str, window: int | None, rows: list[Row])
     step = make_backend(name, case.pool).begin(case.batch)
     out = attend(step, 1, case, window)
     torch.testing.assert_close(out, expected(case, window), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 20, 300])
+@pytest.mark.parametrize("rows", [*MIXES, [Row(150, 3), Row(131, 140), Row(170, 1)]], ids=str)
+def test_rounded_contexts_of_16_bits_match_dense_attention(window: int | None, rows: list[Row]) -> None:
+    case = make_case(rows, layer=1, seed=len(rows))
+    exact = expected(case, window)
+    small = replace(case, pool=case.pool.bfloat16(), q=case.q.bfloat16(), k=case.k.bfloat16(), v=case.v.bfloat16())
+    out = attend(TorchBackend(small.pool, LAYOUT, GROUPS).begin(small.batch), 1, small, window)
+    torch.testing.assert_close(out.float(), exact, atol=4e-2, rtol=4e-2)
 
 
 def test_writes_only_its_own_layer_and_slots() -> None:

@@ -9,7 +9,13 @@ import pytest
 import torch
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker import device
-from pagefleet_engine.worker.device import probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.device import (
+    MAX_KERNELS,
+    limit_kernel_caches,
+    probe_memory,
+    resolve_device,
+    set_num_threads,
+)
 from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_kernels.layout import KVLayout
 
@@ -37,6 +43,15 @@ def test_threads_are_those_asked_for_or_one_per_core_allowed() -> None:
     assert set_num_threads(None) == torch.get_num_threads() == len(os.sched_getaffinity(0))
     with pytest.raises(ConfigError, match="num_threads is 0"):
         set_num_threads(0)
+
+
+def test_kernels_are_kept_up_to_a_number_that_the_environment_may_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "")  # so that what is set is taken back
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    limit_kernel_caches()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    assert os.environ["LRU_CACHE_CAPACITY"] == str(MAX_KERNELS)
 
 
 def test_a_cpu_offers_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
