@@ -126,7 +126,7 @@ def test_a_prefill_engine_that_crashes_is_noticed_by_its_connection() -> None:
     assert_free(net)
 
 
-def test_a_prefill_engine_that_falls_silent_is_dead_after_six_seconds() -> None:
+def test_a_prefill_engine_that_falls_silent_is_dead_after_five_seconds() -> None:
     net, prefill, decode_engine = world()
     request, leg = half_way(net, prefill, decode_engine)
     net.cut.add(("p:1", "d"))
@@ -136,7 +136,7 @@ def test_a_prefill_engine_that_falls_silent_is_dead_after_six_seconds() -> None:
     assert request not in decode_engine.ended
     while request not in decode_engine.ended:
         net.run(0.25)
-    assert net.now <= cut_at + 6.0
+    assert net.now <= cut_at + 5.25
     assert "silent" in failure(decode_engine, request)
     assert decode_engine.target.peers()["dead"] == 1
     again = load(prefill, decode_engine, bytes(15) + b"1")
@@ -160,7 +160,7 @@ def test_a_short_cut_of_the_control_link_costs_nothing() -> None:
     net, prefill, decode_engine = world()
     request, leg = half_way(net, prefill, decode_engine)
     net.cut.add(("p:1", "d"))
-    net.run(4.0)
+    net.run(3.0)
     net.cut.clear()
     decode_engine.key += 1  # the socket is another one for P
     finish(prefill, leg)
@@ -169,11 +169,11 @@ def test_a_short_cut_of_the_control_link_costs_nothing() -> None:
     assert_free(net)
 
 
-def test_a_decode_engine_that_crashes_holds_nothing_for_more_than_six_seconds() -> None:
+def test_a_decode_engine_that_crashes_holds_nothing_for_more_than_five_seconds() -> None:
     net, prefill, decode_engine = world()
     half_way(net, prefill, decode_engine)
     net.crash_decode("d")
-    net.run(6.25)
+    net.run(5.25)
     assert prefill.source.num_transfers == 0
     assert not prefill.settled[ID].delivered
     assert_free(net)

@@ -15,7 +15,7 @@ class PeerTiming:
     ping: float = 1.0
     suspect: float = 3.0
     """Silent for so long: counted as such. Loads go on with it, as each names its peer."""
-    dead: float = 6.0
+    dead: float = 5.0
     """Silent for so long: all that it has to do with ends."""
     redial_first: float = 0.5
     """After a peer died, loads from it fail at once for so long, then twice as long each time,"""
