@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ from bench.report import write_report
 TTFT_SLACK, TPOT_SLACK = 5.0, 2.0
 AT_ONCE = 8
 """Requests under way while the load of 1 is measured."""
-WARM_UP_LEN = 512
+WARM_UP_REQUESTS = 12
+"""Of each length, of either fleet: until processes have the memory that they work in they are slower."""
 COLOCATED, PAIR = "colocated", "pair"
 FLEETS = {
     COLOCATED: (EngineSpec("whole-0", 0), EngineSpec("whole-1", 1)),
@@ -140,8 +141,8 @@ async def sweep(routers: Mapping[str, Process], settings: Settings) -> dict[str,
     """Run every length and load; returns the figures."""
     found: dict[str, Any] = {}
     prompts = Prompts(settings.output_len)
-    for router in routers.values():
-        await ask_so_many_at_once(router.url, prompts.make(WARM_UP_LEN, [0.0] * 6), 2)
+    for router, input_len in product(routers.values(), settings.input_lens):
+        await ask_so_many_at_once(router.url, prompts.make(input_len, [0.0] * WARM_UP_REQUESTS), 4)
     for number, input_len in enumerate(settings.input_lens):
         alone = await calibrate(routers[COLOCATED], prompts, input_len, settings.seconds)
         cells: dict[str, Any] = {}
@@ -187,7 +188,7 @@ def print_row(input_len: int, load: float, cell: Mapping[str, Any]) -> None:
 
 async def run(settings: Settings) -> dict[str, Any]:
     """Start both fleets, measure, end them. The one that is not asked is idle meanwhile."""
-    longest = max(WARM_UP_LEN, *settings.input_lens) + settings.output_len + 16
+    longest = max(settings.input_lens) + settings.output_len + 16
     limits = EngineLimits(longest, settings.chunk, 48 * longest // 16)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagefleet-bench-")))
