@@ -19,7 +19,13 @@ from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
-from pagefleet_engine.worker.device import limit_kernel_caches, probe_memory, resolve_device, set_num_threads
+from pagefleet_engine.worker.device import (
+    keep_freed,
+    limit_kernel_caches,
+    probe_memory,
+    resolve_device,
+    set_num_threads,
+)
 from pagefleet_engine.worker.kv_pages import make_kv_pages
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -191,6 +197,8 @@ class Worker:
     def _warm_up(self, limits: RunnerLimits) -> None:
         if self._device.type == "cuda":
             rehearse_everything(self._runner, limits, self.cache.num_blocks)
+        else:
+            keep_freed()  # not before: what loading takes for a while goes back
         row_lens = short_step(limits, self.cache.num_blocks)
         if row_lens and not rehearse(self._runner, row_lens, limits):
             _log.warning(
