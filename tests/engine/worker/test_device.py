@@ -61,10 +61,12 @@ FAULTS_OF_USING_AGAIN = """
 import resource, torch
 from pagefleet_engine.worker.device import keep_freed
 keep_freed()
-for _ in range(4):
+faults = []
+for _ in range(10):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(64 << 20, dtype=torch.uint8)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))
 """
 
 
