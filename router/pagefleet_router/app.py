@@ -49,7 +49,7 @@ from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.policy import Policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
-from pagefleet_router.spare_memory import SpareMemory, keep_freed
+from pagefleet_router.spare_memory import SpareMemory, keep_bodies
 from pagefleet_router.tokens.prompt_reader import PlainPrompts, PromptReader
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.listeners import BACKLOG
@@ -340,7 +340,7 @@ def _follow_parent(loop: asyncio.AbstractEventLoop, lifeline: int, signals: asyn
 async def serve(config: RouterConfig, seat: Seat | None = None) -> int:
     """Run until a signal: the first one drains, the second ends everything at once. Returns the exit status."""
     sys.setswitchinterval(_SWITCH_S)
-    keep_freed()
+    keep_bodies()
     router = Router(config, seat=seat)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()

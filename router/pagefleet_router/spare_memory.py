@@ -5,24 +5,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+from pagefleet_protocol.freed_memory import keep_freed
+
 MANY = 1000
 """Connections that took some ten megabytes."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Numbers of `mallopt` (glibc's malloc.h)."""
 _KEPT_BYTES = 64 * 1024 * 1024
 _LARGEST_KEPT_BYTES = 4 * 1024 * 1024
 
 
-def keep_freed() -> None:
-    """Use memory again, where the C library can be told to: by default it hands large blocks back as they are freed.
+def keep_bodies() -> None:
+    """Use the memory of requests and answers again.
 
     A prompt of 400 kB would get a hundred new pages for each of its copies, whose first touch takes longer than all
     that is done with it. Longer bodies than _LARGEST_KEPT_BYTES leave nothing behind.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+    keep_freed(_LARGEST_KEPT_BYTES, _KEPT_BYTES)
 
 
 def trim() -> None:

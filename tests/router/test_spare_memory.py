@@ -36,9 +36,9 @@ def test_handing_back_leaves_what_is_in_use() -> None:
 
 FAULTS_OF_USING_AGAIN = """
 import resource
-from pagefleet_router.spare_memory import keep_freed
+from pagefleet_router.spare_memory import keep_bodies
 
-keep_freed()
+keep_bodies()
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     bodies = [b"x" * 1_000_000 for _ in range(8)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from dataclasses import dataclass
 
 import torch
+from pagefleet_protocol.freed_memory import keep_freed
 
 from pagefleet_engine.config import Device
 from pagefleet_engine.errors import ConfigError
@@ -15,8 +15,6 @@ from pagefleet_engine.loader.memory import free_bytes
 MAX_KERNELS = 256
 """Of one shape each, in all some 200 MB. With 1,024 it was a gigabyte, and 5 % more tokens of short requests."""
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Numbers of `mallopt` (glibc's malloc.h)."""
 _KEPT_BYTES = 1 << 30
 
 
@@ -71,17 +69,13 @@ def limit_kernel_caches() -> None:
         os.environ.setdefault(variable, str(MAX_KERNELS))
 
 
-def keep_freed() -> None:
-    """Use a step's memory again for the next one, where the C library can be told to. For a CPU, and what is built.
+def keep_step_memory() -> None:
+    """Use a step's memory again for the next one. For a CPU, once all that stays is built.
 
-    By default large blocks go back to the system as they are freed. Each step of a long prompt then touches some
-    hundred megabytes of new pages, which takes up to a third of its time; whether it does hangs on what lies behind
-    them in the heap.
+    Each step of a long prompt would touch some hundred megabytes of new pages, which takes up to a third of its time;
+    whether it does hangs on what lies behind them in the heap.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+    keep_freed(_KEPT_BYTES, _KEPT_BYTES)
 
 
 def probe_memory(device: torch.device) -> DeviceMemory:

@@ -20,7 +20,7 @@ from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import (
-    keep_freed,
+    keep_step_memory,
     limit_kernel_caches,
     probe_memory,
     resolve_device,
@@ -198,7 +198,7 @@ class Worker:
         if self._device.type == "cuda":
             rehearse_everything(self._runner, limits, self.cache.num_blocks)
         else:
-            keep_freed()  # not before: what loading takes for a while goes back
+            keep_step_memory()  # not before: what loading takes for a while goes back
         row_lens = short_step(limits, self.cache.num_blocks)
         if row_lens and not rehearse(self._runner, row_lens, limits):
             _log.warning(

@@ -59,8 +59,8 @@ def test_kernels_are_kept_up_to_a_number_that_the_environment_may_give(monkeypat
 
 FAULTS_OF_USING_AGAIN = """
 import resource, torch
-from pagefleet_engine.worker.device import keep_freed
-keep_freed()
+from pagefleet_engine.worker.device import keep_step_memory
+keep_step_memory()
 faults = []
 for _ in range(10):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
