@@ -6,6 +6,7 @@ request is never looked up. Names and files are read again by a thread, so nobod
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import threading
@@ -17,6 +18,8 @@ from typing import Literal
 
 from pagefleet_engine.errors import ConfigError
 
+FIRST_LOOK_S = 2.0
+"""How long an engine that starts waits for its peers to be looked up once."""
 REFRESH_S = 5.0
 REFRESH_SOONEST_S = 1.0
 """Where somebody asks for an address that is not known."""
@@ -106,12 +109,15 @@ class AllowedPeers:
         self._names: dict[str, Sequence[str]] = {}
         """What host names meant last."""
         self._complained: set[str] = set()
+        self._looked = threading.Event()
         self._asked = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
         if entries:
             self._thread = threading.Thread(target=self._run, name="kv peers", daemon=True)
             self._thread.start()
+            # Else the first requests of an engine would find that their peers are none of its own.
+            self._looked.wait(FIRST_LOOK_S)
 
     def find(self, peer: str) -> str | None:
         """Return the numeric HOST:PORT by which a peer is dialled; None: it is not allowed, or not known yet."""
@@ -159,6 +165,7 @@ class AllowedPeers:
         while not self._closing:
             self._asked.clear()  # before the look: who asks meanwhile, or closes, is not forgotten
             self.refresh()
+            self._looked.set()
             refreshed_at = time.monotonic()
             if self._asked.wait(REFRESH_S) and not self._closing:
                 time.sleep(max(0.0, refreshed_at + REFRESH_SOONEST_S - time.monotonic()))
@@ -200,4 +207,8 @@ def look_up(host: str) -> list[str]:
     Raises:
         OSError: it has none.
     """
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass  # a name
     return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))

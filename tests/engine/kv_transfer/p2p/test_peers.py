@@ -135,7 +135,19 @@ def test_the_thread_finds_new_peers_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     assert not found._thread.is_alive()
 
 
-def test_nobody_waits_for_a_name_server() -> None:
+def test_peers_are_known_as_soon_as_it_is_made() -> None:
+    names = Names(prefill=["10.0.0.1"])
+    names.hold.clear()
+    answer = threading.Timer(0.2, names.hold.set)  # by a name server that takes its time
+    answer.start()
+    found = AllowedPeers(parse_peers("dns:prefill:8102"), names.resolve)
+    assert found.find("10.0.0.1:8102") is not None
+    found.close()
+    answer.join()
+
+
+def test_nobody_waits_for_a_name_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "FIRST_LOOK_S", 0.1)
     names = Names(prefill=["10.0.0.1"])
     names.hold.clear()
     found = AllowedPeers(parse_peers("dns:prefill:8102"), names.resolve)
