@@ -181,7 +181,7 @@ class DataPlane(Protocol):
         ...
 
     def land(self, peer: str, landing: Landing) -> None:
-        """Target: accept this transfer's frames, from this peer. One landing per transfer."""
+        """Target: accept this transfer's frames, from this peer, from when this returns. One landing per transfer."""
         ...
 
     def forget(self, transfer_id: bytes) -> None:

@@ -47,7 +47,10 @@ class _Open:
 
 
 class Landings:
-    """All landings of one plane. Used by one thread."""
+    """All landings of one plane. The owner's thread adds them, the plane's does all else.
+
+    A transfer is added anew only after the plane has told that it was removed, so the two never meet over one.
+    """
 
     def __init__(self) -> None:
         self._open: dict[bytes, _Open] = {}

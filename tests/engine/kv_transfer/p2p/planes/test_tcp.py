@@ -109,6 +109,17 @@ def test_a_frame_that_is_not_the_next_touches_nothing(sent: Frame, why: str) -> 
         assert works(source, target)
 
 
+def test_a_frame_may_come_as_soon_as_its_landing_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(tcp_end(filled=True), tcp_end()) as (source, target):
+        assert isinstance(target.plane, TcpPlane)
+        with monkeypatch.context() as busy:  # reading: it takes no command meanwhile
+            busy.setattr(target.plane._thread, "obey", lambda: None)
+            target.plane.land("p", landing([10]))
+            source.plane.send("d", frame(0, 0, [1]))
+            target.wait_for(FrameArrived)
+        assert target.pages.peek(10) == content(1)
+
+
 def test_a_frame_that_comes_twice_is_taken_once() -> None:
     with joined(tcp_end(filled=True), tcp_end()) as (source, target):
         target.plane.land("p", landing([10, 11]))

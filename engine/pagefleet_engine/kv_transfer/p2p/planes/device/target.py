@@ -49,7 +49,7 @@ class DeviceTarget:
     Args:
         line: to it.
         carrier: of the link.
-        landings: where frames may go; changed by the same thread only.
+        landings: where frames may go.
         slots: to receive frames in.
         settings: of the plane.
         now: monotonic time.

@@ -124,8 +124,8 @@ class TcpPlane:
         self._thread.do(lambda: self._withdraw(transfer_id))
 
     def land(self, peer: str, landing: Landing) -> None:
-        """Accept a transfer's frames."""
-        self._thread.do(lambda: self._landings.add(peer, landing))
+        """Accept a transfer's frames, from now on: the source sends as soon as it is told to."""
+        self._landings.add(peer, landing)
 
     def forget(self, transfer_id: bytes) -> None:
         """Accept a transfer's frames no more."""

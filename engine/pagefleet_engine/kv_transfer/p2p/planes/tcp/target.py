@@ -45,7 +45,7 @@ class TargetLink:
         connecting: a socket whose non-blocking `connect` was begun.
         peer: the source's incarnation.
         invitation: the source's.
-        landings: where frames may go; changed by the same thread only.
+        landings: where frames may go.
         settings: of the plane.
         now: monotonic time.
     """
