@@ -17,6 +17,8 @@ from pagefleet_protocol.kv_blob import KvShape
 from pagefleet_engine.errors import ConfigError
 
 MANIFEST = "manifest.json"
+MANIFEST_LOCK = f"{MANIFEST}.lock"
+"""Held by whoever makes the manifest, for as long as that takes."""
 FOLDER_VERSION = 1
 MAX_MANIFEST_BYTES = 64 * 1024
 
@@ -32,7 +34,10 @@ class _Manifest(_Version, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class FolderClaim:
-    """A folder that is known to be of this engine's shape; while it is held alone, nobody else can claim it."""
+    """A folder that is known to be of this engine's shape; while it is held alone, nobody else can claim it.
+
+    The claim is a lock on the open manifest: the system gives it back when the process ends, however that happens.
+    """
 
     def __init__(self, folder: Path, file_descriptor: int) -> None:
         self.folder = folder
@@ -59,7 +64,7 @@ def claim_folder(folder: Path, shape: KvShape, *, alone: bool) -> FolderClaim:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / MANIFEST).exists():
-            _write_manifest(folder, shape)
+            _make_manifest(folder, shape)
         descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"kv_offload_dir {folder} cannot be used ({error.strerror}): give another folder") from None
@@ -73,12 +78,28 @@ def claim_folder(folder: Path, shape: KvShape, *, alone: bool) -> FolderClaim:
     return claim
 
 
-def _write_manifest(folder: Path, shape: KvShape) -> None:
+def _make_manifest(folder: Path, shape: KvShape) -> None:
+    """Write it, unless another engine does meanwhile: claims lock that file, so none in place is ever replaced."""
+    _refuse_foreign(folder)
+    descriptor = os.open(folder / MANIFEST_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not (folder / MANIFEST).exists():
+            _write_manifest(folder, shape)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_foreign(folder: Path) -> None:
     # Another engine may be writing its manifest now, or have ended amid that.
     names = (name for name in sorted(os.listdir(folder)) if not name.startswith(MANIFEST))
     foreign = next((name for name in names if name != "lost+found"), None)
-    if foreign is not None:
+    # Its blocks come after its manifest: where that is here by now, they are no stranger's.
+    if foreign is not None and not (folder / MANIFEST).exists():
         raise ConfigError(f"kv_offload_dir {folder} holds other files ({foreign}): give an empty or a new folder")
+
+
+def _write_manifest(folder: Path, shape: KvShape) -> None:
     encoded = msgspec.json.encode(_Manifest(FOLDER_VERSION, shape=shape))
     unfinished = folder / f"{MANIFEST}.{secrets.token_hex(8)}"
     unfinished.write_bytes(msgspec.json.format(encoded) + b"\n")
@@ -107,7 +128,11 @@ def _check_manifest(folder: Path, descriptor: int, shape: KvShape) -> None:
 def _lock(folder: Path, descriptor: int, *, alone: bool) -> None:
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise ConfigError(
             f"kv_offload_dir {folder} is used by another engine or connector: give each a folder of its own"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"kv_offload_dir {folder} is on a file system without file locks ({error.strerror}): give another folder"
         ) from None

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.kv_transfer.blob_store.manifest import MANIFEST, claim_folder
+from pagefleet_engine.kv_transfer.blob_store.manifest import MANIFEST, MANIFEST_LOCK, FolderClaim, claim_folder
 
-from tests.fakes.byte_pages import SHAPE
+from tests.fakes.byte_pages import PATIENCE_S, SHAPE
 
 
 def test_new_folder_is_made_and_claimed_again(tmp_path: Path) -> None:
@@ -17,7 +25,7 @@ def test_new_folder_is_made_and_claimed_again(tmp_path: Path) -> None:
     written = json.loads((folder / MANIFEST).read_text())
     assert written["shape"]["block_size"] == SHAPE.block_size
     claim_folder(folder, SHAPE, alone=True).release()
-    assert [path.name for path in folder.iterdir()] == [MANIFEST]
+    assert {path.name for path in folder.iterdir()} == {MANIFEST, MANIFEST_LOCK}
 
 
 @pytest.mark.parametrize(
@@ -86,3 +94,144 @@ def test_engines_may_share_a_folder(tmp_path: Path) -> None:
         claim_folder(tmp_path, SHAPE, alone=True)
     for claim in claims:
         claim.release()
+
+
+def test_folder_without_file_locks_is_told_apart_from_one_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim_folder(tmp_path, SHAPE, alone=True).release()
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match=r"without file locks \(No locks available\)"):
+        claim_folder(tmp_path, SHAPE, alone=True)
+
+
+# --- engines that start at once
+
+
+class Engine(threading.Thread):
+    """Claims a folder in a thread of its own."""
+
+    def __init__(self, folder: Path, *, alone: bool) -> None:
+        super().__init__(daemon=True)
+        self.claim: FolderClaim | None = None
+        self.refusal = ""
+        self._folder = folder
+        self._alone = alone
+
+    def run(self) -> None:
+        try:
+            self.claim = claim_folder(self._folder, SHAPE, alone=self._alone)
+        except ConfigError as error:
+            self.refusal = str(error)
+
+
+def start_two_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> list[Engine]:
+    """The first one's manifest is written and about to be in place when the second asks for its first lock."""
+    about_to_place, second_asks = threading.Event(), threading.Event()
+    real_replace, real_lock = Path.replace, fcntl.flock
+    engines: list[Engine] = []
+
+    def replace(self: Path, target: Path) -> Path:
+        if threading.current_thread() is engines[0]:
+            about_to_place.set()
+            assert second_asks.wait(PATIENCE_S)
+        return real_replace(self, target)
+
+    def lock(descriptor: int, operation: int) -> None:
+        if threading.current_thread() is not engines[0]:
+            second_asks.set()
+        real_lock(descriptor, operation)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(fcntl, "flock", lock)
+    engines.append(Engine(folder, alone=alone))
+    engines[0].start()
+    assert about_to_place.wait(PATIENCE_S)
+    engines.append(Engine(folder, alone=alone))
+    engines[1].start()
+    for engine in engines:
+        engine.join(PATIENCE_S)
+        assert not engine.is_alive()
+    return engines
+
+
+def test_one_of_two_that_start_at_once_has_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = start_two_at_once(tmp_path / "kv", monkeypatch, alone=True)
+    claims = [engine.claim for engine in engines if engine.claim is not None]
+    assert len(claims) == 1
+    assert ["is used by another engine" in engine.refusal for engine in engines].count(True) == 1
+    claims[0].release()
+
+
+def test_two_that_share_a_new_folder_lock_one_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = start_two_at_once(tmp_path / "kv", monkeypatch, alone=False)
+    for engine in engines:
+        assert engine.claim is not None, engine.refusal
+        with pytest.raises(ConfigError, match="is used by another engine"):
+            claim_folder(tmp_path / "kv", SHAPE, alone=True)
+        engine.claim.release()
+    claim_folder(tmp_path / "kv", SHAPE, alone=True).release()
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+import msgspec
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.kv_transfer.blob_store.manifest import claim_folder
+from pagefleet_protocol.kv_blob import KvShape
+
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    claim = claim_folder(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=KvShape), alone=True)
+    print("taken", flush=True)
+except ConfigError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def claiming_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """One that claims the folder at its first line of input and has it until it ends."""
+    command = [sys.executable, "-c", CLAIM, str(folder), msgspec.json.encode(SHAPE).decode()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert line_of(process) == "ready"
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def test_one_of_many_processes_has_a_new_folder_until_it_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    with ExitStack() as stack:
+        processes = [stack.enter_context(claiming_process(folder)) for _ in range(4)]
+        for process in processes:
+            go(process)
+        said = [line_of(process) for process in processes]
+        refused = [line for line in said if line != "taken"]
+        assert len(refused) == len(processes) - 1, said
+        assert all("is used by another engine" in line for line in refused), said
+        with pytest.raises(ConfigError, match="is used by another engine"):
+            claim_folder(folder, SHAPE, alone=True)
+        holder = processes[said.index("taken")]
+        holder.kill()
+        holder.wait()
+        claim_folder(folder, SHAPE, alone=True).release()
