@@ -47,6 +47,7 @@ IDLE_WAIT_S = 1.0
 TRANSFER_WAIT_S = 0.05
 """Longest wait while requests are open and none of them can get on: some connectors are to be asked again."""
 STATS_INTERVAL_S = 0.25
+"""Between two tellings of the totals, also while idle if transfers can change them: a lost peer is then known soon."""
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +128,9 @@ class CoreLoop:
         """How long to wait for messages: not at all while there may be something to compute."""
         if self._core.has_work:
             return min(TRANSFER_WAIT_S, idle_wait_s) if self._core.is_stalled else 0.0
-        return idle_wait_s if self._settled else 0.0
+        if not self._settled:
+            return 0.0
+        return idle_wait_s if self._core.bell is None else min(STATS_INTERVAL_S, idle_wait_s)
 
     def _step(self) -> None:
         core = self._core

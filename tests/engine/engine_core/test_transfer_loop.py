@@ -10,7 +10,7 @@ import pytest
 import zmq
 from pagefleet_engine.core.kv_connector import AnswerDone, TransfersDone
 from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, Drain, ResetPrefixCache, StepOutputs
-from pagefleet_engine.engine_core.process import TRANSFER_WAIT_S
+from pagefleet_engine.engine_core.process import STATS_INTERVAL_S, TRANSFER_WAIT_S
 from pagefleet_engine.engine_core.transport import CoreSocket
 from pagefleet_engine.sampling_params import SamplingParams
 
@@ -43,7 +43,7 @@ def test_a_parked_request_makes_it_wait_and_is_no_work_without_a_step(wire: Wire
     wire.turn()
     wire.turn()
     assert connector.loading == ["a"]
-    assert wire.waits == [5.0, TRANSFER_WAIT_S, TRANSFER_WAIT_S]
+    assert wire.waits == [STATS_INTERVAL_S, TRANSFER_WAIT_S, TRANSFER_WAIT_S]
     assert wire.core.has_work
     assert not wire.reader.read().busy
     assert wire.reader.read().steps == 0
@@ -128,6 +128,30 @@ def test_figures_travel_with_the_stats(wire: Wire, connector: HeldConnector) -> 
     last = wire.sent[-1]
     assert isinstance(last, StepOutputs)
     assert last.stats.kv_transfer["pagefleet_y"] == 2.0
+
+
+def test_what_a_transfer_changes_is_told_soon_after_a_telling_that_came_just_before_it(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its client leaves a moment before a peer is taken for dead."""
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    wire.turn()  # tells
+    now += STATS_INTERVAL_S / 5
+    wire.turn()  # the bell: too soon to tell again
+    assert len(wire.sent) == 1
+    wire.turn()
+    assert wire.waits[-1] == STATS_INTERVAL_S
+    now += wire.waits[-1]
+    wire.turn()
+    assert len(wire.sent) == 2
+
+
+def test_a_core_that_passes_no_k_v_sleeps_as_long_as_it_may(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    wire.turn()
+    wire.turn()
+    assert wire.waits == [5.0, 5.0]
 
 
 def test_a_reset_reaches_the_connector(wire: Wire, connector: HeldConnector) -> None:

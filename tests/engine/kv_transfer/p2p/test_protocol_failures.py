@@ -156,6 +156,47 @@ def test_a_prefill_engine_that_falls_silent_is_dead_after_five_seconds() -> None
     assert_free(net)
 
 
+@pytest.mark.parametrize("eighths", range(1, 9))
+def test_both_sides_of_a_cut_notice_it_equally_soon_and_neither_is_nervous(eighths: int) -> None:
+    """Whenever after their last ping it comes: five seconds after a word that was said at most one second before."""
+    net, prefill, decode_engine = world()
+    request, _ = half_way(net, prefill, decode_engine)
+    tick = 0.125
+    net.run(2.0, tick)
+    net.run(eighths * tick, tick)
+    dead, ping = net.settings.timing.dead, net.settings.timing.ping
+    net.cut.add(("p:1", "d"))
+    cut_at = net.now
+    net.run(dead - ping - tick, tick)
+    assert request not in decode_engine.ended
+    assert ID not in prefill.settled
+    noticed: dict[str, float] = {}
+    while len(noticed) < 2:
+        net.run(tick, tick)
+        assert net.now <= cut_at + dead + tick, noticed
+        if request in decode_engine.ended:
+            noticed.setdefault("decode", net.now)
+        if ID in prefill.settled:
+            noticed.setdefault("prefill", net.now)
+    assert abs(noticed["prefill"] - noticed["decode"]) <= tick
+    assert_free(net)
+
+
+def test_a_peer_that_is_frozen_for_less_than_five_seconds_is_not_dead_on_either_side() -> None:
+    net, prefill, decode_engine = world()
+    request, leg = half_way(net, prefill, decode_engine)
+    tick = 0.125
+    net.run(1.0, tick)
+    net.cut.add(("p:1", "d"))
+    net.run(net.settings.timing.dead - net.settings.timing.ping - tick, tick)
+    net.cut.clear()
+    finish(prefill, leg)
+    net.run(3.0, tick)
+    assert decode_engine.ended[request].num_blocks == 8
+    assert prefill.settled[ID].delivered
+    assert_free(net)
+
+
 def test_a_short_cut_of_the_control_link_costs_nothing() -> None:
     net, prefill, decode_engine = world()
     request, leg = half_way(net, prefill, decode_engine)
@@ -195,7 +236,7 @@ def test_a_leg_that_nobody_reserves_is_kept_for_one_lease() -> None:
     prefill.begin(leg, decode_engine.incarnation)
     finish(prefill, leg)
     net.run(29.5)
-    assert prefill.pins
+    assert ID not in prefill.settled
     net.run(0.75)
     assert prefill.settled[ID].reason == "expired"
     request = load(prefill, decode_engine)

@@ -1,6 +1,6 @@
 """A decode engine's link to one prefill engine: greeted, pinged each second, suspected, dead, dialled again.
 
-DIALING --Welcome--> READY <--heard--/--3 s--> SUSPECT          any --6 s--> DEAD --a load, after a pause--> DIALING
+DIALING --Welcome--> READY <--heard--/--3 s--> SUSPECT          any --5 s--> DEAD --a load, after a pause--> DIALING
    \\--other version or shape--> REFUSED (as DEAD, with a reason that lasts)
 """
 
