@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError, OpenedMemory
 from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import UNIQUE_ID_BYTES, NcclError, State
 from torch import Tensor
 
@@ -122,6 +123,9 @@ class FakeNccl:
             self.world.meet(mine)
 
 
+_HANDLE = struct.Struct(f"<QQ{HANDLE_BYTES - 16}x")
+
+
 class FakeSharedMemory:
     """Implements `SharedMemory` with host memory of this process; `damage` as in `NcclWorld`."""
 
@@ -133,18 +137,18 @@ class FakeSharedMemory:
 
     def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
         memory = torch.zeros(num_bytes, dtype=torch.uint8)
-        return memory, memory.data_ptr().to_bytes(8, "little").ljust(HANDLE_BYTES, b"\x02")
+        return memory, _HANDLE.pack(memory.data_ptr(), num_bytes)
 
     def free(self, memory: Tensor) -> None:
         self.freed = True
 
-    def open(self, handle: bytes) -> int:
+    def open(self, handle: bytes) -> OpenedMemory:
         if self.refuses:
             raise CudaError("cudaIpcOpenMemHandle: invalid device context")
         self.opened += 1
-        return int.from_bytes(handle[:8], "little")
+        return OpenedMemory(*_HANDLE.unpack(handle))
 
-    def close(self, address: int) -> None:
+    def close(self, memory: OpenedMemory) -> None:
         self.opened -= 1
 
     def copy(self, address: int, into: Tensor, stream: int) -> None:

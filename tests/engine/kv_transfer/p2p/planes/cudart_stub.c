@@ -1,4 +1,4 @@
-/* A libcudart.so that does nothing but note what it was given, in the types that CUDA declares. */
+/* CUDA's runtime and driver in one, which do nothing but note what they were given, in the types that CUDA declares. */
 #include <stddef.h>
 #include <string.h>
 
@@ -7,6 +7,8 @@ typedef struct { char reserved[64]; } cudaIpcMemHandle_t;
 /* What the test sets and reads: what is answered, what is left allocated or open, and the error that nobody cleared. */
 int stub_result = 0;
 int stub_handle_result = 0;
+int stub_range_result = 0;
+int stub_offset = 0; /* of what is opened, in its allocation */
 int stub_allocated = 0;
 int stub_opened = 0;
 int stub_last_error = 0;
@@ -38,14 +40,28 @@ int cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *address) {
 int cudaIpcOpenMemHandle(void **address, cudaIpcMemHandle_t handle, unsigned int flags) {
     const char *wrong = flags == 1 ? NULL : "flags";
     for (int at = 0; at < 64; at++) if (handle.reserved[at] != (char)at) wrong = "handle";
-    *address = memory;
+    *address = memory + stub_offset;
     stub_opened += !stub_result;
     return answer(stub_result, wrong);
 }
 
 int cudaIpcCloseMemHandle(void *address) {
     stub_opened--;
-    return answer(stub_result, address == memory ? NULL : "closed address");
+    return answer(stub_result, address == memory + stub_offset ? NULL : "closed address");
+}
+
+/* The one without a number is for addresses of 32 bits. */
+int cuMemGetAddressRange(unsigned int *base, unsigned int *size, unsigned int address) {
+    *base = *size = 0;
+    return answer(0, "interface of 32 bits");
+}
+
+int cuMemGetAddressRange_v2(unsigned long long *base, size_t *size, unsigned long long address) {
+    *base = (unsigned long long)memory;
+    *size = sizeof(memory);
+    /* The driver's errors are not the runtime's. */
+    if (address != (unsigned long long)(memory + stub_offset)) answer(0, "address of the range");
+    return stub_range_result;
 }
 
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory
+from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory, OpenedMemory
 
 COMPILER = shutil.which("cc")
 HANDLE = bytes(range(64))
 LONG = 5 << 32
 INVALID_CONTEXT = 201
+STUB_BYTES = 4096
 
 
 class Runtime:
     """The compiled library, bound, and what it noted."""
 
     def __init__(self, path: Path) -> None:
-        self.memory = CudaSharedMemory(str(path))
+        self.memory = CudaSharedMemory(str(path), driver=str(path))
         self._library = ctypes.CDLL(str(path))
 
     def set(self, name: str, value: int) -> None:
@@ -50,20 +51,43 @@ def runtime(tmp_path: Path) -> Runtime:
 
 def test_memory_of_another_process_is_opened_copied_and_closed(runtime: Runtime) -> None:
     into = torch.zeros(3, dtype=torch.uint8)
-    address = runtime.memory.open(HANDLE)
-    runtime.memory.copy(address + 1024, into, 0x600000002000)
+    opened = runtime.memory.open(HANDLE)
+    assert opened.num_bytes == STUB_BYTES
+    runtime.memory.copy(opened.address + 1024, into, 0x600000002000)
     assert into.tolist() == [42, 0, 0]
     assert runtime.noted("opened") == 1
-    runtime.memory.close(address)
+    runtime.memory.close(opened)
     assert runtime.noted("opened") == 0
     assert runtime.complaint == ""
+
+
+def test_memory_that_begins_within_an_allocation_ends_with_it(runtime: Runtime) -> None:
+    runtime.set("offset", 96)
+    opened = runtime.memory.open(HANDLE)
+    assert opened.num_bytes == STUB_BYTES - 96
+    runtime.memory.close(opened)
+    assert runtime.complaint == ""
+
+
+def test_memory_whose_size_is_not_known_is_closed_again(runtime: Runtime) -> None:
+    runtime.set("range_result", INVALID_CONTEXT)
+    with pytest.raises(CudaError, match="cuMemGetAddressRange: error 201"):
+        runtime.memory.open(HANDLE)
+    assert runtime.noted("opened") == 0
+    assert runtime.complaint == ""
+
+
+@pytest.mark.parametrize("driver", ["libc.so.6", "nowhere.so"], ids=["another", "none"])
+def test_a_driver_that_cannot_be_asked_is_refused(runtime: Runtime, driver: str, tmp_path: Path) -> None:
+    with pytest.raises(CudaError, match="CUDA cannot be loaded"):
+        CudaSharedMemory(str(tmp_path / "libcudart_stub.so"), driver)
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         (lambda memory: memory.open(HANDLE), "cudaIpcOpenMemHandle"),
-        (lambda memory: memory.close(0), "cudaIpcCloseMemHandle"),
+        (lambda memory: memory.close(OpenedMemory(0, 0)), "cudaIpcCloseMemHandle"),
         (lambda memory: memory.copy(0, torch.zeros(3, dtype=torch.uint8), 0), "cudaMemcpyAsync"),
     ],
     ids=["open", "close", "copy"],

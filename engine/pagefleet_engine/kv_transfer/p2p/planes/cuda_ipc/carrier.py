@@ -24,8 +24,7 @@ from pagefleet_engine.kv_transfer.p2p.planes.device.words import Taken, Word
 _log = logging.getLogger(__name__)
 
 _FACTS = struct.Struct(f"<{HANDLE_BYTES}sQI")
-_MOST_BYTES = 1 << 40
-"""No device has as much. Slots within it have addresses that fit 64 bits, whatever a source says of theirs."""
+"""Handle, bytes of a slot, number of slots, which lie one after the other from where the handle opens."""
 
 
 class IpcSource:
@@ -73,20 +72,24 @@ class IpcTarget:
         facts: of the source.
 
     Raises:
-        LinkBroken: the source's memory cannot be read from here.
+        LinkBroken: the source's memory cannot be read from here, or is smaller than its slots.
     """
 
     def __init__(self, memory: SharedMemory, copies: DeviceCopies, facts: bytes) -> None:
         try:
             handle, self._slot_bytes, self._num_slots = _FACTS.unpack(facts)
-            if self._num_slots * self._slot_bytes > _MOST_BYTES:
-                raise LinkBroken(f"it says that it has {self._num_slots} slots of {self._slot_bytes} bytes")
-            self._address = memory.open(handle)
+            self._opened = memory.open(handle)
         except (struct.error, CudaError) as error:
             raise LinkBroken(f"its memory cannot be read from here: {error}") from None
         self._memory = memory
         self._copies = copies
         self._copying: deque[tuple[int, Mark]] = deque()
+        if self._num_slots * self._slot_bytes > self._opened.num_bytes:
+            self.close()
+            raise LinkBroken(
+                f"it says that it has {self._num_slots} slots of {self._slot_bytes} bytes, "
+                f"and its memory has {self._opened.num_bytes}"
+            )
 
     @property
     def under_way(self) -> bool:
@@ -98,7 +101,7 @@ class IpcTarget:
         if remote_slot >= self._num_slots or len(into) > self._slot_bytes:
             raise LinkBroken(f"frame {number} would lie in slot {remote_slot}, which is not there")
         try:
-            self._memory.copy(self._address + remote_slot * self._slot_bytes, into, self._copies.stream)
+            self._memory.copy(self._opened.address + remote_slot * self._slot_bytes, into, self._copies.stream)
         except CudaError as error:
             raise LinkBroken(str(error)) from None
         self._copying.append((number, self._copies.marked()))
@@ -120,7 +123,7 @@ class IpcTarget:
             mark.wait()
         self._copying.clear()
         try:
-            self._memory.close(self._address)
+            self._memory.close(self._opened)
         except CudaError as error:  # the source may be gone; nothing is left to be done for it
             _log.warning("a source's memory could not be closed: %s", error)
 

@@ -1,12 +1,14 @@
-"""Device memory that another process on the host can read: a few calls of CUDA's runtime, through ctypes.
+"""Device memory that another process on the host can read: a few calls of CUDA's runtime and driver, through ctypes.
 
 The memory is taken from CUDA itself, as a handle opens whole allocations and torch's hold other tensors too. What
-crosses the processes is CUDA's handle of 64 bytes, nothing that is executed when read.
+crosses the processes is CUDA's handle of 64 bytes, nothing that is executed when read; how large the memory is that it
+opens, the driver here tells, not the other process.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -15,13 +17,24 @@ from torch import Tensor
 from pagefleet_engine.kv_transfer.p2p.planes.native import bind, find_library
 
 HANDLE_BYTES = 64
+DRIVER = "libcuda.so.1"
+"""It comes with the kernel's module, so the system's loader finds it; the runtime has loaded it already."""
 _LAZY_PEER_ACCESS = 1
 _ANY_DIRECTION = 4
 """cudaMemcpyDefault: the addresses tell."""
 
 
 class CudaError(Exception):
-    """CUDA's runtime cannot be used, or refuses; the message says why."""
+    """CUDA cannot be used, or refuses; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMemory:
+    """Another process's memory, which can be read here."""
+
+    address: int
+    num_bytes: int
+    """That can be read from there on, as the driver knows it."""
 
 
 class SharedMemory(Protocol):
@@ -35,11 +48,11 @@ class SharedMemory(Protocol):
         """Give exported memory back. Who has it open reads what was there, or nothing sensible."""
         ...
 
-    def open(self, handle: bytes) -> int:
-        """Return the address, here, of another process's memory."""
+    def open(self, handle: bytes) -> OpenedMemory:
+        """Return where another process's memory lies here, until `close`."""
         ...
 
-    def close(self, address: int) -> None:
+    def close(self, memory: OpenedMemory) -> None:
         """Read it no more."""
         ...
 
@@ -59,16 +72,18 @@ class CudaSharedMemory:
 
     Args:
         path: of CUDA's runtime library, the one that torch uses.
+        driver: path or name of CUDA's driver library.
 
     Raises:
-        CudaError: it cannot be loaded.
+        CudaError: one of them cannot be loaded.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, driver: str = DRIVER) -> None:
         try:
             self._bind(ctypes.CDLL(path))
+            self._bind_driver(ctypes.CDLL(driver))
         except (OSError, AttributeError) as error:
-            raise CudaError(f"CUDA's runtime cannot be loaded: {error}") from error
+            raise CudaError(f"CUDA cannot be loaded: {error}") from error
 
     def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
         """See SharedMemory."""
@@ -88,17 +103,21 @@ class CudaSharedMemory:
         """See SharedMemory."""
         self._check(self._free(memory.data_ptr()), "cudaFree")
 
-    def open(self, handle: bytes) -> int:
+    def open(self, handle: bytes) -> OpenedMemory:
         """See SharedMemory."""
         address = ctypes.c_void_p()
         opened = self._open(ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
         self._check(opened, "cudaIpcOpenMemHandle")
         assert address.value is not None
-        return address.value
+        try:
+            return OpenedMemory(address.value, self._num_bytes_from(address.value))
+        except CudaError:
+            self._close(address)
+            raise
 
-    def close(self, address: int) -> None:
+    def close(self, memory: OpenedMemory) -> None:
         """See SharedMemory."""
-        self._check(self._close(address), "cudaIpcCloseMemHandle")
+        self._check(self._close(memory.address), "cudaIpcCloseMemHandle")
 
     def copy(self, address: int, into: Tensor, stream: int) -> None:
         """See SharedMemory."""
@@ -114,6 +133,20 @@ class CudaSharedMemory:
         self._copy = bind(runtime, "cudaMemcpyAsync", [pointer, pointer, size, number, pointer])
         self._error_string = bind(runtime, "cudaGetErrorString", [number], ctypes.c_char_p)
         self._forget_error = bind(runtime, "cudaGetLastError", [])
+
+    def _bind_driver(self, driver: ctypes.CDLL) -> None:
+        address, size = ctypes.c_uint64, ctypes.c_size_t
+        # The name without a number is of the interface that had addresses of 32 bits.
+        self._address_range = bind(
+            driver, "cuMemGetAddressRange_v2", [ctypes.POINTER(address), ctypes.POINTER(size), address]
+        )
+
+    def _num_bytes_from(self, address: int) -> int:
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        result = self._address_range(ctypes.byref(base), ctypes.byref(size), address)
+        if result:
+            raise CudaError(f"cuMemGetAddressRange: error {result}")
+        return base.value + size.value - address
 
     def _check(self, result: int, what: str) -> None:
         if result:
