@@ -14,6 +14,8 @@ EngineError
 
 from __future__ import annotations
 
+from pagefleet_protocol.kv_handoff import KvFault
+
 
 class EngineError(Exception):
     """Root of the tree."""
@@ -66,7 +68,15 @@ class StepOutOfMemory(RequestFailed):
 
 
 class KVLoadFailed(RequestFailed):
-    """The K/V of the prompt did not come, and it must not be computed here; another pair of engines may do it."""
+    """The K/V of the prompt did not come, and it must not be computed here; another pair of engines may do it.
+
+    Attributes:
+        fault: whose doing it was, where that is known.
+    """
+
+    def __init__(self, message: str, fault: KvFault | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class EngineDead(EngineError):

@@ -1,5 +1,7 @@
 """What a router tells a prefill engine and a decode engine about one transfer of K/V between them: one header.
 
+Another one comes back from a decode engine to which no K/V came: whose doing that was.
+
 The router signs it with the fleet key, for one incarnation of one engine. So nobody else can aim an engine at a peer,
 even who reaches it past the router; and engines compare the peer with those that they were configured with besides.
 """
@@ -10,7 +12,7 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pagefleet_protocol.fleet_key import FleetKey
 
@@ -21,6 +23,18 @@ KvRole = Literal["both", "prefill", "decode"]
 """What an engine is for: `both` computes whole requests, the others can too, and are made for their part."""
 Leg = Literal["prefill", "decode"]
 OnFailure = Literal["recompute", "fail"]
+
+KV_FAULT = "x-pagefleet-kv-fault"
+"""Beside `kv_load_failed` in a decode engine's answer: a `KvFault`. Engines that know of none send none."""
+KvFault = Literal["unknown_peer", "incompatible", "unreachable", "transfer_failed", "not_asked"]
+"""Why K/V did not come:
+
+- `unknown_peer`: decode is not configured to ask that prefill engine, or does not know it yet;
+- `incompatible`: the two have no version, kind of K/V or data plane in common;
+- `unreachable`: prefill says nothing, or the connection to it broke;
+- `transfer_failed`: prefill gave it up, or what came was late or not right;
+- `not_asked`: decode stops, has too many peers, or was told of an engine that is another one by now.
+"""
 
 _VALUE = re.compile(
     r"leg=(prefill|decode);id=([0-9a-f]{32});peer=([0-9a-f]{32});at=([A-Za-z0-9.:\[\]_-]{1,270}|);"
@@ -77,6 +91,11 @@ def decode_kv_transfer(value: str, key: FleetKey, incarnation: str) -> KvTransfe
     if (leg == "decode") != bool(found[4]):
         raise KvHandoffError(f"{KV_TRANSFER} has an address in the wrong leg")
     return KvTransfer(leg, found[2], found[3], found[4], "fail" if found[5] == "fail" else "recompute")
+
+
+def read_kv_fault(value: str) -> KvFault | None:
+    """Parse the value of `KV_FAULT`; None for words of a later version."""
+    return next((fault for fault in get_args(KvFault) if fault == value), None)
 
 
 def _mac(key: FleetKey, incarnation: str, value: str) -> str:

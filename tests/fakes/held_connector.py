@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
+from pagefleet_protocol.kv_handoff import KvFault
 
 
 class HeldConnector:
@@ -74,6 +75,8 @@ class HeldConnector:
     def close(self) -> None:
         self.is_closed = True
 
-    def end_load(self, request_id: str, num_blocks: int, failure: str | None = None) -> None:
+    def end_load(
+        self, request_id: str, num_blocks: int, failure: str | None = None, fault: KvFault | None = None
+    ) -> None:
         """Tell this next."""
-        self.done = TransfersDone([LoadDone(request_id, num_blocks, failure)])
+        self.done = TransfersDone([LoadDone(request_id, num_blocks, failure, fault)])

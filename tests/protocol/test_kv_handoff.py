@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pagefleet_protocol.fleet_key import FleetKey
-from pagefleet_protocol.kv_handoff import KvHandoffError, KvTransfer, decode_kv_transfer
+from pagefleet_protocol.kv_handoff import KvHandoffError, KvTransfer, decode_kv_transfer, read_kv_fault
 
 KEY = FleetKey(b"k" * 32)
 OWN = "a" * 32
@@ -44,3 +44,9 @@ def test_an_address_belongs_to_the_decode_leg_alone() -> None:
     for wrong in (KvTransfer("decode", "1" * 32, "b" * 32), KvTransfer("prefill", "1" * 32, "b" * 32, "h:1")):
         with pytest.raises(KvHandoffError, match="wrong leg"):
             decode_kv_transfer(wrong.encode(KEY, OWN), KEY, OWN)
+
+
+def test_a_fault_of_a_later_version_is_none() -> None:
+    assert read_kv_fault("unknown_peer") == "unknown_peer"
+    assert read_kv_fault("struck_by_lightning") is None
+    assert read_kv_fault("") is None

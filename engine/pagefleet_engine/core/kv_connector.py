@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagefleet_protocol.block_hash import BlockHash
+from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.core.request import Request
 
@@ -42,6 +43,8 @@ class LoadDone:
     """Leading blocks of what was to be loaded that are right, to be used."""
     failure: str | None = None
     """Why the request must not go on; None: it does, and computes what is missing, as one does that has run before."""
+    fault: KvFault | None = None
+    """The same for programs, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)

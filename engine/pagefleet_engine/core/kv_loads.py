@@ -17,6 +17,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from pagefleet_protocol.kv_handoff import KvFault
+
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_connector import BlockRun, KVConnector, LoadDone
@@ -36,6 +38,14 @@ class _Wanted:
     request: Request
     num_blocks: int
     """Of its prompt, those that are cached here included."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoad:
+    """A request that must not go on without the K/V that did not come."""
+
+    request: Request
+    fault: KvFault | None
 
 
 class KVLoads:
@@ -93,12 +103,12 @@ class KVLoads:
             bisect.insort(self._wanting, wanted, key=lambda wanted: self._importance(wanted.request))
         return True
 
-    def settle(self, done: Iterable[LoadDone], num_running: int) -> list[Request]:
+    def settle(self, done: Iterable[LoadDone], num_running: int) -> list[FailedLoad]:
         """Take in the loads that ended and begin those that can; returns the requests that must not go on.
 
         `num_running`: requests that run, each of which is left a free block.
         """
-        failed = [request for load in done if (request := self._finish(load)) is not None]
+        failed = [FailedLoad(request, load.fault) for load in done if (request := self._finish(load)) is not None]
         self._ask_again()
         self._give_up_holds(num_running)
         self._begin(num_running)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind, TokenLogprobs
@@ -30,6 +31,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """With the first new token: seconds that the request was parked for K/V from elsewhere, if it was."""
     failure: FailureKind | None = None
     """With FinishReason.ERROR: why."""
+    kv_fault: KvFault | None = None
+    """With FailureKind.KV_LOAD_FAILED: whose doing it was, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

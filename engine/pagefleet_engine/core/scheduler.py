@@ -158,11 +158,13 @@ class Scheduler:
         done = self.connector.finished()
         self._saves.settle(done.saves)
         failed = self._loads.settle(done.loads, len(self._running))
-        for request in failed:
-            self._gate.leave(request)
-            self._forget(request, completed=False)
-        kind = FailureKind.KV_LOAD_FAILED
-        updates = [RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind) for request in failed]
+        updates = []
+        for load in failed:
+            self._gate.leave(load.request)
+            self._forget(load.request, completed=False)
+            failure = FailureKind.KV_LOAD_FAILED
+            name = load.request.request_id
+            updates.append(RequestUpdate(name, (), FinishReason.ERROR, failure=failure, kv_fault=load.fault))
         return updates + self._held.settle(done.answers)
 
     def schedule(self) -> StepPlan:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from pagefleet_protocol.engine_facts import KvTransferFacts
-from pagefleet_protocol.kv_handoff import KvTransfer
+from pagefleet_protocol.kv_handoff import KvFault, KvTransfer
 
 from pagefleet_engine.sampling_params import SamplingParams
 
@@ -78,6 +78,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With error_kind `queue_full`: when to try again."""
     kv_wait_s: float | None = None
     """With the first output: seconds that the request waited for K/V from elsewhere, if it did."""
+    kv_fault: KvFault | None = None
+    """With error_kind `kv_load_failed`: whose doing it was, where that is known."""
 
 
 class CoreStats(msgspec.Struct, frozen=True, array_like=True):

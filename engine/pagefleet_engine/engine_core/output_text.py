@@ -186,7 +186,7 @@ def error_of(output: RequestOutput) -> EngineError:
     if output.error_kind == QUEUE_FULL:
         return QueueFull(message, output.retry_after_s or 1.0)
     if output.error_kind == KV_LOAD_FAILED:
-        return KVLoadFailed(message)
+        return KVLoadFailed(message, output.kv_fault)
     return StepOutOfMemory(message) if output.error_kind == OUT_OF_MEMORY else RequestFailed(message)
 
 

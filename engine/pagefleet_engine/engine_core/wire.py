@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+from pagefleet_protocol.kv_handoff import KvFault
+
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind, TokenLogprobs
@@ -22,7 +25,7 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
             kv_wait_s=update.kv_wait_s,
         )
     if update.failure is not None:
-        return _failure(update.request_id, update.failure)
+        return _failure(update.request_id, update.failure, update.kv_fault)
     return RequestOutput(
         update.request_id,
         update.new_token_ids,
@@ -56,9 +59,10 @@ def refusal(
     )
 
 
-def _failure(request_id: str, kind: FailureKind) -> RequestOutput:
+def _failure(request_id: str, kind: FailureKind, fault: KvFault | None) -> RequestOutput:
     answer = FAILURE_ANSWERS[kind]
-    return refusal(request_id, answer.message, answer.kind, code=answer.code)
+    told = refusal(request_id, answer.message, answer.kind, code=answer.code)
+    return told if fault is None else msgspec.structs.replace(told, kv_fault=fault)
 
 
 def _wire_logprobs(entries: Sequence[TokenLogprobs] | None) -> list[WireLogprobs] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pagefleet_protocol import headers
 from pagefleet_protocol.errors import error_json
+from pagefleet_protocol.kv_handoff import KV_FAULT
 from pagefleet_protocol.openai_json import BodyError
 from starlette.exceptions import HTTPException
 
@@ -95,7 +96,8 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
             gone = {headers.RETRY_AFTER: "5", "connection": "close"}
             answer = ErrorAnswer(503, _DEAD, None, "engine_dead", gone)
         case KVLoadFailed():
-            answer = ErrorAnswer(503, str(error), None, "kv_load_failed", {headers.RETRY_AFTER: "1"})
+            fault = {} if error.fault is None else {KV_FAULT: str(error.fault)}
+            answer = ErrorAnswer(503, str(error), None, "kv_load_failed", {headers.RETRY_AFTER: "1", **fault})
         case StepOutOfMemory():
             answer = ErrorAnswer(500, str(error), None, "out_of_memory")
         case RequestFailed():

@@ -6,7 +6,7 @@ from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
 from pagefleet_engine.engine_core.wire import to_wire
-from pagefleet_engine.errors import EngineError, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import EngineError, InvalidRequest, KVLoadFailed, QueueFull, RequestFailed, StepOutOfMemory
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
@@ -123,18 +123,22 @@ def test_detokenize_false_gives_no_text() -> None:
         ("queue_full", QueueFull),
         ("failed", RequestFailed),
         ("out_of_memory", StepOutOfMemory),
+        ("kv_load_failed", KVLoadFailed),
     ],
 )
 def test_errors_come_out_as_what_they_were(kind: str, error: type[EngineError]) -> None:
     output = RequestOutput(
-        "r", [], "error", error="why", error_kind=kind, error_param="p", error_code="c", retry_after_s=7.0
-    )
+        "r", [], "error", error="why", error_kind=kind, error_param="p", error_code="c", retry_after_s=7.0,
+        kv_fault="unreachable",
+    )  # fmt: skip
     with pytest.raises(error, match="why") as caught:
         OutputText(TOKENIZER, SamplingParams()).push(output)
     if isinstance(caught.value, InvalidRequest):
         assert (caught.value.param, caught.value.code) == ("p", "c")
     if isinstance(caught.value, QueueFull):
         assert caught.value.retry_after_s == 7.0
+    if isinstance(caught.value, KVLoadFailed):
+        assert caught.value.fault == "unreachable"
 
 
 def test_what_the_first_output_tells_goes_through_both_kinds_of_messages() -> None:

@@ -62,10 +62,11 @@ def test_a_load_that_ended_is_a_prefix_hit_in_the_same_turn(wire: Wire, connecto
 
 def test_a_load_that_failed_is_answered(wire: Wire, connector: HeldConnector) -> None:
     wire.turn(add("a"))
-    connector.end_load("a", 0, "the peer is gone")
+    connector.end_load("a", 0, "the peer is gone", "unreachable")
     wire.turn()
     (output,) = wire.outputs
     assert (output.finish_reason, output.error_kind, output.error_code) == ("error", *["kv_load_failed"] * 2)
+    assert output.kv_fault == "unreachable"
     assert connector.ended_ids == [("a", False)]
     assert not wire.core.has_work
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from pagefleet_engine.errors import KVLoadFailed
 from pagefleet_engine.server.handoff import NoTransfers, read_head
 from pagefleet_protocol.fleet_key import FleetKey
-from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvTransfer
+from pagefleet_protocol.kv_handoff import KV_FAULT, KV_TRANSFER, KvFault, KvTransfer, read_kv_fault
 from starlette.datastructures import Headers
 
 from tests.engine.server.conftest import FACTS, FLEET_KEY, MODEL, LiveServer
@@ -104,3 +104,15 @@ def test_kv_that_did_not_come_is_a_503_that_routers_retry(server: LiveServer) ->
         server.engine.fail_after = None
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "kv_load_failed")
     assert answer.headers["retry-after"] == "1"
+    assert KV_FAULT not in answer.headers, "nobody knows why"
+
+
+@pytest.mark.parametrize("fault", get_args(KvFault))
+def test_the_answer_says_whose_doing_it_was(server: LiveServer, fault: KvFault) -> None:
+    server.engine.fail_after = (0, KVLoadFailed("The prompt's K/V did not come.", fault))
+    try:
+        answer = ask(server, CHAT, signed(DECODE), stream=True)
+    finally:
+        server.engine.fail_after = None
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "kv_load_failed")
+    assert read_kv_fault(answer.headers[KV_FAULT]) == fault

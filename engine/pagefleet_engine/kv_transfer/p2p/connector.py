@@ -107,7 +107,7 @@ class P2PConnector:
         )
         if self._parts.peers.find(job.peer) is None:
             self._num_refused_peers += 1
-            self._agent.at_target(lambda target, now: target.refuse(job, f"{job.peer} is none of kv_peers", now))
+            self._agent.at_target(lambda target, now: target.refuse(job, now))
             return
         self._agent.at_target(lambda target, now: target.load(job, now))
 

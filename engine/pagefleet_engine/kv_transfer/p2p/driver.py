@@ -183,7 +183,7 @@ class Driver:
     def _end_load(self, ended: LoadEnded) -> None:
         if ended.cause:
             _log.warning("the K/V of request %s did not come: %s", ended.request_id, ended.cause)
-        self._load_ended(LoadDone(ended.request_id, ended.num_blocks, ended.failure))
+        self._load_ended(LoadDone(ended.request_id, ended.num_blocks, ended.failure, ended.fault))
 
     def _end_leg(self, settled: LegSettled) -> None:
         if settled.reason:

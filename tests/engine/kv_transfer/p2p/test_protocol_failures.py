@@ -85,6 +85,10 @@ def failure(decode: Decode, request: str) -> str:
     return ended.failure
 
 
+def fault(decode: Decode, request: str) -> str | None:
+    return decode.ended[request].fault
+
+
 def assert_free(net: Net) -> None:
     for prefill in net.prefills.values():
         assert prefill.source.num_transfers == 0
@@ -123,6 +127,7 @@ def test_a_prefill_engine_that_crashes_is_noticed_by_its_connection() -> None:
     net.crash_prefill("p:1")
     net.run_quiet()
     assert "data connection" in failure(decode_engine, request)
+    assert fault(decode_engine, request) == "unreachable"
     assert_free(net)
 
 
@@ -141,6 +146,7 @@ def test_a_prefill_engine_that_falls_silent_is_dead_after_five_seconds() -> None
     assert decode_engine.target.peers()["dead"] == 1
     again = load(prefill, decode_engine, bytes(15) + b"1")
     assert "silent" in failure(decode_engine, again)  # not tried again yet
+    assert fault(decode_engine, request) == fault(decode_engine, again) == "unreachable"
     net.run(0.5)
     assert prefill.source.num_transfers == 0  # it noticed too
     assert not prefill.pins
@@ -436,6 +442,7 @@ def test_a_restarted_prefill_engine_is_greeted_anew() -> None:
     finish(new, leg)
     net.run(2.0)
     assert "another engine" in failure(decode_engine, stale)
+    assert fault(decode_engine, stale) == "not_asked"
     assert decode_engine.ended[fresh].num_blocks == 8
     assert_free(net)
 
@@ -447,6 +454,9 @@ def test_an_engine_of_another_shape_is_refused_with_what_differs() -> None:
     request = load(prefill, decode_engine)
     net.run(1.0)
     assert "block_size 16 here, 32 there" in failure(decode_engine, request)
+    again = load(prefill, decode_engine, bytes(15) + b"1")
+    net.run(1.0)
+    assert fault(decode_engine, request) == fault(decode_engine, again) == "incompatible"
     assert decode_engine.target.peers()["refused"] == 1
     assert prefill.source.num_sessions == 0
 
@@ -457,6 +467,7 @@ def test_a_plane_that_only_one_has_is_refused() -> None:
     request = load(prefill, decode_engine)
     net.run(1.0)
     assert "no data plane in common" in failure(decode_engine, request)
+    assert fault(decode_engine, request) == "incompatible"
 
 
 def test_a_draining_engine_takes_no_transfer_that_it_does_not_know() -> None:
@@ -466,6 +477,7 @@ def test_a_draining_engine_takes_no_transfer_that_it_does_not_know() -> None:
     other = load(prefill, decode_engine, bytes(15) + b"1")
     net.run(1.5)
     assert "draining" in failure(decode_engine, other)
+    assert fault(decode_engine, other) == "transfer_failed"
     assert decode_engine.target.peers()["draining"] == 1
     finish(prefill, leg)
     net.run(1.0)
@@ -564,6 +576,7 @@ def test_closing_ends_everything_and_tells_the_peers() -> None:
     decode_engine.do(decode_engine.target.close(net.now))
     net.run_quiet()
     assert "stops" in failure(decode_engine, other)
+    assert (fault(decode_engine, request), fault(decode_engine, other)) == ("transfer_failed", "not_asked")
     assert_free(net)
 
 

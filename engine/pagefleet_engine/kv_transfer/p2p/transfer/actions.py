@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol.kv_control import ControlMessage, PlaneName
+from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import End, Landing
 
@@ -166,6 +167,8 @@ class LoadEnded:
     """Why the request must fail; None: it goes on, and computes what is missing."""
     cause: str = ""
     """Why nothing came, also where the request goes on: for logs. Empty where the request is gone."""
+    fault: KvFault | None = None
+    """The same for programs, where the request must fail."""
 
 
 SourceAction = Send | Hear | Disconnect | SendFrame | Withdraw | Spill | DropSpill | Unpin | LegSettled

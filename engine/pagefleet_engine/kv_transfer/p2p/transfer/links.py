@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from pagefleet_protocol.kv_control import Cancel, ControlMessage, Hello, Ping, PlaneName, Welcome
+from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.kv_transfer.p2p.transfer.actions import Connect, Dial, Disconnect, HangUp, Send, TargetAction
 from pagefleet_engine.kv_transfer.p2p.transfer.settings import PeerTiming
@@ -73,6 +74,11 @@ class Link:
     def down(self) -> bool:
         """True when nothing can be had over it until it is dialled again."""
         return bool(self.reason)
+
+    @property
+    def fault(self) -> KvFault:
+        """Why it is down, for programs."""
+        return "incompatible" if self._refused else "unreachable"
 
     @property
     def welcomed(self) -> bool:

@@ -34,6 +34,7 @@ from pagefleet_protocol.kv_control import (
     Want,
     Welcome,
 )
+from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.kv_transfer.p2p.data_plane import (
     FrameArrived,
@@ -94,19 +95,21 @@ class Target:
         actions: list[TargetAction] = []
         known = job.transfer_id in self._loads or self._ended.get(job.transfer_id) is not None
         if known or self._closed or job.request_id in self._requests:
-            return [self._failed(job, "the engine stops" if self._closed else "this transfer was tried before", now)]
+            cause = "the engine stops" if self._closed else "this transfer was tried before"
+            return [self._failed(job, cause, "not_asked", now)]
         link = self._link(job.peer, now, actions)
-        if link is None or link.down:
-            reason = "there are too many peers" if link is None else link.reason
-            return [*actions, self._failed(job, reason, now)]
+        if link is None:
+            return [*actions, self._failed(job, "there are too many peers", "not_asked", now)]
+        if link.down:
+            return [*actions, self._failed(job, link.reason, link.fault, now)]
         self._epoch += 1
         load = Incoming(job, link, self._epoch, now, link.num_welcomes)
         self._loads[job.transfer_id] = self._requests[job.request_id] = load
         return actions + self._follow(load, now)
 
-    def refuse(self, job: LoadJob, cause: str, now: float) -> list[TargetAction]:
-        """End a load that must not begin, as one that failed."""
-        return [self._failed(job, cause, now)]
+    def refuse(self, job: LoadJob, now: float) -> list[TargetAction]:
+        """End a load from a peer that the configuration does not allow, as one that failed."""
+        return [self._failed(job, f"{job.peer} is none of kv_peers", "unknown_peer", now)]
 
     def cancel(self, request_id: str, now: float) -> list[TargetAction]:
         """The request is gone: its load ends as soon as nothing writes to its blocks. Unknown ones are ignored."""
@@ -208,7 +211,7 @@ class Target:
         self._closed = True
         actions: list[TargetAction] = []
         for load in list(self._loads.values()):
-            actions += self._fail(load, "the engine stops", now)
+            actions += self._fail(load, "the engine stops", now, fault="not_asked")
         for link in self._links.values():
             actions += [] if link.down else link.give_up("the engine stops", now)
         self._links.clear()
@@ -252,7 +255,8 @@ class Target:
         actions: list[TargetAction] = []
         for load in list(self._loads.values()):
             if load.link is link and load.phase is not Phase.ENDING:
-                actions += self._fail(load, f"the data connection was lost: {event.reason}", now)
+                cause = f"the data connection was lost: {event.reason}"
+                actions += self._fail(load, cause, now, fault="unreachable")
         return actions
 
     def _follow_all(self, link: Link, now: float) -> list[TargetAction]:
@@ -266,12 +270,12 @@ class Target:
         """Go on with a load as far as its link lets it."""
         link = load.link
         if link.down:
-            return self._fail(load, link.reason, now)
+            return self._fail(load, link.reason, now, fault=link.fault)
         if not link.welcomed:
             return []
         if link.incarnation != load.job.peer_incarnation:
             if load.phase is not Phase.LINKING or link.num_welcomes > load.welcomes_before:
-                return self._fail(load, f"{link.address} is another engine now", now)
+                return self._fail(load, f"{link.address} is another engine now", now, fault="not_asked")
         elif load.phase is not Phase.LINKING:
             return []
         elif link.data_up:
@@ -382,11 +386,13 @@ class Target:
             actions.append(load.link.say(load.message(Renew())))
         return actions
 
-    def _fail(self, load: Incoming, cause: str, now: float, *, tell: bool = True) -> list[TargetAction]:
-        ended = self._failed(load.job, cause, now)
+    def _fail(
+        self, load: Incoming, cause: str, now: float, *, fault: KvFault = "transfer_failed", tell: bool = True
+    ) -> list[TargetAction]:
+        ended = self._failed(load.job, cause, fault, now)
         return self._end(load, ended, now, Cancel("failed", cause[:1000]) if tell else None)
 
-    def _failed(self, job: LoadJob, cause: str, now: float) -> LoadEnded:
+    def _failed(self, job: LoadJob, cause: str, fault: KvFault, now: float) -> LoadEnded:
         """Decide what becomes of a request whose blocks do not come."""
         self.counters.failures += 1
         if job.on_failure == "recompute" and not self._closed:
@@ -394,7 +400,7 @@ class Target:
                 self.counters.recomputed_tokens += job.num_tokens
                 return LoadEnded(job.request_id, 0, None, cause)
             cause += ", and the budget to compute prompts here is spent"
-        return LoadEnded(job.request_id, 0, cause, cause)
+        return LoadEnded(job.request_id, 0, cause, cause, fault)
 
     def _end(self, load: Incoming, outcome: LoadEnded, now: float, cancel: Cancel | None) -> list[TargetAction]:
         job, phase = load.job, load.phase
