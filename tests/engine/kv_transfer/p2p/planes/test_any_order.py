@@ -55,7 +55,7 @@ class Chaos:
         self.withdrawing: set[bytes] = set()
         self.arrived: dict[int, int] = {}
         """Block of the target -> block of the source that it must hold."""
-        self.num_steps = self.num_transfers = self.num_arrived = 0
+        self.num_steps = self.num_transfers = self.num_arrived = self.arrived_at = 0
 
     def damage(self, address: int, num_bytes: int) -> None:
         if self.faulty and self.draw.random() < 0.1:
@@ -119,9 +119,19 @@ class Chaos:
         self.num_steps += 1
         acts = [self.transfer] * 8 + [self.forget] * 4 + [self.withdraw] * 2 + [self.disconnect] + [self.connect]
         self.draw.choice(acts)()
-        if self.draw.random() < 0.5:  # let frames come on their way
-            select.select([self.source.plane.bell, self.target.plane.bell], [], [], 0.005)
+        if self.draw.random() < 0.5:
+            self.give_way()
         self.take()
+
+    def give_way(self) -> None:
+        """Let frames come on their way: ever longer while none comes, as where planes' threads seldom get a turn."""
+        bells = [self.source.plane.bell, self.target.plane.bell]
+        select.select(bells, [], [], 0.005)
+        self.scene.pump()
+        deadline = time.monotonic() + min(1.0, 0.001 * (self.num_steps - self.arrived_at))
+        while not self.target.seen and (left := deadline - time.monotonic()) > 0:
+            select.select(bells, [], [], left)
+            self.scene.pump()
 
     def take(self) -> None:
         """Look at what both ends told."""
@@ -133,6 +143,7 @@ class Chaos:
                     for at in range(event.first_block, event.first_block + event.num_blocks):
                         self.arrived[landing.blocks[at]] = self.sent(event.transfer_id, at)
                     self.num_arrived += 1
+                    self.arrived_at = self.num_steps
                 case Landed(transfer_id):
                     self.let_go(self.leaving.pop(transfer_id))
                 case LinkUp() | LinkDown():
