@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
@@ -69,6 +70,20 @@ def test_everything_runs(build: Any) -> None:
     assert facts(status, "Degraded") == ("False", "AsWanted", "nothing is wrong with what runs")
     assert (status.mode, status.replicas) == ("Aggregated", 1)
     assert (status.url, status.model_name, status.ready, status.observed_generation) == (URL, "qwen", "1/1", 3)
+
+
+@pytest.mark.parametrize(
+    ("fallback", "said"), [("Recompute", "computed by decode engines meanwhile"), ("Fail", "end with 503 meanwhile")]
+)
+def test_a_pair_without_a_link_says_what_becomes_of_requests(build: Any, fallback: str, said: str) -> None:
+    service = build(disaggregation={"fallback": fallback})
+    cut_off = KvEngineSeen("d", "decode", "x", {"dead": 1})
+    said_so = (KvEngineSeen("p", "prefill", "x"), cut_off)
+    seen = Observation((), (READY,), 3, prefill=(READY,), decode=(READY,), kv_engines=said_so)
+    status = service_status(service, local_plan(service), seen, NOW)
+    for kind in ("KVLinkReady", "Degraded"):
+        assert facts(status, kind)[1] == "KVLinkDown"
+        assert said in facts(status, kind)[2]
 
 
 @pytest.mark.parametrize(

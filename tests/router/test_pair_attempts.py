@@ -299,6 +299,7 @@ def test_token_lists_and_texts_are_split(tmp_path: Path) -> None:
     run(tmp_path, check, prefill(), decode())
 
 
+@pytest.mark.parametrize("fallback", ["recompute", "fail"])
 @pytest.mark.parametrize(
     ("roles", "answers"),
     [
@@ -310,14 +311,16 @@ def test_token_lists_and_texts_are_split(tmp_path: Path) -> None:
     ],
     ids=["no prefill", "no decode", "other K/V", "both", "an engine that says nothing"],
 )
-def test_where_no_pair_can_be_made_one_engine_does_all(tmp_path: Path, roles: tuple[Role, ...], answers: str) -> None:
+def test_where_no_pair_can_be_made_one_engine_does_all(
+    tmp_path: Path, roles: tuple[Role, ...], answers: str, fallback: str
+) -> None:
     async def check(f: PairFleet) -> None:
         for number in range(3):
             assert (await f.made.ask(post(long_chat(number)))).status == 200
         assert {leg.engine[0] for leg in f.log} == {answers}
         assert all(leg.transfer is None for leg in f.log)
 
-    run(tmp_path, check, *roles)
+    run(tmp_path, check, *roles, pd_fallback=fallback)
 
 
 def test_a_prefill_engine_that_fails_in_a_row_is_ejected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_operator.plan.kv_offload import CONNECTOR as OFFLOAD
 from pagefleet_operator.plan.kv_offload import offload_args
 from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.roles import refuses_without_kv
 
 _SEND_TYPES = {"PutAsync": "put_async", "Put": "put", "Get": "get"}
 
@@ -77,7 +78,7 @@ def router_args(service: InferenceService) -> tuple[str, ...]:
         *("--cold-start-timeout", str(queue.cold_start_timeout)),
         *(("--pd-threshold", str(both.threshold)) if both and both.threshold is not None else ()),
         # Not the default: routers need not start again where a service becomes a disaggregated one.
-        *(("--pd-fallback", "fail") if both and both.fallback == "Fail" else ()),
+        *(("--pd-fallback", "fail") if refuses_without_kv(service) else ()),
         *_trace_args(service),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
     )

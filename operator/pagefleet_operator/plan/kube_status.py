@@ -31,7 +31,7 @@ from pagefleet_operator.plan.refusal import Refusal
 from pagefleet_operator.plan.resolved import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, both_parts, role_progress, role_verdict, see_role
 from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
-from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
+from pagefleet_operator.plan.roles import PAIR_ROLES, refuses_without_kv, role_view
 from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)
@@ -77,7 +77,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
     parts = tuple(role_verdict(one, gate) for one in now.parts)
     whole = both_verdict(parts, [one.count for one in now.parts]) if parts else role_verdict(now.engines, gate)
     engine = asleep or whole
-    link = kv_link_verdict(seen.kv_engines, (now.parts[0].ready, now.parts[1].ready)) if now.parts else None
+    link = _link_verdict(now)
     router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
     url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
@@ -288,6 +288,14 @@ def _ratio(now: Situation) -> RatioAdvice | None:
     have = Pair(now.parts[0].wanted, now.parts[1].wanted)
     before = now.previous.ratio if now.previous else None
     return ratio_advice(now.observed.pair_load, have, before, rfc3339(now.observed.now))
+
+
+def _link_verdict(now: Situation) -> Verdict | None:
+    """Return KVLinkReady; None: there is only one kind of engine."""
+    if not now.parts:
+        return None
+    ready = (now.parts[0].ready, now.parts[1].ready)
+    return kv_link_verdict(now.observed.kv_engines, ready, refuses=refuses_without_kv(now.service))
 
 
 def _asleep(now: Situation) -> Verdict | None:

@@ -28,12 +28,16 @@ class KvEngineSeen:
     """Engines that it knows, by state."""
 
 
-def kv_link_verdict(engines: Sequence[KvEngineSeen], ready: tuple[int, int]) -> Verdict:
+def kv_link_verdict(engines: Sequence[KvEngineSeen], ready: tuple[int, int], *, refuses: bool) -> Verdict:
     """Return KVLinkReady.
+
+    Routers make no pairs of engines that are not there or do not fit, whatever the fallback: it is for K/V that was on
+    its way.
 
     Args:
         engines: that were asked and have answered.
         ready: prefill and decode engines that take requests.
+        refuses: whether requests end whose K/V does not arrive; else a decode engine computes their prompts.
     """
     if 0 in ready:
         missing = "prefill" if ready[0] == 0 else "decode"
@@ -52,7 +56,7 @@ def kv_link_verdict(engines: Sequence[KvEngineSeen], ready: tuple[int, int]) -> 
         return Verdict(
             None, Reason.WAITING, "prefill and decode engines have not said yet whether they reach each other"
         )
-    return _incompatible(sources, takers) or _cut_off(takers) or _linked(sources, takers)
+    return _incompatible(sources, takers) or _cut_off(takers, refuses) or _linked(sources, takers)
 
 
 def _incompatible(sources: Sequence[KvEngineSeen], takers: Sequence[KvEngineSeen]) -> Verdict | None:
@@ -69,16 +73,20 @@ def _incompatible(sources: Sequence[KvEngineSeen], takers: Sequence[KvEngineSeen
     return Verdict(False, Reason.KV_INCOMPATIBLE, text)
 
 
-def _cut_off(takers: Sequence[KvEngineSeen]) -> Verdict | None:
+def _cut_off(takers: Sequence[KvEngineSeen], refuses: bool) -> Verdict | None:
     """Tell of a decode engine that knows peers, none of which answers."""
+    meanwhile = (
+        "requests whose prompts go to prefill engines end with 503 meanwhile, as spec.disaggregation.fallback is Fail"
+        if refuses
+        else "prompts are computed by decode engines meanwhile"
+    )
     for one in takers:
         bad = sum(one.peers.get(state, 0) for state in _BROKEN)
         if bad and bad == sum(one.peers.values()):
             whom = "the only prefill engine" if bad == 1 else f"any of the {bad} prefill engines"
             text = (
                 f"{one.name} does not reach {whom} that it knows: an engine that ended, the network between them, or "
-                f"in a cluster a NetworkPolicy (ports {KV_CONTROL_PORT} and {KV_CONTROL_PORT + 1}); prompts are "
-                "computed by decode engines meanwhile"
+                f"in a cluster a NetworkPolicy (ports {KV_CONTROL_PORT} and {KV_CONTROL_PORT + 1}); {meanwhile}"
             )
             return Verdict(False, Reason.KV_LINK_DOWN, text)
     return None

@@ -25,6 +25,12 @@ def role_spec(service: InferenceService, role: PairRole) -> DisaggregatedRole:
     return both.prefill if role == "prefill" else both.decode
 
 
+def refuses_without_kv(service: InferenceService) -> bool:
+    """Return whether a request ends whose K/V does not arrive; else a decode engine computes its prompt."""
+    both = service.spec.disaggregation
+    return both is not None and both.fallback == "Fail"
+
+
 def role_view(service: InferenceService, role: PairRole) -> InferenceService:
     """Return the service with the engines of one part for its engines: their number, flags and resources."""
     part = role_spec(service, role)

@@ -26,7 +26,7 @@ from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
-from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
+from pagefleet_operator.plan.roles import PAIR_ROLES, refuses_without_kv, role_view
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
 from pagefleet_operator.plan.workloads import Plan, Workload
@@ -100,7 +100,7 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
     router = _workload_verdict(plan.router, seen.routers, _gate(None, paused))
     asleep = asleep_verdict(role_view(service, "decode") if parts else service, plan.num_engines)
     engine = asleep or whole
-    link = kv_link_verdict(seen.kv_engines, (_count_ready(seen.prefill), _count_ready(seen.decode))) if parts else None
+    link = _link_verdict(service, seen) if parts else None
     progress = _progress(plan, seen, model, paused)
     verdicts: dict[ConditionType, Verdict] = {
         "Ready": _held(service, seen, asleep) or _ready(seen, model, engine, router),
@@ -127,6 +127,11 @@ def service_status(service: InferenceService, plan: Plan, seen: Observation, now
         ratio=_ratio(service, plan, seen, now) if parts else None,
         scaling=scaling_status(service, service.status, seen.scaling, exist, now),
     )
+
+
+def _link_verdict(service: InferenceService, seen: Observation) -> Verdict:
+    ready = (_count_ready(seen.prefill), _count_ready(seen.decode))
+    return kv_link_verdict(seen.kv_engines, ready, refuses=refuses_without_kv(service))
 
 
 def _ratio(service: InferenceService, plan: Plan, seen: Observation, now: str) -> RatioAdvice | None:

@@ -202,6 +202,33 @@ def test_a_link_is_down_where_no_known_peer_answers(peers: dict[str, int], reaso
     assert condition(world.plan().status, "KVLinkReady").reason == reason
 
 
+@pytest.mark.parametrize(
+    ("fallback", "said"),
+    [
+        ("Recompute", "prompts are computed by decode engines meanwhile"),
+        ("Fail", "requests whose prompts go to prefill engines end with 503 meanwhile"),
+    ],
+)
+def test_who_cannot_reach_its_peers_is_told_with_what_that_does_to_requests(fallback: str, said: str) -> None:
+    world = running(disaggregation={"fallback": fallback})
+    world.kv_engines = (LINKED[0], KvEngineSeen("b", "decode", LINKED[0].compatibility, {"dead": 1}))
+    status = world.plan().status
+    assert told(status, "Degraded") == ("True", Reason.KV_LINK_DOWN)
+    for kind in ("KVLinkReady", "Degraded"):
+        message = condition(status, kind).message
+        assert said in message, kind
+        assert ("computed by decode engines" in message) == (fallback == "Recompute"), kind
+
+
+@pytest.mark.parametrize("fallback", ["Recompute", "Fail"])
+def test_prompts_that_are_sent_to_no_prefill_engine_are_refused_by_no_fallback(fallback: str) -> None:
+    world = running(disaggregation={"fallback": fallback})
+    world.kv_engines = (LINKED[0], KvEngineSeen("b", "decode", "y"))
+    assert "decode engines compute prompts themselves" in condition(world.plan().status, "KVLinkReady").message
+    world.pods = [one for one in world.pods if one.role != "prefill"]
+    assert "decode engines compute prompts themselves" in condition(world.plan().status, "KVLinkReady").message
+
+
 def test_each_part_follows_its_own_autoscaler() -> None:
     both = {
         "prefill": {"autoscaling": {"min": 1, "max": 4, "target": {"ttftMs": 500}, "scaleToZero": {}}},
