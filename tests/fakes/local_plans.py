@@ -7,7 +7,8 @@ from typing import Any
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.resolve import resolve
 from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.workloads import Plan, plan_workloads
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_view
+from pagefleet_operator.plan.workloads import PartSettings, Plan, plan_workloads
 from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService
 
@@ -27,4 +28,6 @@ def local_plan(
     resolved = resolved_of(service, *profiles)
     uri = resolved.uri
     location = uri.local_path if uri.scheme == "file" else f"{uri.scheme}://{uri.path}"
-    return plan_workloads(service, resolved, location, spare_gpu, scaling)
+    roles = PAIR_ROLES if is_disaggregated(service) else ()
+    parts = {role: PartSettings(resolved_of(role_view(service, role), *profiles)) for role in roles}
+    return plan_workloads(service, resolved, location, spare_gpu, scaling, parts)
