@@ -6,6 +6,7 @@ request is never looked up. Names and files are read again by a thread, so nobod
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -114,6 +115,7 @@ class AllowedPeers:
         self._closing = False
         self._thread: threading.Thread | None = None
         if entries:
+            self._dialled = _numbers(entries)
             self._thread = threading.Thread(target=self._run, name="kv peers", daemon=True)
             self._thread.start()
             # Else the first requests of an engine would find that their peers are none of its own.
@@ -162,8 +164,10 @@ class AllowedPeers:
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while not self._closing:
-            self._asked.clear()  # before the look: who asks meanwhile, or closes, is not forgotten
+        while True:
+            self._asked.clear()  # before both looks: who closes, or asks meanwhile, is not forgotten
+            if self._closing:
+                return
             self.refresh()
             self._looked.set()
             refreshed_at = time.monotonic()
@@ -199,6 +203,16 @@ class AllowedPeers:
         if what not in self._complained and len(self._complained) < MAX_ADDRESSES:
             self._complained.add(what)
             _log.warning("%s", what)
+
+
+def _numbers(entries: Sequence[PeerEntry]) -> dict[Address, str]:
+    """What is known before anybody is asked: a name that is slow to be looked up holds up no number beside it."""
+    dialled: dict[Address, str] = {}
+    for address in (entry.address for entry in entries if entry.address is not None):
+        with contextlib.suppress(ValueError):  # a name
+            one = Address(str(ipaddress.ip_address(address.host)), address.port)
+            dialled[one] = dialled[address] = str(one)
+    return dialled
 
 
 def look_up(host: str) -> list[str]:

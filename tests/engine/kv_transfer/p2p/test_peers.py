@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,16 +127,18 @@ def test_the_thread_finds_new_peers_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     names = Names(prefill=["10.0.0.1"])
     found = AllowedPeers(parse_peers("dns:prefill:8102"), names.resolve)
     while found.find("10.0.0.1:8102") is None:
-        pass
+        time.sleep(0.001)
     names.names["prefill"] = ["10.0.0.2"]
     while found.find("10.0.0.2:8102") is None:  # asking for it has it looked up
-        pass
+        time.sleep(0.001)
     found.close()
     assert found._thread is not None
+    found._thread.join(60)  # an engine that ends does not wait as long
     assert not found._thread.is_alive()
 
 
-def test_peers_are_known_as_soon_as_it_is_made() -> None:
+def test_peers_are_known_as_soon_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "FIRST_LOOK_S", 60.0)
     names = Names(prefill=["10.0.0.1"])
     names.hold.clear()
     answer = threading.Timer(0.2, names.hold.set)  # by a name server that takes its time
@@ -150,10 +153,21 @@ def test_nobody_waits_for_a_name_server_that_is_silent(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers_module, "FIRST_LOOK_S", 0.1)
     names = Names(prefill=["10.0.0.1"])
     names.hold.clear()
-    found = AllowedPeers(parse_peers("dns:prefill:8102"), names.resolve)
+    found = AllowedPeers(parse_peers("dns:prefill:8102,10.0.0.2:8102,[FD00::0:1]:7"), names.resolve)
     assert found.find("10.0.0.1:8102") is None
+    assert found.find("10.0.0.2:8102") == "10.0.0.2:8102", "numbers do not wait for names"
+    assert found.find("[fd00::1]:7") == found.find("[fd00::0:1]:7") == "[fd00::1]:7"
     names.hold.set()
     found.close()
+
+
+def test_a_close_that_comes_before_the_thread_looks_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "REFRESH_S", 600.0)
+    found = AllowedPeers((), Names().resolve)
+    found._closing = True
+    found._asked.set()
+    found._run()
+    assert not found._looked.is_set()
 
 
 def test_what_cannot_be_a_name_is_told_and_nobody_minds(caplog: pytest.LogCaptureFixture) -> None:
