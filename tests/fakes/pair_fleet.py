@@ -16,7 +16,7 @@ from typing import Any
 
 from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, KvTransferFacts, encode_facts
 from pagefleet_protocol.fleet_key import FleetKey
-from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvRole, KvTransfer, decode_kv_transfer
+from pagefleet_protocol.kv_handoff import KV_FAULT, KV_TRANSFER, KvRole, KvTransfer, decode_kv_transfer
 from pagefleet_router.rates import EngineRates
 
 from tests.fakes.faulty_engine import FAST_MONITOR, Behaviour, FaultyEngine, Fleet, Seen, chat, fleet, whole
@@ -27,6 +27,12 @@ LONG = "word " * 800
 PREFILLED = whole(200, b'{"transfer_id":"x","num_prompt_tokens":1000,"num_cached_tokens":0}')
 KV_LOST = whole(503, b'{"error":{"message":"no","type":"x","param":null,"code":"kv_load_failed"}}')
 NOT_MINE = whole(400, b'{"error":{"message":"no","type":"x","param":null,"code":"invalid_handoff"}}')
+
+
+def kv_lost(fault: str) -> Behaviour:
+    """As `KV_LOST`, from an engine that says whose doing it was."""
+    body = b'{"error":{"message":"no","type":"x","param":null,"code":"kv_load_failed"}}'
+    return whole(503, body, f"{KV_FAULT}: {fault}\r\n")
 
 
 def long_chat(number: int = 0, **fields: Any) -> dict[str, Any]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.kv_handoff import KvRole
+from pagefleet_router.endpoints import EngineView
 from pagefleet_router.scheduling.kv_links import KvLinks
+
+from tests.fakes.pair_fleet import pair_facts
 
 
 def test_a_sender_is_to_blame_while_the_k_v_of_others_comes() -> None:
@@ -30,3 +37,36 @@ def test_engines_that_left_say_nothing() -> None:
     assert links.lost("p1", "d0")
     links.forget("d0")
     assert links.lost("p2", "d0")
+
+
+def names(groups: Iterable[tuple[Sequence[EngineView], Sequence[EngineView]]]) -> list[tuple[str, str]]:
+    """Return decode engines and prefill engines of each group."""
+    return [("".join(d.id for d in decodes), "".join(p.id for p in prefills)) for decodes, prefills in groups]
+
+
+def engine(name: str, role: KvRole, life: int = 0) -> EngineView:
+    return EngineView(Endpoint(name, f"http://{name}:1", "m"), facts=pair_facts(f"{name}{life}", role))
+
+
+P = [engine("p", "prefill"), engine("q", "prefill")]
+D = [engine("d", "decode"), engine("e", "decode")]
+
+
+def test_all_may_pass_k_v_to_all_at_first() -> None:
+    assert names(KvLinks().groups(D, P, 0.0)) == [("de", "pq")]
+
+
+def test_two_that_were_parted_meet_again_when_the_time_is_over() -> None:
+    links = KvLinks()
+    links.part(P[0], D[0], 10.0)
+    assert names(links.groups(D, P, 9.9)) == [("d", "q"), ("e", "pq")]
+    assert names(links.groups(D, P[:1], 9.9)) == [("e", "p")], "nobody is left for d"
+    assert names(links.groups(D[:1], P[:1], 9.9)) == []
+    assert names(links.groups(D, P, 10.0)) == [("de", "pq")]
+
+
+def test_an_engine_that_began_anew_is_tried_at_once() -> None:
+    links = KvLinks()
+    links.part(P[0], D[0], 10.0)
+    again = engine("d", "decode", life=1)
+    assert names(links.groups([again], P, 0.0)) == [("d", "pq")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.fakes.pair_fleet import (
     Role,
     code_of,
     decode,
+    kv_lost,
     long_chat,
     pair_facts,
     pair_fleet,
@@ -160,6 +162,53 @@ def test_a_decode_engine_that_no_kv_reaches_ejects_no_prefill_engine(tmp_path: P
         assert len({leg.engine for leg in f.of("p")}) == 3
 
     run(tmp_path, check, *[prefill()] * 3, decode(alone(whole(), leg=KV_LOST)))
+
+
+@pytest.mark.parametrize("fault", ["unknown_peer", "incompatible"])
+def test_two_engines_that_do_not_know_each_other_are_parted_and_neither_has_failed(tmp_path: Path, fault: str) -> None:
+    """Each cannot pass K/V with one of the others."""
+
+    async def check(f: PairFleet) -> None:
+        began = time.monotonic()
+        strangers.update({f.engine("p0").incarnation or "": "d0", f.engine("p1").incarnation or "": "d1"})
+        for number in range(20):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        metrics = f.made.router.metrics
+        assert (metrics.failures.total(), metrics.ejections) == (0, 0)
+        tried = [(leg.engine, leg.transfer.peer_incarnation) for leg in f.of("d") if leg.transfer is not None]
+        vain = [one for one in tried if strangers[one[1]] == one[0]]
+        assert 1 <= len(vain) <= 2 * ((time.monotonic() - began) // 5 + 1), "once each in five seconds"
+        assert len(tried) - len(vain) == 20 - metrics.pairs.recomputed, "the others pass K/V"
+        assert f.metric('pagefleet_router_pd_retries_total{reason="kv_lost"}') == len(vain)
+
+    strangers: dict[str, str] = {}
+
+    def strange_to(name: str) -> Behaviour:
+        async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            value = seen.header(KV_TRANSFER)
+            peer = "" if value is None else value.partition("peer=")[2][:32]
+            await (kv_lost(fault) if strangers.get(peer) == name else whole())(seen, writer)
+
+        return answer
+
+    run(tmp_path, check, prefill(), prefill(), decode(strange_to("d0")), decode(strange_to("d1")))
+
+
+@pytest.mark.parametrize(
+    ("fault", "blamed"),
+    [("not_asked", 0), ("unreachable", 1), ("transfer_failed", 1), ("struck_by_lightning", 1)],
+)
+def test_the_decode_engine_says_whether_a_prefill_engine_is_to_blame(tmp_path: Path, fault: str, blamed: int) -> None:
+    """And words of a later version say nothing."""
+
+    async def check(f: PairFleet) -> None:
+        for number in range(3):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        assert len(f.of("p")) == 3, "they are tried again"
+        failures = f.made.router.metrics.failures
+        assert failures["kv_lost"] == failures.total() == 3 * blamed
+
+    run(tmp_path, check, prefill(), decode(alone(whole(), leg=kv_lost(fault))))
 
 
 def test_a_prefill_engine_that_could_not_pass_its_blocks_on_has_not_failed_to_compute_them(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pagefleet_router.rates import EngineRates
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.auto import Auto
+from pagefleet_router.scheduling.kv_links import KvLinks
 from pagefleet_router.scheduling.pair_cost import late_seconds, local_seconds, remote_seconds
 from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policies import make_policy
@@ -58,7 +59,7 @@ def chosen(
     pairing = Pairing(Auto(known, random.Random(0), clock), known, threshold, free, clock, random.Random(0))
     snapshot = build_snapshot(engines)
     view = RequestView("m", num_tokens=tokens, stream=True, may_split=True)
-    return pairing.choose(view, snapshot.usable["m"], snapshot.prefills.get("m", ()))
+    return pairing.choose(view, snapshot.usable["m"], snapshot.prefills.get("m", ()), KvLinks())
 
 
 def ids(choice: Choice) -> tuple[str | None, str]:
@@ -162,7 +163,7 @@ def test_idle_engines_share_cold_prompts() -> None:
     view = RequestView("m", num_tokens=4000, stream=True, may_split=True)
     counts: Counter[str] = Counter()
     for _ in range(60):
-        choice = pairing.choose(view, snapshot.usable["m"], snapshot.prefills["m"])
+        choice = pairing.choose(view, snapshot.usable["m"], snapshot.prefills["m"], KvLinks())
         assert choice.prefill is not None
         counts[choice.prefill.engine.id] += 1
         counts[choice.engine.id] += 1
@@ -172,11 +173,23 @@ def test_idle_engines_share_cold_prompts() -> None:
     assert len(counts) == 6
 
 
+def test_engines_that_cannot_pass_k_v_to_each_other_make_no_pair() -> None:
+    clock = lambda: 100.0  # noqa: E731
+    known = Known()
+    pairing = Pairing(Auto(known, random.Random(0), clock), known, 256, True, clock, random.Random(0))
+    view, links = RequestView("m", num_tokens=4000, stream=True, may_split=True), KvLinks()
+    links.part(P0, D0, 101.0)
+    assert {ids(pairing.choose(view, [D0, D1], [P0], links)) for _ in range(20)} == {("p0", "d1")}
+    assert {ids(pairing.choose(view, [D0], [P0, P1], links)) for _ in range(20)} == {("p1", "d0")}
+    assert ids(pairing.choose(view, [D0], [P0], links)) == (None, "d0")
+    assert {score.prefill_id for score in pairing.explain(view, [D0, D1], [P1], links)} == {"", "p1"}
+
+
 def test_explained_are_all_ways() -> None:
     clock = lambda: 100.0  # noqa: E731
     known = Known()
     pairing = Pairing(Auto(known, random.Random(0), clock), known, 256, True, clock, random.Random(0))
-    scores = pairing.explain(RequestView("m", num_tokens=4000, may_split=True), [D0, D1], [P0])
+    scores = pairing.explain(RequestView("m", num_tokens=4000, may_split=True), [D0, D1], [P0], KvLinks())
     assert sorted((score.engine_id, score.prefill_id)[1] for score in scores) == ["", "", "p0"]
     assert {score.engine_id for score in scores if not score.prefill_id} == {"d0", "d1"}
     assert min(scores, key=lambda score: score.seconds).prefill_id == "p0"
@@ -188,8 +201,10 @@ def test_pairs_are_explained_only_where_they_are_compared() -> None:
     pairing = Pairing(Auto(known, random.Random(0), clock), known, 256, True, clock, random.Random(0))
     busy = engine("d0", "decode", requests=40)
     short, long = (RequestView("m", num_tokens=tokens, may_split=True) for tokens in (255, 257))
-    assert any(score.prefill_id for score in pairing.explain(long, [busy], [P0]))
-    assert [(score.engine_id, score.prefill_id) for score in pairing.explain(short, [busy], [P0])] == [("d0", "")]
+    assert any(score.prefill_id for score in pairing.explain(long, [busy], [P0], KvLinks()))
+    assert [(score.engine_id, score.prefill_id) for score in pairing.explain(short, [busy], [P0], KvLinks())] == [
+        ("d0", "")
+    ]
 
 
 def test_prefill_engines_get_whole_requests_only_without_others() -> None:
@@ -252,7 +267,7 @@ def test_engines_of_both_parts_take_turns_before_any_has_answered() -> None:
     view = RequestView("m", num_tokens=4000, stream=True, may_split=True)
     pairs = []
     for _ in range(6):
-        choice = pairing.choose(view, [D0, D1], [P0, P1])
+        choice = pairing.choose(view, [D0, D1], [P0, P1], KvLinks())
         policy.sent(view, choice.computes.engine)  # as the dispatcher does
         pairs.append(ids(choice))
     assert pairs == [("p0", "d0"), ("p1", "d1")] * 3

@@ -50,7 +50,7 @@ class Dispatcher:
         if not engines:
             return None
         if view.may_split and self.pairing is not None:
-            return self.pairing.choose(view, engines, self.prefills(view, tried))
+            return self.pairing.choose(view, engines, self.prefills(view, tried), self.links)
         return self.policy.choose(view, engines)
 
     def choose_whole(self, view: RequestView, tried: Collection[str]) -> Choice | None:
@@ -69,7 +69,7 @@ class Dispatcher:
         engines = candidates(self.table.snapshot, view, tried)
         prefills = self.prefills(view, tried)
         if engines and prefills and self.pairing is not None:
-            return self.pairing.explain(view, engines, prefills)
+            return self.pairing.explain(view, engines, prefills, self.links)
         return self.policy.explain(view, engines) if engines else ()
 
     def choose_again(self, view: RequestView, tried: Collection[str], failure: Failure) -> tuple[Choice | None, bool]:

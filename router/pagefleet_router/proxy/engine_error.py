@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from pagefleet_protocol.kv_handoff import KV_FAULT, KvFault, read_kv_fault
 
 from pagefleet_router.proxy.upstream import AnswerHead
 
 KV_LOAD_FAILED = "kv_load_failed"
 INVALID_HANDOFF = "invalid_handoff"
 """Codes of engines that were sent a leg of a transfer."""
+_KV_FAULT = KV_FAULT.encode()
 _MAX_BYTES = 64 * 1024
 
 
@@ -37,6 +39,11 @@ class EngineError:
         """What it is, once it is whole; None where the answer does not say it."""
         self.message = ""
         """The same in words."""
+
+    @property
+    def fault(self) -> KvFault | None:
+        """Whose doing it is that K/V did not come; None where the engine does not say it."""
+        return read_kv_fault(self.head.fields.get(_KV_FAULT, b"").decode("latin-1"))
 
     def take(self, body: bytes, complete: bool) -> bool:
         """Add bytes; returns whether it is whole, or longer than any error."""

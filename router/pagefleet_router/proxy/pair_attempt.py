@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from pagefleet_protocol import trace_names
+from pagefleet_protocol.kv_handoff import KvFault
 from pagefleet_protocol.tracing import Span
 
 from pagefleet_router.errors import Failure
@@ -27,6 +28,9 @@ from pagefleet_router.scheduling.policy import Choice
 
 _LATE_S = 1.0
 """Longer than a prefill engine takes to say that its blocks have arrived, which it may after the first token."""
+_APART_S: Mapping[KvFault | None, float] = {"unknown_peer": 5.0, "incompatible": 30.0}
+"""Faults of no engine but of the two together, and for how long they are not tried again: peers are looked up each five
+seconds; versions and kinds of K/V only change with an engine."""
 _REFUSALS = {KV_LOAD_FAILED: Failure.KV_LOST, INVALID_HANDOFF: Failure.HANDOFF}
 
 
@@ -116,17 +120,19 @@ class PairAttempt:
         elif refused is Failure.HANDOFF:
             dispatcher.disbelieved(decode, error.message)
         if refused is Failure.KV_LOST:
-            self._lost()
+            self._lost(error.fault)
 
     def _leg_failed(self, failure: Failure) -> None:
         if failure is Failure.KV_LOST:
             self._lost()
         self._on_failed(failure)
 
-    def _lost(self) -> None:
-        """Note that K/V did not come, which either engine says and neither knows the reason of."""
-        dispatcher, prefill = self._services.dispatcher, self.prefill.engine
-        if dispatcher.links.lost(prefill.id, self._choice.engine.id):
+    def _lost(self, fault: KvFault | None = None) -> None:
+        """Note that K/V did not come, which either engine says; whose fault it is only the decode engine may know."""
+        dispatcher, prefill, decode = self._services.dispatcher, self.prefill.engine, self._choice.engine
+        if fault in _APART_S:
+            dispatcher.links.part(prefill, decode, dispatcher.clock() + _APART_S[fault])
+        elif fault != "not_asked" and dispatcher.links.lost(prefill.id, decode.id):
             dispatcher.failed(prefill, Failure.KV_LOST)
 
     def answered(self, view: RequestView, now: float) -> None:

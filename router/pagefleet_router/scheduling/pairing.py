@@ -6,6 +6,7 @@ a prompt that is mostly cached where it is answered, nor on an idle fleet with a
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pagefleet_router.endpoints import EngineView
 from pagefleet_router.prefix.knowledge import PrefixKnowledge
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.filters import with_room
+from pagefleet_router.scheduling.kv_links import KvLinks
 from pagefleet_router.scheduling.pair_cost import local_seconds, remote_seconds
 from pagefleet_router.scheduling.pickers import pick_random_lowest
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
@@ -51,27 +53,31 @@ class Pairing:
         self._clock = clock
         self._rng = rng
 
-    def choose(self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView]) -> Choice:
+    def choose(
+        self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView], links: KvLinks
+    ) -> Choice:
         """Return the cheapest way.
 
         Args:
             request: one that `may_split`.
             engines: that may answer it, at least one.
             prefills: that may compute its prompt for another.
+            links: which of them pass K/V to which.
         """
         whole = self._policy.choose(request, engines)
         if not prefills or not self._is_long(request, whole):
             return whole
-        options = list(self._options(request, whole, engines, prefills))
+        options = list(self._options(request, whole, engines, prefills, links))
         return min(options, key=lambda option: option.seconds).choice
 
     def explain(
-        self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView]
+        self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView], links: KvLinks
     ) -> tuple[Score, ...]:
         """Return how each way looks that is compared, and the other engines if each did all."""
         now = self._clock()
         whole = self._policy.choose(request, engines)
-        options = list(self._options(request, whole, engines, prefills if self._is_long(request, whole) else ()))
+        asked = prefills if self._is_long(request, whole) else ()
+        options = list(self._options(request, whole, engines, asked, links))
         seen = {option.choice.engine.id for option in options if option.choice.prefill is None}
         others = [engine for engine in engines if engine.id not in seen]
         for engine, hit in zip(others, self._knowledge.cached_tokens(others, request), strict=True):
@@ -83,7 +89,12 @@ class Pairing:
         return request.num_tokens - whole.cached_tokens >= max(self._threshold, 1)
 
     def _options(
-        self, request: RequestView, whole: Choice, engines: Sequence[EngineView], prefills: Sequence[EngineView]
+        self,
+        request: RequestView,
+        whole: Choice,
+        engines: Sequence[EngineView],
+        prefills: Sequence[EngineView],
+        links: KvLinks,
     ) -> Iterator[Option]:
         now, tokens = self._clock(), request.num_tokens
         yield Option(whole, local_seconds(whole, tokens, now))
@@ -92,7 +103,8 @@ class Pairing:
             colocated = self._policy.choose(request, both)
             yield Option(colocated, local_seconds(colocated, tokens, now))
         answering = engines if self._free else (whole.engine,)
-        for decodes, partners in _matches(answering, prefills):
+        groups = (links.groups(decodes, made, now) for decodes, made in _matches(answering, prefills))
+        for decodes, partners in itertools.chain.from_iterable(groups):
             prefill = self._policy.choose(request, with_room(partners))
             cached = self._knowledge.cached_tokens(decodes, request)
             ways = [
