@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import Tempo
+from pagefleet_operator.autoscale.signals import FleetWindow
 from pagefleet_operator.local.autoscaler import Autoscaler, Surroundings
 from pagefleet_operator.local.probe import fetch
+from pagefleet_operator.local.router_pages import listen
+from pagefleet_operator.local.scalers import Scalers
 from pagefleet_operator.local.settings import Timing
+from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_protocol import metric_names
 from pagefleet_protocol.inference_service import Autoscaling
+from pagefleet_protocol.inference_status import EngineRole
 
 AT_ONCE = Tempo(
     up_window=0.0, one_up_window=0.0, down_window=0.3, one_down_window=0.3, down_after_up=0.3, one_down_after_up=0.3,
     first_down=0.3, down_pause=0.0, panic_window=0.0, panic_lasts=0.0, ceiling_lasts=60.0,
 )  # fmt: skip
+PATIENCE_S = 60.0
 PAGE = "{} 3\n{} {}\n"
 
 
@@ -28,6 +34,7 @@ class Site:
 
     def __init__(self, reply: bytes) -> None:
         self.reply = reply
+        self.num_asked = 0
 
     async def serve(self, check: Callable[[str], Awaitable[None]]) -> None:
         """Run `check` with the URL."""
@@ -37,6 +44,7 @@ class Site:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        self.num_asked += 1
         writer.write(self.reply)
         await writer.drain()
         writer.close()
@@ -52,17 +60,27 @@ def autoscaling(**fields: Any) -> Autoscaling:
     return Autoscaling.model_validate(document, by_alias=True, by_name=False)
 
 
-def scaler(surroundings: Surroundings, said: list[str], desired: int, **fields: Any) -> Autoscaler:
-    made = Autoscaler(desired, Timing(tempo=AT_ONCE), lambda: surroundings, said.append)
-    made.follow(autoscaling(**fields))
-    return made
+class Scaler(Autoscaler):
+    """One in surroundings that stay as they are; `said`: takes what it tells."""
+
+    def __init__(self, surroundings: Surroundings, said: list[str], desired: int, **fields: Any) -> None:
+        super().__init__(desired, AT_ONCE, said.append)
+        self.follow(autoscaling(**fields))
+        self._surroundings = surroundings
+        self._window = FleetWindow()
+
+    async def step(self) -> None:
+        """Ask the routers, and decide."""
+        routers = self._surroundings.routers
+        now = await listen(self._window, {name: url for name, url in routers.items() if url}, PATIENCE_S)
+        self.decide(self._surroundings, self._window.signals(routers.keys(), now), now)
 
 
 @pytest.mark.parametrize(("mode", "said"), [("Internal", "scaled from 1 to "), ("Advisory", "would scale from 1 to ")])
 def test_a_decision_is_told_once_with_its_numbers(mode: str, said: str) -> None:
     async def check(url: str) -> None:
         told: list[str] = []
-        made = scaler(Surroundings(EnginesSeen(ready=1), {"r-0": url}), told, 1, mode=mode)
+        made = Scaler(Surroundings(EnginesSeen(ready=1), {"r-0": url}), told, 1, mode=mode)
         assert (made.seen, made.desired) == (None, 1)
         for _ in range(4):
             await made.step()
@@ -80,7 +98,7 @@ def test_a_decision_is_told_once_with_its_numbers(mode: str, said: str) -> None:
 def test_a_held_request_wakes_a_service_without_engines(held: int, said: str) -> None:
     async def check(url: str) -> None:
         told: list[str] = []
-        made = scaler(Surroundings(EnginesSeen(), {"r-0": url}), told, 0, scaleToZero={"after": 10})
+        made = Scaler(Surroundings(EnginesSeen(), {"r-0": url}), told, 0, scaleToZero={"after": 10})
         await made.step()
         assert told == [f"scaled from 0 to 1: {said} for an engine (WokenUp)"]
 
@@ -91,7 +109,7 @@ def test_a_held_request_wakes_a_service_without_engines(held: int, said: str) ->
 def test_a_router_that_says_nothing_changes_nothing(reply: bytes) -> None:
     async def check(url: str) -> None:
         told: list[str] = []
-        made = scaler(Surroundings(EnginesSeen(ready=3), {"r-0": url, "r-1": None}), told, 3)
+        made = Scaler(Surroundings(EnginesSeen(ready=3), {"r-0": url, "r-1": None}), told, 3)
         await made.step()
         await made.step()
         assert made.seen is not None
@@ -104,7 +122,7 @@ def test_a_router_that_says_nothing_changes_nothing(reply: bytes) -> None:
 def test_nothing_is_decided_while_a_service_is_paused() -> None:
     async def check(url: str) -> None:
         told: list[str] = []
-        made = scaler(Surroundings(EnginesSeen(ready=1), {"r-0": url}, paused=True), told, 1)
+        made = Scaler(Surroundings(EnginesSeen(ready=1), {"r-0": url}, paused=True), told, 1)
         await made.step()
         assert (made.seen, told) == (None, [])
 
@@ -113,13 +131,102 @@ def test_nothing_is_decided_while_a_service_is_paused() -> None:
 
 def test_a_machine_without_a_free_gpu_is_told_as_the_reason() -> None:
     async def check(url: str) -> None:
-        made = scaler(Surroundings(EnginesSeen(ready=2, refused=1), {"r-0": url}), [], 3)
+        made = Scaler(Surroundings(EnginesSeen(ready=2, refused=1), {"r-0": url}), [], 3)
         await made.step()
         assert made.seen is not None
         assert (made.desired, made.seen.reason) == (2, "AtQuota")
         assert made.seen.signal.endswith("; no GPU of this machine is free for more")
 
     asyncio.run(Site(page(9)).serve(check))
+
+
+BOTH_SCALE = {
+    "prefill": {"autoscaling": {"max": 4, "target": {"queue": 2}}},
+    "decode": {"autoscaling": {"max": 4, "target": {"kvUsage": 0.8}}},
+}
+
+
+class Following:
+    """The autoscalers of one service, which has one router; they ask by themselves once, then in an hour."""
+
+    def __init__(self, url: str, tasks: asyncio.TaskGroup) -> None:
+        self._url = url
+        self._told = asyncio.Event()
+        timing = dataclasses.replace(Timing(tempo=AT_ONCE), scaling_period=3600.0, probe_timeout=PATIENCE_S)
+        self.scalers = Scalers(timing, tasks, self._look, lambda text: self._told.set())
+        self.paused = False
+        self.num_looks = 0
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what they say."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._told.clear()
+                await self._told.wait()
+
+    def _look(self, role: EngineRole) -> Surroundings:
+        self.num_looks += 1
+        self._told.set()
+        return Surroundings(EnginesSeen(ready=1), {"r-0": self._url}, self.paused)
+
+
+def test_a_router_is_asked_once_for_both_parts_of_a_pair(build: Any) -> None:
+    site = Site(page(9))
+
+    async def check(url: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            made = Following(url, tasks)
+            scalers = made.scalers
+            scalers.follow(build(disaggregation=BOTH_SCALE), lambda role: 1)
+            await made.until(lambda: all(scalers.seen(role) for role in PAIR_ROLES))
+            assert site.num_asked == 1
+            prefill = scalers.seen("prefill")
+            assert prefill is not None
+            assert "9 requests wait" in prefill.signal
+            await scalers.step()
+            assert site.num_asked == 2
+            scalers.follow(None, lambda role: 1)
+
+    asyncio.run(site.serve(check))
+
+
+def test_routers_are_left_alone_while_a_service_is_paused(build: Any) -> None:
+    site = Site(page(9))
+
+    async def check(url: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            made = Following(url, tasks)
+            made.paused = True
+            made.scalers.follow(build(disaggregation=BOTH_SCALE), lambda role: 1)
+            await made.until(lambda: made.num_looks == 2 * len(PAIR_ROLES))
+            assert (site.num_asked, made.scalers.seen("prefill")) == (0, None)
+            made.paused = False
+            await made.scalers.step()
+            assert site.num_asked == 1
+            assert made.scalers.seen("prefill") is not None
+            made.scalers.follow(None, lambda role: 1)
+
+    asyncio.run(site.serve(check))
+
+
+def test_a_part_that_scales_no_more_has_no_decision(build: Any) -> None:
+    site = Site(page(9))
+
+    async def check(url: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            made = Following(url, tasks)
+            scalers = made.scalers
+            scalers.follow(build(disaggregation=BOTH_SCALE), lambda role: 1)
+            await made.until(lambda: all(scalers.seen(role) for role in PAIR_ROLES))
+            scalers.follow(build(disaggregation={**BOTH_SCALE, "decode": {"replicas": 2}}), lambda role: 1)
+            assert (scalers.seen("decode"), scalers.desired("decode")) == (None, None)
+            assert scalers.seen("prefill") is not None
+            await scalers.step()
+            assert site.num_asked == 2
+            scalers.follow(None, lambda role: 1)
+            assert scalers.desired("prefill") is None
+
+    asyncio.run(site.serve(check))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""Asks the routers of one service what they see, every second, and decides how many engines it should have."""
+"""Decides how many engines of one kind a service on this machine should have, by what its routers see."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,9 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
-from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
-from pagefleet_operator.autoscale.signals import FleetWindow
+from pagefleet_operator.autoscale.policy import ScalingPolicy, Tempo, scaling_policy
+from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import begin
-from pagefleet_operator.local.router_pages import listen
-from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.observed import ScalingSeen
 
 
@@ -38,30 +35,20 @@ def scales_itself(autoscaling: Autoscaling | None) -> bool:
 
 
 class Autoscaler:
-    """Keeps the last decision for one service; `run` until it is cancelled."""
+    """Keeps the last decision about engines of one kind."""
 
-    def __init__(
-        self,
-        desired: int,
-        timing: Timing,
-        look: Callable[[], Surroundings],
-        tell: Callable[[str], None],
-        part: PairRole | None = None,
-    ) -> None:
+    def __init__(self, desired: int, tempo: Tempo, tell: Callable[[str], None], part: PairRole | None = None) -> None:
         """Begin with the engines that are wanted now.
 
         Args:
             desired: so many.
-            part: of a disaggregated service that it decides about.
-            timing: how often, and how quickly.
-            look: says what is so.
+            tempo: how quickly it follows what it sees.
             tell: called after each decision that differs from the one before, with what is to be said of it.
+            part: of a disaggregated service that it decides about.
         """
-        self._timing = timing
-        self._look = look
+        self._tempo = tempo
         self._tell = tell
         self._part = part
-        self._window = FleetWindow()
         self._state = begin(desired, time.monotonic())
         self._policy: ScalingPolicy | None = None
         self._verb = "scaled"
@@ -84,24 +71,19 @@ class Autoscaler:
 
     def follow(self, autoscaling: Autoscaling) -> None:
         """Decide by these settings from now on."""
-        self._policy = replace(scaling_policy(autoscaling, self._part), tempo=self._timing.tempo)
+        self._policy = replace(scaling_policy(autoscaling, self._part), tempo=self._tempo)
         self._verb = "would scale" if autoscaling.mode == "Advisory" else "scaled"
 
-    async def run(self) -> None:
-        """Ask and decide for ever."""
-        while True:
-            await self.step()
-            await asyncio.sleep(self._timing.scaling_period)
+    def decide(self, here: Surroundings, signals: FleetSignals, now: float) -> None:
+        """Decide once.
 
-    async def step(self) -> None:
-        """Ask and decide once."""
-        before = self._look()
-        if before.paused or self._policy is None:
+        Args:
+            here: what is so.
+            signals: what the routers say.
+            now: monotonic seconds.
+        """
+        if here.paused or self._policy is None:
             return
-        running = {name: url for name, url in before.routers.items() if url is not None}
-        now = await listen(self._window, running, self._timing.probe_timeout)
-        here = self._look()
-        signals = self._window.signals(here.routers.keys(), now)
         decision = decide(self._policy, signals, here.engines, self._state, now)
         desired, last = self._state.desired, self._decision
         self._decision, self._state = decision, decision.state

@@ -1,25 +1,23 @@
-"""The autoscalers of one service on this machine: one for its engines, or one for each part that scales by itself."""
+"""The autoscalers of one service on this machine: one for its engines, or one for each part that scales by itself.
+
+They go by the same routers, each of which is asked once, every second, for all of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import EngineRole
 
+from pagefleet_operator.autoscale.signals import FleetWindow
 from pagefleet_operator.local.autoscaler import Autoscaler, Surroundings, scales_itself
+from pagefleet_operator.local.router_pages import listen
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_view
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    scaler: Autoscaler
-    task: asyncio.Task[None]
 
 
 class Scalers:
@@ -37,40 +35,59 @@ class Scalers:
         self._tasks = tasks
         self._look = look
         self._tell = tell
-        self._running: dict[EngineRole, _Running] = {}
+        self._window = FleetWindow()
+        self._scalers: dict[EngineRole, Autoscaler] = {}
+        self._asking: asyncio.Task[None] | None = None
 
     def follow(self, service: InferenceService | None, count: Callable[[EngineRole], int]) -> None:
         """Decide by this spec from now on; None: not at all. `count` says how many engines of a kind there are."""
         views = engine_views(service) if service is not None else {}
         wanted = {role: view for role, view in views.items() if scales_itself(view.spec.autoscaling)}
-        for role in self._running.keys() - wanted.keys():
-            self._running.pop(role).task.cancel()
+        for role in self._scalers.keys() - wanted.keys():
+            del self._scalers[role]
         for role, view in wanted.items():
-            if role not in self._running:
-                self._running[role] = self._begin(role, view, count(role))
+            if role not in self._scalers:
+                self._scalers[role] = self._begin(role, view, count(role))
             assert view.spec.autoscaling is not None, "it scales itself"
-            self._running[role].scaler.follow(view.spec.autoscaling)
+            self._scalers[role].follow(view.spec.autoscaling)
+        if wanted and self._asking is None:
+            self._asking = self._tasks.create_task(self._ask())
+        elif not wanted and self._asking is not None:
+            self._asking.cancel()
+            self._asking, self._window = None, FleetWindow()
 
     def desired(self, role: EngineRole) -> ScalingSeen | None:
         """Return how many engines of a kind are wanted, from the start on; None: nobody decides that here."""
-        running = self._running.get(role)
-        return ScalingSeen(running.scaler.desired, "", "") if running else None
+        scaler = self._scalers.get(role)
+        return ScalingSeen(scaler.desired, "", "") if scaler else None
 
     def seen(self, role: EngineRole) -> ScalingSeen | None:
         """Return the last decision about engines of a kind; None: there is none."""
-        running = self._running.get(role)
-        return running.scaler.seen if running else None
+        scaler = self._scalers.get(role)
+        return scaler.seen if scaler else None
 
-    def _begin(self, role: EngineRole, view: InferenceService, count: int) -> _Running:
+    async def step(self) -> None:
+        """Ask each router once, and decide about engines of every kind."""
+        around = [self._look(role) for role in self._scalers]
+        running = {name: url for one in around if not one.paused for name, url in one.routers.items() if url}
+        now = await listen(self._window, running, self._timing.probe_timeout)
+        for role, scaler in self._scalers.items():
+            here = self._look(role)
+            scaler.decide(here, self._window.signals(here.routers.keys(), now), now)
+
+    async def _ask(self) -> None:
+        while True:
+            await self.step()
+            await asyncio.sleep(self._timing.scaling_period)
+
+    def _begin(self, role: EngineRole, view: InferenceService, count: int) -> Autoscaler:
         part = "" if role == "engine" else f"{role}: "
-        scaler = Autoscaler(
+        return Autoscaler(
             wanted_engines(view, view.status, None, count),
-            self._timing,
-            lambda: self._look(role),
+            self._timing.tempo,
             lambda text: self._tell(f"{part}{text}" if text else ""),
             None if role == "engine" else role,
         )
-        return _Running(scaler, self._tasks.create_task(scaler.run()))
 
 
 def engine_views(service: InferenceService) -> dict[EngineRole, InferenceService]:
