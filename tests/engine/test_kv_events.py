@@ -25,7 +25,8 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_events import routing_key
 from pagefleet_text.tokenizer import Tokenizer
 
-from tests.fakes.kv_events_router import RouterSide, two_free_ports
+from tests.fakes.free_ports import free_ports
+from tests.fakes.kv_events_router import RouterSide
 
 pytestmark = pytest.mark.fleet
 
@@ -53,7 +54,7 @@ async def start(
 ) -> tuple[AsyncEngineClient, int]:
     """Start an engine on ports that were free a moment ago."""
     while True:
-        port = two_free_ports()
+        port = free_ports(2)
         try:
             return await AsyncEngineClient.start(config, tokenizer, kv_events=place(port)), port
         except ConfigError as error:
@@ -139,7 +140,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[httpx.Client, int]]:
     for _ in range(20):
-        port = two_free_ports()
+        port = free_ports(2)
         served = Served(port)
         if served.url.startswith("http"):
             break

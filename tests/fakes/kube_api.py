@@ -22,7 +22,7 @@ import yaml
 from aiohttp import web
 from pagefleet_protocol.kube_names import CATEGORY, KIND, SHORT_NAME
 
-from tests.fakes.kube_control_plane import free_port
+from tests.fakes.free_ports import free_ports
 from tests.fakes.kube_faults import Faults
 from tests.fakes.kube_kinds import BUILT_IN, PAGEFLEET, Kind, Target, find_target
 from tests.fakes.kube_selectors import Matches, selector
@@ -85,7 +85,7 @@ class KubeApi(kmock.KubernetesScaffold):
         self.watches: list[Watch] = []
         self._kinds: list[Kind] = []
         self._runner: web.ServerRunner | None = None
-        self._port = free_port()
+        self._port = free_ports()
         self["get /version"] << VERSION
         for kind in kinds:
             self.serve(kind)

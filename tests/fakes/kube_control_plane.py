@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -23,6 +22,8 @@ from typing import Any, Self, TypeVar
 
 import httpx
 import yaml
+
+from tests.fakes.free_ports import free_ports
 
 DEFAULT_FOLDER = Path("/usr/local/kubebuilder/bin")
 NEEDED = ("etcd", "kube-apiserver")
@@ -127,8 +128,8 @@ class ControlPlane:
         self._binaries = binaries
         self._controllers = tuple(controllers)
         self._disabled_admission = tuple(disabled_admission)
-        self._etcd_url, self._peer_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-        self._port = free_port()
+        self._port = free_ports(3)
+        self._etcd_url, self._peer_url = (f"http://127.0.0.1:{self._port + offset}" for offset in (1, 2))
         self.url = f"https://127.0.0.1:{self._port}"
         self.ca_file = folder / "tls" / "apiserver.crt"
         self.admin_token = secrets.token_hex(16)
@@ -279,13 +280,6 @@ class ControlPlane:
             "leader-elect": "false",
             "secure-port": "0",
         }
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(look: Callable[[], T], timeout_s: float = 120) -> T:

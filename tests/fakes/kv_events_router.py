@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -31,20 +29,6 @@ from pagefleet_protocol.kv_events import (
 from zmq.utils import z85
 
 WAIT_S = 60.0
-
-
-def two_free_ports() -> int:
-    """Return a port of loopback that is free, and so is the next."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 def apply(keys: set[int], events: list[KvEvent]) -> None:

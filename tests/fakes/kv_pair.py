@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 from pagefleet_protocol.fleet_key import FleetKey
 
-from tests.fakes.kv_relay import Relay, free_pair
+from tests.fakes.free_ports import free_ports
+from tests.fakes.kv_relay import Relay
 from tests.fakes.kv_serving import Asked, Questions, ServedEngine, until
 
 Ask = Callable[..., Asked]
@@ -36,7 +37,7 @@ class Pair:
         self.key = FleetKey(secrets.token_hex(32).encode())
         self.key_file = folder / "fleet-key"
         self.key_file.write_bytes(self.key.secret)
-        self.port = free_pair()
+        self.port = free_ports(2)
         self.address = f"127.0.0.2:{self.port}"
         self.control, self.data = (
             Relay(("127.0.0.2", port), ("127.0.0.1", port)) for port in (self.port, self.port + 1)

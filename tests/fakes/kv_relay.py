@@ -165,14 +165,3 @@ class Relay:
     def _while_held(self, kind: FaultKind) -> None:
         while self._armed.kind == kind:
             time.sleep(_PAUSE_S)
-
-
-def free_pair() -> int:
-    """Return a port that is free on 127.0.0.1 and 127.0.0.2, as is the one after it."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as others:
-                for address in (("127.0.0.1", port + 1), ("127.0.0.2", port), ("127.0.0.2", port + 1)):
-                    others.enter_context(socket.create_server(address))
-                return port

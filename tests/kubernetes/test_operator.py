@@ -27,8 +27,9 @@ from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus, ScalingStatus
 from pagefleet_protocol.kube_names import PLURAL
 
+from tests.fakes.free_ports import free_ports
 from tests.fakes.helm_chart import render
-from tests.fakes.kube_control_plane import ControlPlane, apply, free_port, wait_until
+from tests.fakes.kube_control_plane import ControlPlane, apply, wait_until
 from tests.operator.apply.test_kube_cluster import Fence, Requests
 
 SERVICES = "/apis/pagefleet.dev/v1alpha1/namespaces/{}/inferenceservices"
@@ -70,7 +71,7 @@ class Operator:
     """One process."""
 
     def __init__(self, kubeconfig: Path, namespace: str, log: Path, *flags: str) -> None:
-        self.port = free_port()
+        self.port = free_ports()
         self.log = log
         command = [sys.executable, "-m", "pagefleet_operator.operate_cli", "--kubeconfig", str(kubeconfig)]
         command += ["--namespace", namespace, "--operator-namespace", namespace, "--host", "127.0.0.1"]

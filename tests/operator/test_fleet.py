@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.errors import ManifestError, PortError
-from pagefleet_operator.local.machine import check_port, free_port
+from pagefleet_operator.local.machine import check_port
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.local.state_dir import start_time
 from pagefleet_protocol.endpoints import decode_endpoints
+
+from tests.fakes.free_ports import free_ports
 
 pytestmark = pytest.mark.fleet
 
@@ -262,7 +264,7 @@ def test_invalid_edit_is_told_once_and_changes_nothing(start_fleet: Any, documen
 
 def test_services_come_and_go_with_the_file(start_fleet: Any, document: Any) -> None:
     async def scenario() -> None:
-        port = free_port("127.0.0.1")
+        port = free_ports(2)
         async with start_fleet(document("a"), document("b"), port=port) as fleet:
             await fleet.until(lambda: fleet.settled(1, "a") and fleet.settled(1, "b"))
             assert fleet.url("a") == f"http://127.0.0.1:{port}"

@@ -20,6 +20,7 @@ from pagefleet_router.endpoints import EndpointTable
 from pagefleet_router.events.subscriptions import EventSubscriptions
 from pagefleet_router.prefix.exact import ExactIndex
 
+from tests.fakes.free_ports import free_ports
 from tests.fakes.kv_publisher import KvPublisher, block, publishing
 from tests.router.test_engine_facts import facts
 
@@ -161,7 +162,7 @@ def test_only_who_has_the_fleet_key_hears_an_engine(tmp_path: Path, same: bool) 
 
     async def scenario() -> None:
         follower = Follower(read_fleet_key(file) if same else FleetKey(b"x" * 64))
-        port = free_pair()
+        port = free_ports(2)
         with KvEventPublisher(KvEventsConfig("127.0.0.1", port, str(file)), "1" * 32) as publisher:
             publisher.cache_events.stored([block(1), block(2)])
             publisher.flush()
@@ -177,13 +178,6 @@ def test_only_who_has_the_fleet_key_hears_an_engine(tmp_path: Path, same: bool) 
             await follower.subscriptions.stop()
 
     uvloop.run(scenario())
-
-
-def free_pair() -> int:
-    """Return a port that is free beside another one."""
-    publisher = KvPublisher(random.Random(0))
-    publisher.close()
-    return publisher.port
 
 
 def test_sockets_are_closed() -> None:

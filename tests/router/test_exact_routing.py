@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import re
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from pagefleet_router.app import Router
 from pagefleet_router.config import RouterConfig
 
 from tests.fakes.faulty_engine import CHAT, FAST_MONITOR, Answer, Client, Fleet, post
-from tests.fakes.kv_publisher import KvPublisher
+from tests.fakes.free_ports import free_ports
 
 pytestmark = pytest.mark.fleet
 
@@ -34,7 +33,7 @@ class Engine:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
-        self.events_port = free_pair()
+        self.events_port = free_ports(2)
         self.url = ""
         self._log = folder / f"{name}.log"
         command = [sys.executable, "-m", "pagefleet_engine.cli", "builtin://tiny", "--served-model-name", "m"]
@@ -54,13 +53,6 @@ class Engine:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
-
-
-def free_pair() -> int:
-    """Return a port that is free beside another one."""
-    publisher = KvPublisher(random.Random())
-    publisher.close()
-    return publisher.port
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ import uvloop
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 
 from tests.fakes.faulty_engine import Behaviour, FaultyEngine, Fleet, chat, fleet, post, silent, stream, whole
+from tests.fakes.free_ports import free_ports
 
 EVENT = b'data: {"n": 1}\n\n'
 
@@ -115,13 +115,6 @@ def test_what_is_left_at_the_end_of_a_drain_is_told(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def start_router(folder: Path, engine: FaultyEngine, port: int, *flags: str) -> subprocess.Popen[bytes]:
     file = folder / "endpoints.json"
     file.write_bytes(encode_endpoints((Endpoint("e0", engine.url, "m"),)))
@@ -147,7 +140,7 @@ async def process_fleet(
     """Start one engine here and a router as a process of its own."""
     engine = FaultyEngine(behave)
     await engine.start()
-    port = free_port()
+    port = free_ports()
     process = start_router(folder, engine, port, *flags)
     f = Fleet(None, port, [engine], folder)  # type: ignore[arg-type]
     try:

@@ -17,7 +17,7 @@ from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
 from pagefleet_engine.kv_transfer.multi import MultiConnector
 
 from tests.fakes.byte_pages import SHAPE, BytePages
-from tests.fakes.kv_relay import free_pair
+from tests.fakes.free_ports import free_ports
 
 
 def config(connector: str | None, **cache: Any) -> EngineConfig:
@@ -111,14 +111,14 @@ def member(tmp_path: Path) -> EngineIdentity:
 
 @pytest.mark.parametrize("behind", [0, 1], ids=["control", "data"])
 def test_a_port_that_is_taken_is_refused_before_the_model(member: EngineIdentity, behind: int) -> None:
-    port = free_pair()
+    port = free_ports(2)
     said = rf"port {port + behind} \(Address already in use.*give another kv_port"
     with socket.create_server(("127.0.0.1", port + behind)), pytest.raises(ConfigError, match=said):
         build_core(p2p(kv_port=port), identity=member)
 
 
 def test_the_next_port_is_for_tcp_alone(member: EngineIdentity) -> None:
-    port = free_pair()
+    port = free_ports(2)
     with socket.create_server(("127.0.0.1", port + 1)):
         check_connectors(p2p(kv_port=port, kv_data_plane="nccl"), member)
         with pytest.raises(ConfigError, match="give another kv_port"):

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zmq.utils import z85
 
 from tests.fakes.faulty_engine import Answer, Client, post
-from tests.fakes.kv_events_router import two_free_ports
+from tests.fakes.free_ports import free_ports
 from tests.fakes.route_process import RouteProcess, route_process, until, write_endpoints
 
 pytestmark = [pytest.mark.fleet, pytest.mark.slow]
@@ -41,7 +41,7 @@ class TinyEngine:
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
         self.url = ""
-        self.events_port = two_free_ports()
+        self.events_port = free_ports(2)
         self._log = folder / f"{name}.log"
         flags = ["--served-model-name", "m", "--port", "0", "--num-kv-blocks", "512", "--num-threads", "1"]
         flags += ["--kv-events-port", str(self.events_port), "--fleet-key-file", str(folder / "fleet-key")]

@@ -22,7 +22,8 @@ from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_events import Done, Dump, Replay, encode, routing_key
 
-from tests.fakes.kv_events_router import WAIT_S, RouterSide, two_free_ports
+from tests.fakes.free_ports import free_ports
+from tests.fakes.kv_events_router import WAIT_S, RouterSide
 
 KEY = FleetKey(b"k" * 32)
 INCARNATION = "0" * 31 + "1"
@@ -41,7 +42,7 @@ def publishing(key_file: Path | None = None) -> Iterator[tuple[KvEventPublisher,
     """A publisher on ports that were free a moment ago."""
     publisher = None
     for _ in range(20):
-        port = two_free_ports()
+        port = free_ports(2)
         with contextlib.suppress(ConfigError):
             publisher = KvEventPublisher(
                 KvEventsConfig("127.0.0.1", port, None if key_file is None else str(key_file)), INCARNATION, 0.05
@@ -262,7 +263,7 @@ def test_a_fleet_key_that_is_none(content: bytes | None, tmp_path: Path) -> None
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"fleet_key_file {file} "):
-        KvEventPublisher(KvEventsConfig("127.0.0.1", two_free_ports(), str(file)), "i")
+        KvEventPublisher(KvEventsConfig("127.0.0.1", free_ports(2), str(file)), "i")
 
 
 def test_after_its_end_the_ports_are_closed_and_the_engine_goes_on() -> None:
