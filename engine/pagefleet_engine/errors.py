@@ -4,7 +4,8 @@ EngineError
 ├── ConfigError            a setting is wrong: one line that says what to do; the process does not start
 │   └── ModelLoadError     the model folder is missing, damaged, unknown or too large
 ├── InvalidRequest         a request's field is wrong: HTTP 400, with the field's name
-│   └── ContextTooLong     prompt (or prompt plus max_tokens) over the context: HTTP 400
+│   ├── ContextTooLong     prompt (or prompt plus max_tokens) over the context: HTTP 400
+│   └── TransferRefused    a router of another fleet sent it, or one that means another engine: HTTP 400
 ├── QueueFull              admission limit reached: HTTP 429
 ├── RequestFailed          the engine accepted the request but could not finish it: HTTP 500
 │   ├── StepOutOfMemory    the device had no room for the step that the request was in; it has for others
@@ -49,6 +50,10 @@ class ContextTooLong(InvalidRequest):
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message, param, "context_length_exceeded")
+
+
+class TransferRefused(InvalidRequest):
+    """The request is said to be a leg of a transfer of K/V by nobody whom this engine believes."""
 
 
 class QueueFull(EngineError):

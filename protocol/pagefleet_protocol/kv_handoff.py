@@ -25,15 +25,17 @@ Leg = Literal["prefill", "decode"]
 OnFailure = Literal["recompute", "fail"]
 
 KV_FAULT = "x-pagefleet-kv-fault"
-"""Beside `kv_load_failed` in a decode engine's answer: a `KvFault`. Engines that know of none send none."""
-KvFault = Literal["unknown_peer", "incompatible", "unreachable", "transfer_failed", "not_asked"]
+"""Beside `kv_load_failed` in a decode engine's answer, or `invalid_handoff` in either's: a `KvFault`. Engines that know
+of none send none."""
+KvFault = Literal["unknown_peer", "incompatible", "unreachable", "transfer_failed", "not_asked", "not_believed"]
 """Why K/V did not come:
 
 - `unknown_peer`: decode is not configured to ask that prefill engine, or does not know it yet;
 - `incompatible`: the two have no version, kind of K/V or data plane in common;
 - `unreachable`: prefill says nothing, or the connection to it broke;
 - `transfer_failed`: prefill gave it up, or what came was late or not right;
-- `not_asked`: decode stops, has too many peers, or was told of an engine that is another one by now.
+- `not_asked`: decode stops, has too many peers, or was told of an engine that is another one by now;
+- `not_believed`: the engine passes none that it is told of in this way: it has another fleet key, or began anew.
 """
 
 _VALUE = re.compile(

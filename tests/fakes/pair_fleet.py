@@ -19,20 +19,32 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_handoff import KV_FAULT, KV_TRANSFER, KvRole, KvTransfer, decode_kv_transfer
 from pagefleet_router.rates import EngineRates
 
-from tests.fakes.faulty_engine import FAST_MONITOR, Behaviour, FaultyEngine, Fleet, Seen, chat, fleet, whole
+from tests.fakes.faulty_engine import FAST_MONITOR, Behaviour, FaultyEngine, Fleet, Seen, chat, fleet, silent, whole
 
 KEY = FleetKey(b"k" * 40)
 LONG = "word " * 800
 """A prompt of a thousand tokens."""
 PREFILLED = whole(200, b'{"transfer_id":"x","num_prompt_tokens":1000,"num_cached_tokens":0}')
 KV_LOST = whole(503, b'{"error":{"message":"no","type":"x","param":null,"code":"kv_load_failed"}}')
-NOT_MINE = whole(400, b'{"error":{"message":"no","type":"x","param":null,"code":"invalid_handoff"}}')
+_NOT_MINE = b'{"error":{"message":"no","type":"x","param":null,"code":"invalid_handoff"}}'
+NOT_MINE = whole(400, _NOT_MINE)
+NOT_BELIEVED = whole(400, _NOT_MINE, f"{KV_FAULT}: not_believed\r\n")
+"""The same, from an engine that says that it is not the request."""
 
 
 def kv_lost(fault: str) -> Behaviour:
     """As `KV_LOST`, from an engine that says whose doing it was."""
     body = b'{"error":{"message":"no","type":"x","param":null,"code":"kv_load_failed"}}'
     return whole(503, body, f"{KV_FAULT}: {fault}\r\n")
+
+
+def not_from_p0(behave: Behaviour) -> Behaviour:
+    """Answer as a decode engine to which no K/V comes from the first engine of the fleet."""
+
+    async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await (silent if f"peer={'0' * 32}" in (seen.header(KV_TRANSFER) or "") else behave)(seen, writer)
+
+    return answer
 
 
 def long_chat(number: int = 0, **fields: Any) -> dict[str, Any]:

@@ -70,3 +70,13 @@ def test_an_engine_that_began_anew_is_tried_at_once() -> None:
     links.part(P[0], D[0], 10.0)
     again = engine("d", "decode", life=1)
     assert names(links.groups([again], P, 0.0)) == [("d", "pq")]
+
+
+def test_an_engine_that_is_left_alone_passes_nothing_with_anybody() -> None:
+    links = KvLinks()
+    links.leave_alone(P[0], 10.0)
+    links.leave_alone(D[1], 20.0)
+    assert names(links.groups(D, P, 9.0)) == [("d", "q")]
+    assert names(links.groups(D, P, 19.0)) == [("d", "pq")]
+    assert names(links.groups([*D, engine("e", "decode", life=1)], P, 19.0)) == [("de", "pq")]
+    assert names(links.groups(D, P, 20.0)) == [("de", "pq")]

@@ -37,6 +37,7 @@ from tests.fakes.pair_fleet import (
     decode,
     id_of,
     long_chat,
+    not_from_p0,
     pair_fleet,
     prefill,
 )
@@ -65,15 +66,6 @@ def in_turn(*behaviours: Behaviour) -> Behaviour:
 
     async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await (left.pop(0) if len(left) > 1 else left[0])(seen, writer)
-
-    return answer
-
-
-def not_from_p0(behave: Behaviour) -> Behaviour:
-    """Answer as a decode engine to which no K/V comes from the first engine of the fleet."""
-
-    async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        await (silent if f"peer={'0' * 32}" in (seen.header(KV_TRANSFER) or "") else behave)(seen, writer)
 
     return answer
 

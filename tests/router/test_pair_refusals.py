@@ -15,6 +15,7 @@ from pagefleet_protocol.kv_handoff import KV_TRANSFER
 from tests.fakes.faulty_engine import Behaviour, Seen, post, reset, silent, whole
 from tests.fakes.pair_fleet import (
     KV_LOST,
+    NOT_BELIEVED,
     NOT_MINE,
     PairFleet,
     Role,
@@ -22,6 +23,7 @@ from tests.fakes.pair_fleet import (
     decode,
     kv_lost,
     long_chat,
+    not_from_p0,
     pair_facts,
     pair_fleet,
     prefill,
@@ -105,6 +107,41 @@ def test_engines_with_another_fleet_key_compute_prompts_where_they_are_answered(
     [told] = refusals(caplog)
     assert told.startswith("engine e2 ")
     assert "--fleet-key-file" in told
+
+
+def num_spells(began: float) -> int:
+    """Return how often an engine may have been tried that is left alone for half a minute each time."""
+    return int((time.monotonic() - began) // 30) + 1
+
+
+@pytest.mark.parametrize("fallback", ["recompute", "fail"])
+def test_a_decode_engine_that_says_that_it_believes_nothing_is_told_nothing_for_a_while(
+    tmp_path: Path, fallback: str
+) -> None:
+    async def check(f: PairFleet) -> None:
+        began = time.monotonic()
+        for number in range(20):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        told = [leg for leg in f.of("d") if leg.transfer is not None]
+        assert 1 <= len(told) <= num_spells(began)
+        assert len(f.of("p")) <= len(told), "another prefill engine would help nothing"
+        assert f.made.router.metrics.failures.total() == 0
+
+    roles = [prefill(silent), prefill(silent), decode(alone(whole(), leg=NOT_BELIEVED))]
+    run(tmp_path, check, *roles, pd_fallback=fallback)
+
+
+def test_a_prefill_engine_that_says_that_it_believes_nothing_is_passed_over_for_a_while(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        began = time.monotonic()
+        for number in range(20):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+        asked = [leg.engine for leg in f.of("p")]
+        assert 1 <= asked.count("p0") <= num_spells(began)
+        assert asked.count("p1") == 20 - asked.count("p0"), "which the others compute"
+        assert f.made.router.metrics.failures.total() == 0
+
+    run(tmp_path, check, prefill(NOT_BELIEVED), prefill(), decode(not_from_p0(whole())))
 
 
 def test_a_prefill_engine_with_another_fleet_key_is_told_of_once_in_its_life(

@@ -16,7 +16,15 @@ from pagefleet_protocol.kv_handoff import KV_FAULT
 from pagefleet_protocol.openai_json import BodyError
 from starlette.exceptions import HTTPException
 
-from pagefleet_engine.errors import EngineDead, InvalidRequest, KVLoadFailed, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import (
+    EngineDead,
+    InvalidRequest,
+    KVLoadFailed,
+    QueueFull,
+    RequestFailed,
+    StepOutOfMemory,
+    TransferRefused,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +94,8 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
     match error:
         case HttpRefusal():
             answer = error.answer
+        case TransferRefused():
+            answer = ErrorAnswer(400, error.message, error.param, error.code, {KV_FAULT: "not_believed"})
         case BodyError() | InvalidRequest():
             answer = ErrorAnswer(400, error.message, error.param, error.code)
         case QueueFull():

@@ -17,7 +17,7 @@ from pagefleet_protocol.openai_completions import Prompt
 from pagefleet_protocol.openai_json import decode_object
 from starlette.datastructures import Headers
 
-from pagefleet_engine.errors import InvalidRequest
+from pagefleet_engine.errors import InvalidRequest, TransferRefused
 
 _COUNT = re.compile(r"[0-9]{1,8}")
 
@@ -84,6 +84,7 @@ def read_head(headers: Headers, transfers: TransferHeader) -> HandoffHead:
 
     Raises:
         InvalidRequest: one comes twice, or is not what a router writes.
+        TransferRefused: the one of a transfer is not for this engine, or not from a router of its fleet.
     """
     count = _single(headers, handoff.PROMPT_TOKENS)
     if count is not None and not _COUNT.fullmatch(count):
@@ -92,7 +93,9 @@ def read_head(headers: Headers, transfers: TransferHeader) -> HandoffHead:
     try:
         state = None if stream is None else handoff.decode_stream_state(stream)
         transfer = transfers.read(headers)
-    except (HandoffError, KvHandoffError) as error:
+    except KvHandoffError as error:
+        raise TransferRefused(*_told(str(error))) from None
+    except HandoffError as error:
         raise _invalid(str(error)) from None
     return HandoffHead(None if count is None else int(count), state, _single(headers, handoff.CACHE_SALT), transfer)
 
@@ -133,4 +136,8 @@ def _single(headers: Headers, name: str) -> str | None:
 
 
 def _invalid(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"The request was not handed over correctly: {reason}.", None, "invalid_handoff")
+    return InvalidRequest(*_told(reason))
+
+
+def _told(reason: str) -> tuple[str, None, str]:
+    return f"The request was not handed over correctly: {reason}.", None, "invalid_handoff"

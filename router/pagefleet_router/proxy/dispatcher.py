@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pagefleet_router.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.proxy.engine_error import EngineError
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.attempt import Attempt
 from pagefleet_router.scheduling.filters import candidates
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 _NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING, Failure.STRANGER, Failure.HANDOFF})
 """The work at the old engine is gone, so a retry replaces it and adds no load. The budget is against engines that are
 there but fail: retries are what would keep them down."""
+_KEY_PAUSE_S = 30.0
+"""For so long an engine that does not believe this router is told of no transfer, unless it began anew."""
 _NOT_THERE = frozenset({Failure.REFUSED, Failure.STRANGER})
 
 
@@ -129,13 +132,15 @@ class Dispatcher:
             self.policy.lost(engine.id)
             self.table.set_facts(engine.id, None)
 
-    def disbelieved(self, engine: EngineView, words: str) -> None:
+    def disbelieved(self, engine: EngineView, error: EngineError) -> None:
         """Say, once in an engine's life, that it refuses transfers of K/V of which this router tells it.
 
         Args:
             engine: as it was asked.
-            words: its own.
+            error: what it said.
         """
+        if error.fault == "not_believed":  # else it may be the request
+            self.links.leave_alone(engine, self.clock() + _KEY_PAUSE_S)
         incarnation = "" if engine.facts is None else engine.facts.incarnation
         if self._disbelieved.get(engine.id) == incarnation:
             return
@@ -143,7 +148,7 @@ class Dispatcher:
         logger.warning(
             "engine %s refuses what this router says of a transfer of K/V (%.300r): prompts are computed without it. "
             "If its fleet key is another, give this router and all engines the same --fleet-key-file and restart them",
-            engine.id, words,
+            engine.id, error.message,
         )  # fmt: skip
 
     def healthy(self, engine_id: str) -> None:

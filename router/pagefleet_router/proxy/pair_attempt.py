@@ -118,7 +118,7 @@ class PairAttempt:
         if identify(error.head, decode, dispatcher.table.snapshot) is Identity.RESTARTED:
             dispatcher.restarted(decode)
         elif refused is Failure.HANDOFF:
-            dispatcher.disbelieved(decode, error.message)
+            dispatcher.disbelieved(decode, error)
         if refused is Failure.KV_LOST:
             self._lost(error.fault)
 

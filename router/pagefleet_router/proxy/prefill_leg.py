@@ -148,7 +148,7 @@ class PrefillLeg:
         if not error.take(body, complete):
             return
         if error.code == INVALID_HANDOFF:
-            self._site.dispatcher.disbelieved(self.engine, error.message)
+            self._site.dispatcher.disbelieved(self.engine, error)
         if error.head.status != 503:
             self.failed(Failure.REJECTED, is_blamed=False)
         elif error.code == KV_LOAD_FAILED:  # it has computed all, and waited for the decode engine to have it

@@ -22,6 +22,8 @@ class KvLinks:
         """For each decode engine, whose K/V has not come since any last did."""
         self._apart: dict[tuple[str, str], float] = {}
         """Incarnations of prefill and decode that pass nothing, until when."""
+        self._alone: dict[str, float] = {}
+        """Incarnations that pass nothing with anybody, until when."""
 
     def lost(self, prefill_id: str, decode_id: str) -> bool:
         """Note that K/V did not come; returns whether its sender is to blame, as far as can be known."""
@@ -37,12 +39,16 @@ class KvLinks:
         """Note that two engines cannot pass K/V, though neither has failed."""
         self._apart[_incarnation(prefill), _incarnation(decode)] = until
 
+    def leave_alone(self, engine: EngineView, until: float) -> None:
+        """Note that an engine passes no K/V of which it is told."""
+        self._alone[_incarnation(engine)] = until
+
     def groups(
         self, decodes: Sequence[EngineView], prefills: Sequence[EngineView], now: float
     ) -> Iterator[tuple[Sequence[EngineView], Sequence[EngineView]]]:
         """Yield the decode engines that may have K/V from the same prefill engines, and these; nearly always all."""
         self._expire(now)
-        if not self._apart:
+        if not self._apart and not self._alone:
             yield decodes, prefills
             return
         groups: dict[tuple[str, ...], tuple[list[EngineView], list[EngineView]]] = {}
@@ -59,11 +65,14 @@ class KvLinks:
             lost.discard(engine_id)
 
     def _may_pass(self, prefill: EngineView, decode: EngineView) -> bool:
-        return (_incarnation(prefill), _incarnation(decode)) not in self._apart
+        sender, receiver = _incarnation(prefill), _incarnation(decode)
+        return not (sender in self._alone or receiver in self._alone or (sender, receiver) in self._apart)
 
     def _expire(self, now: float) -> None:
         if self._apart:
             self._apart = {pair: until for pair, until in self._apart.items() if until > now}
+        if self._alone:
+            self._alone = {one: until for one, until in self._alone.items() if until > now}
 
 
 def _incarnation(engine: EngineView) -> str:

@@ -71,6 +71,7 @@ def test_who_is_no_router_of_the_fleet_directs_nothing(server: LiveServer, heade
     before = len(server.engine.seen)
     answer = ask(server, CHAT, headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_handoff")
+    assert read_kv_fault(answer.headers[KV_FAULT]) == "not_believed"
     assert len(server.engine.seen) == before
 
 
@@ -84,6 +85,7 @@ def test_a_header_that_comes_twice_is_refused(server: LiveServer) -> None:
 def test_a_transfer_is_of_one_prompt(server: LiveServer, transfer: KvTransfer) -> None:
     answer = ask(server, COMPLETIONS, signed(transfer), prompt=["a", "b"])
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_handoff")
+    assert KV_FAULT not in answer.headers, "it is the request that is wrong"
 
 
 def test_an_engine_without_p2p_says_so() -> None:
