@@ -112,7 +112,7 @@ class AllowedPeers:
         self._complained: set[str] = set()
         self._looked = threading.Event()
         self._asked = threading.Event()
-        self._closing = False
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if entries:
             self._dialled = _numbers(entries)
@@ -158,7 +158,7 @@ class AllowedPeers:
 
     def close(self) -> None:
         """End the thread; one that waits for a name server is left to itself."""
-        self._closing = True
+        self._ended.set()
         self._asked.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
@@ -166,13 +166,13 @@ class AllowedPeers:
     def _run(self) -> None:
         while True:
             self._asked.clear()  # before both looks: who closes, or asks meanwhile, is not forgotten
-            if self._closing:
+            if self._ended.is_set():
                 return
             self.refresh()
             self._looked.set()
             refreshed_at = time.monotonic()
-            if self._asked.wait(REFRESH_S) and not self._closing:
-                time.sleep(max(0.0, refreshed_at + REFRESH_SOONEST_S - time.monotonic()))
+            if self._asked.wait(REFRESH_S):
+                self._ended.wait(max(0.0, refreshed_at + REFRESH_SOONEST_S - time.monotonic()))
 
     def _listed(self) -> list[Address]:
         listed: list[Address] = []

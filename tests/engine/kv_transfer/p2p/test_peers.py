@@ -137,6 +137,30 @@ def test_the_thread_finds_new_peers_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     assert not found._thread.is_alive()
 
 
+class Pause(threading.Event):
+    """Tells that somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun.set()
+        return super().wait(timeout)
+
+
+def test_who_asked_for_a_stranger_does_not_wait_for_the_next_look_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "REFRESH_SOONEST_S", 3600.0)
+    found = AllowedPeers(parse_peers("dns:prefill:8102"), Names(prefill=["10.0.0.1"]).resolve)
+    found._ended = ended = Pause()
+    assert found.find("10.0.0.9:8102") is None
+    assert ended.begun.wait(60)
+    found.close()
+    assert found._thread is not None
+    found._thread.join(60)
+    assert not found._thread.is_alive()
+
+
 def test_peers_are_known_as_soon_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "FIRST_LOOK_S", 60.0)
     names = Names(prefill=["10.0.0.1"])
@@ -164,8 +188,7 @@ def test_nobody_waits_for_a_name_server_that_is_silent(monkeypatch: pytest.Monke
 def test_a_close_that_comes_before_the_thread_looks_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "REFRESH_S", 600.0)
     found = AllowedPeers((), Names().resolve)
-    found._closing = True
-    found._asked.set()
+    found.close()
     found._run()
     assert not found._looked.is_set()
 
