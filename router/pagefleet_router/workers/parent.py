@@ -34,7 +34,9 @@ SILENT_S = 60.0
 """Without a turn of its event loop a worker is killed, and replaced."""
 _MAX_BASE_BYTES = 70
 """Of the path that holds the folder of sockets: the kernel takes 107 bytes in all."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
+_SOONEST_S = 0.001
+"""Of the alarm: none at all would be one that never rings."""
 
 
 def run_workers(config: RouterConfig, serve: Callable[[RouterConfig, Seat], int]) -> int:
@@ -117,8 +119,9 @@ class Parent:
             self._fill_seats(folder)
             if self._ending and all(worker.pid is None for worker in self._workers):
                 return
-            received = signal.sigtimedwait(_SIGNALS, self._until_next())
-            if received is not None and received.si_signo != signal.SIGCHLD:
+            # Not sigtimedwait: in a process that was stopped until its time was up it makes up a signal.
+            signal.setitimer(signal.ITIMER_REAL, max(_SOONEST_S, self._until_next()))
+            if signal.sigwaitinfo(_SIGNALS).si_signo in (signal.SIGTERM, signal.SIGINT):
                 self._end()
             self._kill_silent()
             self._bury()

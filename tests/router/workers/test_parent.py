@@ -252,6 +252,10 @@ def test_a_worker_that_does_not_move_is_replaced() -> None:
         )  # fmt: skip
         made = Workers(process, FaultyEngine(), Path(), asyncio.Event())
         reading = asyncio.create_task(made.read_log())
+        await made.until_logged("works 0")
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.5)  # past the moment when it would have looked
+        process.send_signal(signal.SIGCONT)
         await made.until_logged("worker 1 has not moved")
         await made.until_logged("worker 1 ended .signal 9.")
         await made.until_logged("works 1")
