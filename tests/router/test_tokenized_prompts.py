@@ -34,6 +34,12 @@ DATA = TextData(tokenizer=byte_level_backend().to_str(), settings={}, chat_templ
 LONG = "The quick brown fox jumps over the lazy dog. " * 60
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that gets no turn for a second is late only where that is what is tried."""
+    monkeypatch.setattr(tokenized_prompts, "LIMIT_S", 60.0)
+
+
 class Reader:
     """A router's prompts, and one engine whose text they use."""
 

@@ -85,13 +85,15 @@ def test_a_long_text_lets_other_threads_run(byte_level: Tokenizer) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    before = turns
-    ids = byte_level.encode(text, add_special_tokens=False)
-    meanwhile = turns - before
+    most, deadline = 0, time.monotonic() + 60
+    while most < 5 and time.monotonic() < deadline:  # again where the machine itself gave the watcher no turn
+        before = turns
+        ids = byte_level.encode(text, add_special_tokens=False)
+        most = max(most, turns - before)
     done.set()
     watcher.join()
     assert byte_level.decode(ids) == text
-    assert meanwhile >= 5, "about a hundred; one or two when the interpreter's lock is kept"
+    assert most >= 5, "about a hundred; one or two when the interpreter's lock is kept"
 
 
 def test_a_long_text_has_the_tokens_of_the_short_way(byte_level: Tokenizer) -> None:
