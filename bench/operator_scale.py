@@ -32,7 +32,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from bench.report import write_report
-from tests.fakes.kube_control_plane import ControlPlane, apply, binaries_folder, free_port, missing
+from tests.fakes.free_ports import free_ports
+from tests.fakes.kube_control_plane import ControlPlane, apply, binaries_folder, missing
 
 SERVICES = "/apis/pagefleet.dev/v1alpha1"
 PER_NAMESPACE = 100
@@ -175,7 +176,7 @@ class Operator:
     """One `pagefleet operate` and what it says of itself."""
 
     def __init__(self, kubeconfig: Path, log: Path) -> None:
-        self.port = free_port()
+        self.port = free_ports()
         self._log = log.open("ab")
         images = [f"--{role}-image=localhost/{role}:bench" for role in ("engine", "router", "operator")]
         command = [
