@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pagefleet_operator.local.scalers import Scalers
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_protocol import metric_names
-from pagefleet_protocol.inference_service import Autoscaling
+from pagefleet_protocol.inference_service import Autoscaling, InferenceService
 from pagefleet_protocol.inference_status import EngineRole
 
 AT_ONCE = Tempo(
@@ -170,22 +171,28 @@ class Following:
         return Surroundings(EnginesSeen(ready=1), {"r-0": self._url}, self.paused)
 
 
+@contextlib.asynccontextmanager
+async def both_decided(url: str, service: InferenceService) -> AsyncIterator[Scalers]:
+    """Autoscalers of both parts that have asked once, and end with the block."""
+    async with asyncio.TaskGroup() as tasks:
+        made = Following(url, tasks)
+        made.scalers.follow(service, lambda role: 1)
+        await made.until(lambda: all(made.scalers.seen(role) for role in PAIR_ROLES))
+        yield made.scalers
+        made.scalers.follow(None, lambda role: 1)
+
+
 def test_a_router_is_asked_once_for_both_parts_of_a_pair(build: Any) -> None:
     site = Site(page(9))
 
     async def check(url: str) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            made = Following(url, tasks)
-            scalers = made.scalers
-            scalers.follow(build(disaggregation=BOTH_SCALE), lambda role: 1)
-            await made.until(lambda: all(scalers.seen(role) for role in PAIR_ROLES))
+        async with both_decided(url, build(disaggregation=BOTH_SCALE)) as scalers:
             assert site.num_asked == 1
             prefill = scalers.seen("prefill")
             assert prefill is not None
             assert "9 requests wait" in prefill.signal
             await scalers.step()
             assert site.num_asked == 2
-            scalers.follow(None, lambda role: 1)
 
     asyncio.run(site.serve(check))
 
@@ -213,11 +220,7 @@ def test_a_part_that_scales_no_more_has_no_decision(build: Any) -> None:
     site = Site(page(9))
 
     async def check(url: str) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            made = Following(url, tasks)
-            scalers = made.scalers
-            scalers.follow(build(disaggregation=BOTH_SCALE), lambda role: 1)
-            await made.until(lambda: all(scalers.seen(role) for role in PAIR_ROLES))
+        async with both_decided(url, build(disaggregation=BOTH_SCALE)) as scalers:
             scalers.follow(build(disaggregation={**BOTH_SCALE, "decode": {"replicas": 2}}), lambda role: 1)
             assert (scalers.seen("decode"), scalers.desired("decode")) == (None, None)
             assert scalers.seen("prefill") is not None

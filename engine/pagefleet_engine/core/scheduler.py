@@ -159,12 +159,13 @@ class Scheduler:
         self._saves.settle(done.saves)
         failed = self._loads.settle(done.loads, len(self._running))
         updates = []
+        kind = FailureKind.KV_LOAD_FAILED
         for load in failed:
-            self._gate.leave(load.request)
-            self._forget(load.request, completed=False)
-            failure = FailureKind.KV_LOAD_FAILED
-            name = load.request.request_id
-            updates.append(RequestUpdate(name, (), FinishReason.ERROR, failure=failure, kv_fault=load.fault))
+            request = load.request
+            self._gate.leave(request)
+            self._forget(request, completed=False)
+            end = RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind, kv_fault=load.fault)
+            updates.append(end)
         return updates + self._held.settle(done.answers)
 
     def schedule(self) -> StepPlan:

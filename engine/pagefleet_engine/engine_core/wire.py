@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.core.outputs import RequestUpdate
@@ -61,8 +60,15 @@ def refusal(
 
 def _failure(request_id: str, kind: FailureKind, fault: KvFault | None) -> RequestOutput:
     answer = FAILURE_ANSWERS[kind]
-    told = refusal(request_id, answer.message, answer.kind, code=answer.code)
-    return told if fault is None else msgspec.structs.replace(told, kv_fault=fault)
+    return RequestOutput(
+        request_id,
+        [],
+        FinishReason.ERROR.value,
+        error=answer.message,
+        error_kind=answer.kind,
+        error_code=answer.code,
+        kv_fault=fault,
+    )
 
 
 def _wire_logprobs(entries: Sequence[TokenLogprobs] | None) -> list[WireLogprobs] | None:

@@ -94,7 +94,7 @@ def read_head(headers: Headers, transfers: TransferHeader) -> HandoffHead:
         state = None if stream is None else handoff.decode_stream_state(stream)
         transfer = transfers.read(headers)
     except KvHandoffError as error:
-        raise TransferRefused(*_told(str(error))) from None
+        raise _invalid(str(error), TransferRefused) from None
     except HandoffError as error:
         raise _invalid(str(error)) from None
     return HandoffHead(None if count is None else int(count), state, _single(headers, handoff.CACHE_SALT), transfer)
@@ -135,9 +135,5 @@ def _single(headers: Headers, name: str) -> str | None:
     return values[0] if values else None
 
 
-def _invalid(reason: str) -> InvalidRequest:
-    return InvalidRequest(*_told(reason))
-
-
-def _told(reason: str) -> tuple[str, None, str]:
-    return f"The request was not handed over correctly: {reason}.", None, "invalid_handoff"
+def _invalid(reason: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
+    return kind(f"The request was not handed over correctly: {reason}.", None, "invalid_handoff")

@@ -1,12 +1,12 @@
 """Which engines may be asked for K/V: what `kv_peers` says, and what its names and files say by now.
 
 A request names a peer, the configuration decides: an address outside it is never dialled, and a name that stands in a
-request is never looked up. Names and files are read again by a thread, so nobody waits for a name server.
+request is never looked up. Names and files are read again by a thread, so nobody waits for a name server;
+only an engine that starts waits for the first look, and not for long.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import logging
 import socket
@@ -209,10 +209,19 @@ def _numbers(entries: Sequence[PeerEntry]) -> dict[Address, str]:
     """What is known before anybody is asked: a name that is slow to be looked up holds up no number beside it."""
     dialled: dict[Address, str] = {}
     for address in (entry.address for entry in entries if entry.address is not None):
-        with contextlib.suppress(ValueError):  # a name
-            one = Address(str(ipaddress.ip_address(address.host)), address.port)
+        number = _number(address.host)
+        if number is not None:
+            one = Address(number, address.port)
             dialled[one] = dialled[address] = str(one)
     return dialled
+
+
+def _number(host: str) -> str | None:
+    """Return an address in its usual form; None for a name."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
 
 
 def look_up(host: str) -> list[str]:
@@ -221,8 +230,7 @@ def look_up(host: str) -> list[str]:
     Raises:
         OSError: it has none.
     """
-    try:
-        return [str(ipaddress.ip_address(host))]
-    except ValueError:
-        pass  # a name
+    number = _number(host)
+    if number is not None:
+        return [number]
     return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
