@@ -56,6 +56,12 @@ format: $(VENV)/installed-dev  ## Put the code into shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+rooms: $(VENV)/installed-dev  ## Print the files and lines of every room, and its budget
+	@$(BIN)/python -m tests.architecture.rooms
+
+budget: $(VENV)/installed-dev  ## Make today's sizes of the rooms their budget
+	@$(BIN)/python -m tests.architecture.rooms --write
+
 crds: $(VENV)/installed  ## Write crds/, and the chart's copy, from the types in protocol
 	@$(BIN)/python -m pagefleet_operator.api.crdgen crds
 	@cp crds/*.yaml charts/pagefleet/files/crds/
@@ -81,4 +87,4 @@ clean:  ## Remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install up chat test lint format crds chart tiny bench bench-throughput docs clean
+.PHONY: help install up chat test lint format rooms budget crds chart tiny bench bench-throughput docs clean
