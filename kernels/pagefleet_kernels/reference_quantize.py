@@ -54,9 +54,7 @@ def scaled_matmul(
             x = x * spread(x_scale, block, x.shape)
         sums_TO = x @ (weight * spread(weight_scale, block, weight.shape)).t()
     else:
-        if x_TI.dtype == torch.int8 and x_TI.device.type == "cpu":
-            sums_TO = torch._int_mm(x_TI, weight_OI.t()).float()
-        elif x_TI.dtype == torch.int8:  # CUDA's product of bytes wants more than 16 rows
+        if x_TI.dtype == torch.int8:  # no device's product of bytes takes any shape and has exact sums everywhere
             sums_TO = (x_TI.double() @ weight_OI.double().t()).float()
         else:
             sums_TO = x_TI.float() @ weight_OI.float().t()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pagefleet_engine.config import DType
@@ -30,5 +32,8 @@ def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> to
 
 
 def cpu_has_native_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX-BF16)."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    """Whether the processor multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX-BF16), and oneDNN may use it:
+    `ONEDNN_MAX_CPU_ISA` can forbid that."""
+    mkldnn: Any = torch.backends.mkldnn
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(has_instructions and mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

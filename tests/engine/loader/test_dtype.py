@@ -39,9 +39,16 @@ def test_auto_on_a_gpu_is_the_checkpoints(checkpoint: str, expected: torch.dtype
     assert resolve_dtype("auto", checkpoint, CUDA) == expected
 
 
-def test_native_bfloat16_is_a_fact_of_the_processor() -> None:
-    supported = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    assert dtype_module.cpu_has_native_bfloat16() == supported
+@pytest.mark.parametrize("instructions", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+def test_native_bfloat16_is_what_the_processor_has_and_onednn_uses(
+    instructions: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used)
+    assert dtype_module.cpu_has_native_bfloat16() == (instructions and used)
 
 
 def test_an_unknown_type_names_those_that_can_be_read() -> None:

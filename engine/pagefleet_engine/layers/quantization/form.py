@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme
 from pagefleet_engine.layers.weight import Placement
 
 _FP8_CAPABILITY = (8, 9)
 _SMALLEST_BLOCK = 16
+_TRIED_INPUTS = 64
 
 
 class Form(Enum):
@@ -71,16 +74,25 @@ def form_on_cpu(scheme: QuantizationScheme, has_int8: bool) -> tuple[Form, str]:
     return (Form.PACKED_INT8, "") if has_int8 else (Form.RESCALED, "this CPU has no int8 dot product")
 
 
+@cache
 def has_onednn_int8() -> bool:
-    """Whether oneDNN multiplies bytes with 32-bit sums here; without that instruction its sums can overflow."""
+    """Whether oneDNN multiplies bytes here with sums that are exact: tried, as what the processor has may be kept from
+    oneDNN (`ONEDNN_MAX_CPU_ISA`). Without an int8 dot product two products are summed in 16 bits, and overflow."""
     mkldnn: Any = torch.backends.mkldnn
     ops: Any = torch.ops.onednn
-    return bool(
-        mkldnn.is_available()
-        and hasattr(ops, "qlinear_prepack")
-        and hasattr(ops, "qlinear_pointwise")
-        and torch.cpu._is_vnni_supported()
+    if not (mkldnn.is_available() and torch.cpu._is_vnni_supported()):
+        return False
+    if not (hasattr(ops, "qlinear_prepack") and hasattr(ops, "qlinear_pointwise")):
+        return False
+    inputs_TI = torch.full((2, _TRIED_INPUTS), 255, dtype=torch.uint8)
+    packed = ops.qlinear_prepack.default(
+        torch.full((_TRIED_INPUTS, _TRIED_INPUTS), 127, dtype=torch.int8), [2, _TRIED_INPUTS]
     )
+    ones, zeros = torch.ones(_TRIED_INPUTS), torch.zeros(_TRIED_INPUTS, dtype=torch.int32)
+    sums_TO: Tensor = ops.qlinear_pointwise.default(
+        inputs_TI, 1.0, 0, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return bool((sums_TO == 255 * 127 * _TRIED_INPUTS).all())
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from pagefleet_engine.layers.linear import Linear
@@ -61,6 +65,22 @@ def test_a_cpu_multiplies_int8_where_it_can() -> None:
     assert form_on_cpu(FP8, has_int8=True)[0] is Form.RESCALED
     assert form_on_cpu(WEIGHTS_ONLY, has_int8=True)[0] is Form.EXPANDED
     assert form_on_cpu(blocks(128, 128), has_int8=True)[0] is Form.EXPANDED
+
+
+WHAT_ONEDNN_USES = """
+from pagefleet_engine.layers.quantization.form import has_onednn_int8
+from pagefleet_engine.loader.dtype import cpu_has_native_bfloat16
+print(has_onednn_int8(), cpu_has_native_bfloat16())
+"""
+
+
+def test_instructions_that_onednn_may_not_use_are_not_counted_on() -> None:
+    """Whatever this processor has: a product of bytes in AVX2 overflows, and one of bfloat16 is emulated."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    found = subprocess.run(
+        [sys.executable, "-c", WHAT_ONEDNN_USES], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["False", "False"]
 
 
 def test_the_log_says_what_becomes_of_each_scheme() -> None:
