@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts, TextData, encode_text, text_digest
 from pagefleet_protocol.kv_events import Stored
-from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.engines.endpoints import EndpointTable
 from pagefleet_router.events.subscriber import EventCounts, EventSubscriber
 from pagefleet_router.prefix.exact import ExactIndex
 from pagefleet_router.prefix.index import PrefixIndex

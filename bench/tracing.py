@@ -27,12 +27,12 @@ from pagefleet_protocol import trace_names as names
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.trace_collector import make_tracer
 from pagefleet_protocol.tracing import Tracer
-from pagefleet_router.endpoints import EngineView
-from pagefleet_router.proxy.access import route_of
-from pagefleet_router.proxy.client_request import ClientRequest
-from pagefleet_router.proxy.tracing import RequestTraces, attempt_span
+from pagefleet_router.engines.endpoints import EngineView
+from pagefleet_router.exchange.tracing import RequestTraces, attempt_span
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.policy import Choice
+from pagefleet_router.wire.access import route_of
+from pagefleet_router.wire.client_request import ClientRequest
 
 from bench.report import write_report
 

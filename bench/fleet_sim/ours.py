@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_router.config import PolicyName
-from pagefleet_router.endpoints import EndpointTable, EngineView
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.prefix.exact import ExactIndex
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.knowledge import ApproximatePrefixes, PrefixKnowledge
 from pagefleet_router.request_view import RequestView
-from pagefleet_router.scheduling.attempt import Attempt
-from pagefleet_router.scheduling.filters import candidates
+from pagefleet_router.scheduling.in_flight import InFlight
 from pagefleet_router.scheduling.policies import make_policy
+from pagefleet_router.scheduling.selection import candidates
 
 from bench.fleet_sim.engine import EngineModel, SimEngine
 from bench.fleet_sim.jobs import BLOCK, Job
@@ -75,7 +75,7 @@ class OurRouter:
         if not exact:
             knowledge = ApproximatePrefixes(PrefixIndex(262_144))
         self.policy = make_policy(policy, knowledge, lambda: self._now, random.Random(seed))
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, InFlight] = {}
 
     def route(self, job: Job, now: float) -> int:
         """See SimRouter."""
@@ -91,7 +91,7 @@ class OurRouter:
             stream=True,
         )
         choice = self.policy.choose(view, candidates(self.table.snapshot, view, ()))
-        self._attempts[job.number] = Attempt(view, choice, now)
+        self._attempts[job.number] = InFlight(view, choice, now)
         self.policy.sent(view, choice.engine)
         return self._numbers[choice.engine.id]
 

@@ -20,40 +20,35 @@ from pagefleet_protocol.trace_collector import TracesError, make_tracer
 from pagefleet_protocol.tracing import Tracer
 from pagefleet_protocol.version import VERSION
 
-from pagefleet_router.access_log import AccessLog
-from pagefleet_router.admission.admission_metrics import collect_admission
-from pagefleet_router.admission.gate import Gate, GateLimits
+from pagefleet_router.admission.gate import Gate, GateLimits, collect_admission
 from pagefleet_router.admission.room import FleetRooms
-from pagefleet_router.api_keys import ApiKeys
-from pagefleet_router.background import tell_of_a_crash
 from pagefleet_router.config import RouterConfig
-from pagefleet_router.discovery.file import FileSource
-from pagefleet_router.discovery.source import EndpointSource
-from pagefleet_router.discovery.static import StaticSource
-from pagefleet_router.endpoints import EndpointTable, EngineView
+from pagefleet_router.discovery.source import EndpointSource, FileSource, StaticSource
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.events.fleet_caches import FleetCaches
-from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.exchange.dispatcher import Dispatcher
+from pagefleet_router.exchange.forwarding import Transfers
+from pagefleet_router.exchange.front import FrontDoor, FrontLimits
+from pagefleet_router.exchange.services import Services
+from pagefleet_router.exchange.tracing import RequestTraces
 from pagefleet_router.prefix.knowledge import PrefixKnowledge
-from pagefleet_router.proxy.body_memory import BodyMemory
-from pagefleet_router.proxy.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
-from pagefleet_router.proxy.dispatcher import Dispatcher
-from pagefleet_router.proxy.front import FrontDoor, FrontLimits
-from pagefleet_router.proxy.pool import UpstreamPools
-from pagefleet_router.proxy.services import Services
-from pagefleet_router.proxy.tracing import RequestTraces
-from pagefleet_router.proxy.transfers import Transfers
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.policy import Policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
-from pagefleet_router.spare_memory import SpareMemory, keep_bodies
+from pagefleet_router.telemetry.access_log import AccessLog
+from pagefleet_router.telemetry.log import tell_of_a_crash
+from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.tokens.prompt_reader import PlainPrompts, PromptReader
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
-from pagefleet_router.workers.listeners import BACKLOG
-from pagefleet_router.workers.seat import Seat
+from pagefleet_router.wire.access import ApiKeys
+from pagefleet_router.wire.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
+from pagefleet_router.wire.memory import BodyMemory, SpareMemory, keep_bodies
+from pagefleet_router.wire.pool import UpstreamPools
+from pagefleet_router.workers.seat import BACKLOG, Seat
 from pagefleet_router.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
@@ -271,7 +266,7 @@ def make_source(config: RouterConfig) -> EndpointSource:
     if config.kubernetes_service is None:
         return StaticSource(config.engine, config.model_name)
     # Its HTTP client takes 0.1 s and 10 MB, which other sources need not pay.
-    from pagefleet_router.discovery.in_cluster import make_kubernetes_source  # noqa: PLC0415
+    from pagefleet_router.discovery.kubernetes import make_kubernetes_source  # noqa: PLC0415
 
     return make_kubernetes_source(config.kubernetes_service, config.kubernetes_namespace, config.model_name)
 

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import uvloop  # noqa: PLC0415
 
         from pagefleet_router.app import serve  # noqa: PLC0415
-        from pagefleet_router.log import set_up_logging  # noqa: PLC0415
+        from pagefleet_router.telemetry.log import set_up_logging  # noqa: PLC0415
         from pagefleet_router.workers.parent import run_workers  # noqa: PLC0415
 
         set_up_logging()

@@ -14,7 +14,7 @@ Pieces = tuple[int, ...]
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):
-    """A request as admission and scheduling see it; made by `proxy.body`, completed by a `PromptReader`.
+    """A request as admission and scheduling see it; made by `exchange.view`, completed by a `PromptReader`.
 
     A `msgspec` structure because one is made per request: a frozen dataclass takes ten times as long.
     """

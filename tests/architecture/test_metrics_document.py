@@ -15,13 +15,12 @@ from pagefleet_operator.handlers.autoscaler import ScalingGauge
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.tracing import NO_TRACER
-from pagefleet_router.admission.admission_metrics import collect_admission
-from pagefleet_router.admission.gate import GateLimits
+from pagefleet_router.admission.gate import GateLimits, collect_admission
 from pagefleet_router.config import RouterConfig
-from pagefleet_router.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
 from pagefleet_router.events.fleet_caches import FleetCaches
-from pagefleet_router.metrics import RouterMetrics
-from pagefleet_router.proxy.tracing import RequestTraces
+from pagefleet_router.exchange.tracing import RequestTraces
+from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families

@@ -15,26 +15,26 @@ from pagefleet_protocol.handoff import StreamState, decode_stream_state, split_b
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvRole
 from pagefleet_router.admission.gate import Gate, GateLimits
 from pagefleet_router.admission.room import FleetRooms
-from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.engines.endpoints import EndpointTable
 from pagefleet_router.errors import Failure, Refusal
-from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.exchange.dispatcher import Dispatcher
+from pagefleet_router.exchange.exchange import Exchange
+from pagefleet_router.exchange.forwarding import Transfers
+from pagefleet_router.exchange.services import Services
 from pagefleet_router.prefix.exact import ExactIndex
 from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.knowledge import ApproximatePrefixes, PrefixBook
-from pagefleet_router.proxy.access import route_of
-from pagefleet_router.proxy.client_request import ClientRequest
-from pagefleet_router.proxy.dispatcher import Dispatcher
-from pagefleet_router.proxy.exchange import Exchange
-from pagefleet_router.proxy.holding import HoldTiming
-from pagefleet_router.proxy.pool import UpstreamPools
-from pagefleet_router.proxy.services import Services
-from pagefleet_router.proxy.transfers import Transfers
-from pagefleet_router.proxy.upstream import AnswerHead, AnswerListener, UpstreamConnection
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
+from pagefleet_router.telemetry.metrics import RouterMetrics
+from pagefleet_router.wire.access import route_of
+from pagefleet_router.wire.client_connection import HoldTiming
+from pagefleet_router.wire.client_request import ClientRequest
+from pagefleet_router.wire.pool import UpstreamPools
+from pagefleet_router.wire.upstream import AnswerHead, AnswerListener, UpstreamConnection
 from prometheus_client.core import Metric
 
 from tests.fakes.noting_engine import Noted, rest_of_answer

@@ -17,8 +17,8 @@ from typing import Any
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_router.app import Router
 from pagefleet_router.config import RouterConfig
-from pagefleet_router.proxy.client_connection import ConnectionTiming
 from pagefleet_router.signals.monitor import MonitorTiming
+from pagefleet_router.wire.client_connection import ConnectionTiming
 
 CHAT = "/v1/chat/completions"
 FAST_MONITOR = MonitorTiming(period=0.05, unready_period=0.02, timeout=5.0)

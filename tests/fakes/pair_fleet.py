@@ -17,7 +17,7 @@ from typing import Any
 from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, KvTransferFacts, encode_facts
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_handoff import KV_FAULT, KV_TRANSFER, KvRole, KvTransfer, decode_kv_transfer
-from pagefleet_router.rates import EngineRates
+from pagefleet_router.engines.rates import EngineRates
 
 from tests.fakes.faulty_engine import FAST_MONITOR, Behaviour, FaultyEngine, Fleet, Seen, chat, fleet, silent, whole
 

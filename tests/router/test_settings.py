@@ -11,22 +11,19 @@ from pathlib import Path
 
 import pytest
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
-from pagefleet_router.access_log import AccessLog, AccessRecord
-from pagefleet_router.api_keys import ApiKeys
 from pagefleet_router.app import Router
 from pagefleet_router.cli import build_parser, main, read_configuration
 from pagefleet_router.config import RouterConfig, check_engine_url
-from pagefleet_router.discovery.file import FileSource
-from pagefleet_router.discovery.static import StaticSource
-from pagefleet_router.endpoints import EndpointTable
+from pagefleet_router.discovery.source import FileSource, StaticSource
+from pagefleet_router.engines.endpoints import EndpointTable
 from pagefleet_router.errors import ConfigError, Failure, refusal_of
-from pagefleet_router.log import LineFormatter
-from pagefleet_router.metrics import RouterMetrics
-from pagefleet_router.proxy.access import ROUTES, Kind, route_of
-from pagefleet_router.proxy.sse import EventHold
-from pagefleet_router.seconds_histogram import SecondsHistogram
-from pagefleet_router.signals.generated_tokens import GeneratedTokens
-from pagefleet_router.signals.metrics_text import EngineFigures, parse_figures
+from pagefleet_router.exchange.answer_writer import EventHold
+from pagefleet_router.signals.figures import EngineFigures, GeneratedTokens, parse_figures
+from pagefleet_router.telemetry.access_log import AccessLog, AccessRecord
+from pagefleet_router.telemetry.histogram import SecondsHistogram
+from pagefleet_router.telemetry.log import LineFormatter
+from pagefleet_router.telemetry.metrics import RouterMetrics
+from pagefleet_router.wire.access import ROUTES, ApiKeys, Kind, route_of
 
 
 def test_flags_environment_and_defaults() -> None:
@@ -257,7 +254,7 @@ def test_histogram_buckets_are_cumulative() -> None:
 
 
 def test_metric_names_follow_the_house() -> None:
-    from pagefleet_router.endpoints import Snapshot
+    from pagefleet_router.engines.endpoints import Snapshot
 
     metrics = RouterMetrics(Snapshot, lambda: 3, lambda: 0.0)
     metrics.finished("/x", 200, 0.1)

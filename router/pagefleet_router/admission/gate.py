@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.tenants import MAX_PRIORITY, Tenant
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from pagefleet_router.admission import refusals
-from pagefleet_router.admission.admission import Waiter
+from pagefleet_router.admission.admission import Ticket, Waiter
 from pagefleet_router.admission.model_gate import ModelGate
 from pagefleet_router.admission.rate_limits import RateLimits
 from pagefleet_router.admission.room import Engines
-from pagefleet_router.admission.ticket import Ticket
 from pagefleet_router.errors import Refusal, no_engine
 from pagefleet_router.request_view import ANONYMOUS, RequestView
-from pagefleet_router.seconds_histogram import SecondsHistogram
+from pagefleet_router.telemetry.histogram import SecondsHistogram
 
 MAX_BURST = 128
 """Requests let in in one go, so that the event loop has other turns between; the next end or `check` goes on."""
@@ -268,3 +269,26 @@ class Gate:
     def _count(self, refusal: Refusal) -> None:
         assert refusal.code is not None
         self.refused[refusal.code] += 1
+
+
+PREFIX = "pagefleet_router_"
+
+
+def collect_admission(gate: Gate) -> Iterator[Metric]:
+    """Yield every family of a gate."""
+    held = GaugeMetricFamily(names.ROUTER_HELD, "Requests that wait for a model's first engine.", labels=("model",))
+    queued = GaugeMetricFamily(names.ROUTER_QUEUED, "Requests that wait for engines with room.", labels=("model",))
+    tokens = GaugeMetricFamily(names.ROUTER_QUEUED_TOKENS, "Prompt tokens of both.", labels=("model",))
+    for model, one in gate.gates.items():
+        num_waiting = one.line.num_waiting
+        held.add_metric((model,), 0 if one.has_engines else num_waiting)
+        queued.add_metric((model,), num_waiting if one.has_engines else 0)
+        tokens.add_metric((model,), one.line.num_prompt_tokens)
+    yield from (held, queued, tokens)
+    refused = CounterMetricFamily(PREFIX + "admission_refusals", "Requests not let in.", labels=("code",))
+    for code, count in gate.refused.items():
+        refused.add_metric((code,), count)
+    yield refused
+    waits = HistogramMetricFamily(PREFIX + "admission_wait_seconds", "Wait of requests that had to wait and got in.")
+    waits.add_metric((), gate.waits.buckets(), gate.waits.total)
+    yield waits

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagefleet_router.endpoints import EngineView, Snapshot
+from pagefleet_router.engines.endpoints import EngineView, Snapshot
 
 UNKNOWN_CAPACITY = 4096
 """Of an engine that does not say."""

@@ -6,11 +6,14 @@ The engines found last stay in force while the API server is away: serving does 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 from pagefleet_protocol.endpoints import Endpoint
@@ -19,6 +22,7 @@ from pagefleet_router.discovery.endpoint_slices import engines_of
 from pagefleet_router.discovery.slice_api import ApiAccess, ApiServerError, SliceApi
 from pagefleet_router.discovery.slice_cache import SliceCache
 from pagefleet_router.discovery.source import EndpointSink
+from pagefleet_router.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -136,3 +140,57 @@ class KubernetesSource:
         if self._complaint:
             self._complaint = ""
             logger.info("the Kubernetes API server answers again")
+
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def make_kubernetes_source(
+    service: str, namespace: str | None, model: str, environment: Mapping[str, str] = os.environ,
+    folder: Path = SERVICE_ACCOUNT,
+) -> KubernetesSource:  # fmt: skip
+    """Return the source of a Service's pods.
+
+    Args:
+        service: its name.
+        namespace: None: the pod's own.
+        model: what its pods serve.
+        environment: the process's.
+        folder: token, ca.crt and namespace of the service account.
+
+    Raises:
+        ConfigError: this is no pod, or it has no service account's token.
+    """
+    access = in_cluster_access(environment, folder)
+    if namespace is None:
+        try:
+            namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"{folder / 'namespace'} cannot be read: give --kubernetes-namespace NAME") from None
+    return KubernetesSource(access, ServiceRef(namespace, service, model))
+
+
+def in_cluster_access(environment: Mapping[str, str], folder: Path) -> ApiAccess:
+    """Return where the API server is and what the service account's folder holds for it.
+
+    Raises:
+        ConfigError: a variable or a file is missing.
+    """
+    host, port = (environment.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            "--kubernetes-service works in a pod, and KUBERNETES_SERVICE_HOST and _PORT are not set here: "
+            "give --endpoints-file FILE or --engine URL"
+        )
+    token, authority = folder / "token", folder / "ca.crt"
+    for file in (token, authority):
+        if not os.access(file, os.R_OK):
+            raise ConfigError(f"{file} cannot be read: the pod needs automountServiceAccountToken: true")
+    return ApiAccess(f"https://{_bracketed(host)}:{port}", token, authority)
+
+
+def _bracketed(host: str) -> str:
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from pagefleet_router.endpoints import EngineView
+from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.prefix.knowledge import PrefixKnowledge
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.cost import (
@@ -19,10 +19,8 @@ from pagefleet_router.scheduling.cost import (
     crowding_seconds,
     predicted_seconds,
 )
-from pagefleet_router.scheduling.pickers import pick_lowest_then, pick_random_lowest
 from pagefleet_router.scheduling.policy import Choice, Score
-from pagefleet_router.scheduling.rendezvous import home
-from pagefleet_router.scheduling.shortlist import LARGE_FLEET, shortlist
+from pagefleet_router.scheduling.selection import LARGE_FLEET, home, pick_lowest_then, pick_random_lowest, shortlist
 
 COLD_SHARE = 0.25
 """A prompt of which nobody has this share is cold: its prefix, which others may share, gets its first place."""

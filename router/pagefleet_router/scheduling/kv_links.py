@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pagefleet_router.endpoints import EngineView
+from pagefleet_router.engines.endpoints import EngineView
 
 
 class KvLinks:

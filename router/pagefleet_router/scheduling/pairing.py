@@ -11,14 +11,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pagefleet_router.endpoints import EngineView
+from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.prefix.knowledge import PrefixKnowledge
 from pagefleet_router.request_view import RequestView
-from pagefleet_router.scheduling.filters import with_room
+from pagefleet_router.scheduling.cost import local_seconds, remote_seconds
 from pagefleet_router.scheduling.kv_links import KvLinks
-from pagefleet_router.scheduling.pair_cost import local_seconds, remote_seconds
-from pagefleet_router.scheduling.pickers import pick_random_lowest
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
+from pagefleet_router.scheduling.selection import pick_random_lowest, with_room
 
 
 @dataclass(frozen=True, slots=True)

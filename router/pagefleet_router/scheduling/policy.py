@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from pagefleet_router.endpoints import EngineView
+from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.request_view import RequestView
 
 

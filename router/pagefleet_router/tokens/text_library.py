@@ -23,10 +23,9 @@ from pagefleet_protocol.engine_facts import (
 from pagefleet_text.errors import TextError
 from pagefleet_text.text_model import TextModel
 
-from pagefleet_router.endpoints import EndpointTable, EngineView
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.signals.http_get import ProbeError, get
-from pagefleet_router.tokens.segment_cache import SegmentCache
-from pagefleet_router.tokens.segmented_tokenizer import SegmentedTokenizer
+from pagefleet_router.tokens.segmented_tokenizer import SegmentCache, SegmentedTokenizer
 
 logger = logging.getLogger(__name__)
 

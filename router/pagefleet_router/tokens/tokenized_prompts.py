@@ -16,7 +16,7 @@ from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.engine_facts import EngineFacts
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from pagefleet_router.endpoints import EndpointTable, EngineView, Snapshot
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView, Snapshot
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.tokens.prompt_work import CHAT, COMPLETIONS, PromptWork
 from pagefleet_router.tokens.text_library import ServedText, TextLibrary

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.errors import ConfigError
-from pagefleet_router.workers.listeners import open_listeners
-from pagefleet_router.workers.seat import Seat, last_beat, make_stamps
+from pagefleet_router.workers.seat import Seat, last_beat, make_stamps, open_listeners
 
 logger = logging.getLogger(__name__)
 

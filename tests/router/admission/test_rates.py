@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_protocol.tenants import Tenant
-from pagefleet_router.admission.rate_limits import RateLimits
-from pagefleet_router.admission.service_rate import WINDOW_S, ServiceRate
-from pagefleet_router.admission.token_bucket import TokenBucket
+from pagefleet_router.admission.model_gate import WINDOW_S, ServiceRate
+from pagefleet_router.admission.rate_limits import RateLimits, TokenBucket
 from pagefleet_router.errors import Refusal
 
 

@@ -7,7 +7,7 @@ import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_router.admission.room import UNKNOWN_CAPACITY, FleetRooms, Room
-from pagefleet_router.endpoints import MAX_KEPT, EndpointTable
+from pagefleet_router.engines.endpoints import MAX_KEPT, EndpointTable
 
 FACTS = EngineFacts(
     incarnation="1" * 32, model="m", scope="s", block_size=16, num_blocks=100, max_model_len=256, max_num_seqs=256,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_router.endpoints import EngineView, PolledLoad, Snapshot
-from pagefleet_router.metrics import RouterMetrics
+from pagefleet_router.engines.endpoints import EngineView, PolledLoad, Snapshot
+from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.workers.exposition import Exposition, merge
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families

@@ -228,7 +228,7 @@ def test_a_port_that_is_taken_is_not_shared_with_a_stranger() -> None:
 
 STUBBORN = """
 import os, signal, sys, time
-from pagefleet_router.log import set_up_logging
+from pagefleet_router.telemetry.log import set_up_logging
 from pagefleet_router.workers.parent import Parent
 
 def work(seat):

@@ -1,0 +1,294 @@
+"""What the router knows of its engines: an immutable snapshot, replaced as a whole whenever something changes.
+
+The live parts are each engine's `Tally`, our own count of what runs there, and its `EngineRates`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.kv_handoff import KvRole
+
+from pagefleet_router.engines.rates import EngineRates, TransferFigures
+from pagefleet_router.engines.tally import Tally
+
+MAX_KEPT = 256
+"""Models that are remembered when their endpoints are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolledLoad:
+    """What an engine said of itself at the last poll."""
+
+    num_running: float = 0.0
+    num_waiting: float = 0.0
+    kv_usage: float = 0.0
+    """Share of KV blocks in use, 0 to 1."""
+    num_foreign: float = 0.0
+    """Running and waiting requests that did not come through this router."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineView:
+    """One engine, as the scheduler sees it."""
+
+    endpoint: Endpoint
+    ready: bool = False
+    ejected: bool = False
+    load: PolledLoad | None = None
+    """None: it was not asked yet, or does not answer."""
+    tally: Tally = field(default_factory=Tally)
+    """Counts for one incarnation."""
+    rates: EngineRates = field(default_factory=EngineRates)
+    """Learned, and kept when it restarts: it is the same machine."""
+    usable_since: float = -math.inf
+    """When it last began to get requests, on the table's clock."""
+    facts: EngineFacts | None = None
+    """None: it was not asked yet, or says nothing of itself."""
+
+    @property
+    def id(self) -> str:
+        """The endpoint's id."""
+        return self.endpoint.id
+
+    @property
+    def role(self) -> KvRole:
+        """What it is for; `both` where it passes no K/V."""
+        facts = self.facts
+        return "both" if facts is None or facts.kv_transfer is None else facts.kv_transfer.role
+
+    @property
+    def num_requests(self) -> float:
+        """Requests that the engine has now, as far as we know."""
+        load = self.load
+        return self.tally.num_requests if load is None else self.tally.num_requests + load.num_foreign
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV that requests hold, those included that were sent since it said so."""
+        if self.load is None:
+            return 0.0
+        if self.facts is None:
+            return self.load.kv_usage
+        return self.load.kv_usage + self.tally.unpolled / (self.facts.num_blocks * self.facts.block_size)
+
+    @property
+    def state(self) -> str:
+        """One word for the metrics."""
+        if self.endpoint.draining:
+            return "draining"
+        if self.ejected:
+            return "ejected"
+        return "ready" if self.ready else "unready"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All engines at one moment.
+
+    `usable` holds, for every model that an endpoint names, the engines that may get new requests: those made for
+    prompts alone only where there are no others. `prefills` holds, for models with engines made for one part, those
+    that can compute prompts for others. `aliases` maps other names to models; a model of that very name comes first.
+    """
+
+    engines: tuple[EngineView, ...] = ()
+    usable: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    prefills: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
+    """Empty where no engine has a role: then nothing of this costs a request any time."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The served models, in the order of the endpoints."""
+        return tuple(self.usable)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a request may use: the models, then their aliases."""
+        return (*self.usable, *(alias for alias, model in self.aliases.items() if self._is_served(alias, model)))
+
+    def model_of(self, name: str) -> str | None:
+        """Return the model that a name stands for; None when it is not served."""
+        if name in self.usable:
+            return name
+        model = self.aliases.get(name)
+        return model if model in self.usable else None
+
+    def _is_served(self, alias: str, model: str) -> bool:
+        return alias not in self.usable and model in self.usable
+
+
+def is_usable(engine: EngineView) -> bool:
+    """Whether an engine may get new requests: the filter that does not depend on the request."""
+    return engine.ready and not engine.ejected and not engine.endpoint.draining
+
+
+def build_snapshot(
+    engines: Sequence[EngineView], aliases: Mapping[str, str] = MappingProxyType({}), kept: Iterable[str] = ()
+) -> Snapshot:
+    """Group the usable engines by model; models that are `kept` are served even when no endpoint names them."""
+    usable: dict[str, list[EngineView]] = {engine.endpoint.model: [] for engine in engines}
+    usable |= {model: [] for model in kept if model not in usable}
+    for engine in engines:
+        if is_usable(engine):
+            usable[engine.endpoint.model].append(engine)
+    prefills = {}
+    for model, found in usable.items():
+        if all(engine.role == "both" for engine in found):
+            continue
+        whole = [engine for engine in found if engine.role != "prefill"]
+        if whole:
+            prefills[model] = tuple(engine for engine in found if _can_prefill(engine))
+            usable[model] = whole
+    served = {model: tuple(found) for model, found in usable.items()}
+    return Snapshot(tuple(engines), served, aliases, {model: those for model, those in prefills.items() if those})
+
+
+def _can_prefill(engine: EngineView) -> bool:
+    return engine.role != "decode" and engine.facts is not None and engine.facts.kv_transfer is not None
+
+
+class EndpointTable:
+    """Holds the current snapshot; every change makes a new one.
+
+    `on_change` is called with the ids that left and the ids that came whenever the list itself changes. An id in
+    both is another engine under an old name.
+
+    Args:
+        aliases: other names of models, for every snapshot.
+        clock: seconds, monotonic.
+        kept: models that are served even while no endpoint names them; None: only those that endpoints name. Where it
+            is given, models that endpoints name are kept too, up to MAX_KEPT.
+    """
+
+    def __init__(
+        self, aliases: Mapping[str, str] = MappingProxyType({}), clock: Callable[[], float] = time.monotonic,
+        kept: Iterable[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._keeps = kept is not None
+        self._kept = dict.fromkeys(kept or ())
+        self.snapshot = build_snapshot((), aliases, self._kept)
+        self.siblings: dict[str, EngineRates] = {}
+        """For each model what its engines have in common: where a new one starts."""
+        self.unlisted: str | None = "the engines are being looked up"
+        """Why there is no list; None once there has been one."""
+        self._clock = clock
+        self._listeners: list[Callable[[set[str], set[str]], None]] = []
+        self._facts_listeners: list[Callable[[EngineView, EngineFacts | None], None]] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, on_snapshot: Callable[[], None]) -> None:
+        """Ask to be told of every new snapshot."""
+        self._watchers.append(on_snapshot)
+
+    def subscribe_to_facts(self, on_facts: Callable[[EngineView, EngineFacts | None], None]) -> None:
+        """Ask to be told when an engine's facts change, with the engine as it is now and the facts before."""
+        self._facts_listeners.append(on_facts)
+
+    def subscribe(self, on_change: Callable[[set[str], set[str]], None]) -> None:
+        """Ask to be told when engines leave or come."""
+        self._listeners.append(on_change)
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        """Take over a new list. An engine whose id and URL stay keeps its state; any other starts unready."""
+        known = {engine.id: engine for engine in self.snapshot.engines}
+        engines, came = [], set()
+        for endpoint in endpoints:
+            old = known.get(endpoint.id)
+            if old is not None and (old.endpoint.url, old.endpoint.model) == (endpoint.url, endpoint.model):
+                engines.append(old if old.endpoint == endpoint else replace(old, endpoint=endpoint))
+                del known[endpoint.id]
+            else:
+                engines.append(EngineView(endpoint, rates=self.new_rates(endpoint.model)))
+                came.add(endpoint.id)
+        self.unlisted = None
+        if self._keeps:
+            for engine in engines:
+                if len(self._kept) < MAX_KEPT:
+                    self._kept[engine.endpoint.model] = None
+        self._show(engines)
+        if came or known:
+            for listener in self._listeners:
+                listener(set(known), came)
+
+    def new_rates(self, model: str) -> EngineRates:
+        """Return the rates of an engine that nothing is known of yet."""
+        return EngineRates(self.siblings.setdefault(model, EngineRates()))
+
+    def explain(self, reason: str) -> None:
+        """Note why there is no list, unless there has been one, which stays in force."""
+        if self.unlisted is not None:
+            self.unlisted = reason
+
+    def engine(self, engine_id: str) -> EngineView | None:
+        """Return one engine as it is now, None when it left."""
+        return next((engine for engine in self.snapshot.engines if engine.id == engine_id), None)
+
+    def set_ready(self, engine_id: str, ready: bool) -> bool:
+        """Note what a probe found; returns whether that is news."""
+        engine = self.engine(engine_id)
+        if engine is None or engine.ready == ready:
+            return False
+        self._put(replace(engine, ready=ready))
+        return True
+
+    def set_ejected(self, engine_id: str, ejected: bool) -> None:
+        """Note an ejection or its end."""
+        engine = self.engine(engine_id)
+        if engine is not None and engine.ejected != ejected:
+            self._put(replace(engine, ejected=ejected))
+
+    def set_load(
+        self, engine_id: str, running: float, waiting: float, kv_usage: float, generated: float | None = None,
+        transfer: TransferFigures | None = None,
+    ) -> None:  # fmt: skip
+        """Note what a poll found; `generated`: the engine's counter of tokens, `transfer`: those of K/V."""
+        engine = self.engine(engine_id)
+        if engine is None:
+            return
+        # One token for each prompt says nothing of how fast its model generates, which its siblings would believe.
+        engine.rates.polled(None if engine.role == "prefill" else generated, running, self._clock())
+        engine.rates.transfer.polled(transfer, self._clock())
+        engine.tally.unpolled = 0
+        foreign = max(0.0, running + waiting - engine.tally.num_requests)
+        load = PolledLoad(running, waiting, kv_usage, foreign)
+        if load != engine.load:
+            self._put(replace(engine, load=load))
+
+    def set_facts(self, engine_id: str, facts: EngineFacts | None) -> None:
+        """Note what an engine says of itself. Another incarnation of it has none of the old one's requests."""
+        engine = self.engine(engine_id)
+        if engine is None or engine.facts == facts:
+            return
+        before = engine.facts
+        is_another = before is not None and (facts is None or facts.incarnation != before.incarnation)
+        now = replace(engine, facts=facts)
+        if is_another:
+            now = replace(now, tally=Tally(), usable_since=self._clock())
+        self._put(now)
+        for listener in self._facts_listeners:
+            listener(now, before)
+
+    def forget_load(self, engine_id: str) -> None:
+        """Drop the last poll's figures: the engine does not answer any more."""
+        engine = self.engine(engine_id)
+        if engine is not None and engine.load is not None:
+            self._put(replace(engine, load=None))
+
+    def _put(self, new: EngineView) -> None:
+        old = self.engine(new.id)
+        if is_usable(new) and (old is None or not is_usable(old)):
+            new = replace(new, usable_since=self._clock())
+        engines = [new if old.id == new.id else old for old in self.snapshot.engines]
+        self._show(engines)
+
+    def _show(self, engines: Sequence[EngineView]) -> None:
+        self.snapshot = build_snapshot(engines, self.snapshot.aliases, self._kept)
+        for watcher in self._watchers:
+            watcher()

@@ -1,0 +1,120 @@
+"""The request as an engine gets it, and what both engines of a pair are told of a transfer of K/V between them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagefleet_protocol.fleet_key import FleetKey
+from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, tenant_salt
+from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvTransfer, OnFailure
+from pagefleet_protocol.tracing import CONTEXT_HEADERS, Header
+
+from pagefleet_router.engines.endpoints import EngineView
+from pagefleet_router.exchange.stream_tape import StreamTape
+from pagefleet_router.request_view import ANONYMOUS, RequestView
+from pagefleet_router.scheduling.policy import Choice
+from pagefleet_router.wire.client_request import ClientRequest
+from pagefleet_router.wire.http_names import NOT_FORWARDED, OWN_PREFIX
+
+_LONG_BYTES = 16 * 1024
+"""From here on a copy of a body takes longer than sending it apart from its head."""
+
+
+def forwarded_request(
+    request: ClientRequest, view: RequestView, engine: EngineView, tape: StreamTape | None,
+    context: Sequence[Header] | None = None, transfer: str = "",
+) -> list[bytes]:  # fmt: skip
+    """Return head and body for an engine, in pieces: a long body is not copied.
+
+    The target is the route's own path, and nothing that frames, addresses or authorises comes from the client: a key
+    that the router has checked stays here. Token ids travel behind the client's JSON, see `handoff`.
+
+    Args:
+        request: what the client sent.
+        view: what became of it here.
+        engine: who gets it.
+        tape: of a stream that may go on elsewhere; only for engines that know what it is.
+        context: of the trace, in place of the client's; None: the client's is passed on.
+        transfer: of K/V, as this engine is told of it; empty: there is none.
+    """
+    assert request.route is not None
+    keyed = request.tenant is not None
+    lines = [f"{request.method} {request.route.name} HTTP/1.1\r\nhost: {engine.endpoint.url[7:]}\r\n".encode()]
+    for name, value in request.headers:
+        if name in NOT_FORWARDED or b"_" in name or name.startswith(OWN_PREFIX) or (keyed and name == b"authorization"):
+            continue
+        if context is not None and name in CONTEXT_HEADERS:
+            continue
+        lines.append(b"%b: %b\r\n" % (name, value))
+    lines += [b"%b: %b\r\n" % header for header in context or ()]
+    behind = b""
+    if view.tenant != ANONYMOUS:
+        lines.append(f"{CACHE_SALT}: {tenant_salt(view.tenant)}\r\n".encode())
+    if view.token_ids and engine.facts is not None and engine.facts.text_digest == view.text_digest:
+        lines.append(f"{PROMPT_TOKENS}: {len(view.token_ids) // 4}\r\n".encode())
+        behind = view.token_ids
+    if transfer:
+        lines.append(f"{KV_TRANSFER}: {transfer}\r\n".encode())
+    if tape is not None:
+        lines.append(f"{STREAM}: {tape.state()}\r\n".encode())
+        behind += tape.tokens
+    num_bytes = len(request.body) + len(behind)
+    lines.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request.request_id, num_bytes))
+    parts = [request.body, behind] if behind else [request.body]
+    if num_bytes > _LONG_BYTES:
+        return [b"".join(lines), *parts]
+    return [b"".join(lines + parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One attempt to answer a request with two engines."""
+
+    id: str
+    prefill: str
+    """Header's value for the prefill engine."""
+    decode: str
+    """The same for the decode engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Makes transfers that engines believe in.
+
+    Args:
+        key: of the fleet.
+        fallback: what a decode engine does in the end without the K/V.
+    """
+
+    key: FleetKey
+    fallback: OnFailure
+
+    def make(self, choice: Choice, on_failure: OnFailure) -> Transfer:
+        """Return a new transfer between the engines of a choice.
+
+        Args:
+            choice: of two engines whose facts are known.
+            on_failure: what the decode engine does without the K/V.
+        """
+        assert choice.prefill is not None
+        prefill, decode = choice.prefill.engine, choice.engine
+        assert prefill.facts is not None
+        assert decode.facts is not None
+        number = secrets.token_hex(16)
+        asked = KvTransfer("prefill", number, decode.facts.incarnation)
+        asks = KvTransfer("decode", number, prefill.facts.incarnation, control_address(prefill), on_failure)
+        return Transfer(
+            number,
+            asked.encode(self.key, prefill.facts.incarnation),
+            asks.encode(self.key, decode.facts.incarnation),
+        )
+
+
+def control_address(engine: EngineView) -> str:
+    """Return HOST:PORT of an engine's control socket, which is on the host of its HTTP address."""
+    assert engine.facts is not None
+    assert engine.facts.kv_transfer is not None
+    host = engine.endpoint.url.removeprefix("http://").rpartition(":")[0]
+    return f"{host}:{engine.facts.kv_transfer.port}"

@@ -1,0 +1,198 @@
+"""What admission and the choice of an engine depend on, read from a request's head and body once."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+from pagefleet_protocol import headers
+from pagefleet_protocol.openai_json import json_name, shown
+from pagefleet_protocol.tenants import MAX_PRIORITY
+
+from pagefleet_router.engines.endpoints import Snapshot
+from pagefleet_router.errors import Refusal, no_engine
+from pagefleet_router.prefix.knowledge import BYTES_PER_TOKEN, hash_pieces
+from pagefleet_router.request_view import ANONYMOUS, Pieces, RequestView
+from pagefleet_router.wire.client_request import ClientRequest
+
+_NOTHING = msgspec.Raw(b"")
+_LOOK = 64
+"""Bytes that tell what a prompt is."""
+
+
+class _Peek(msgspec.Struct, gc=False):
+    """What is looked at. `Raw` fields are skipped over and stay as they came."""
+
+    model: Any = None
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    cache_salt: Any = None
+    stream: Any = None
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
+    temperature: Any = None
+    seed: Any = None
+    n: Any = None
+    best_of: Any = None
+    echo: Any = None
+    kv_transfer_params: Any = None
+    prompt_logprobs: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Peek)
+
+
+def view_request(
+    body: bytes, snapshot: Snapshot, asker: Asker, with_pieces: bool, generates: bool = True
+) -> RequestView:
+    """Read a body once and work out what admission and the scheduler need.
+
+    Args:
+        body: JSON, as it came.
+        snapshot: which models are served.
+        asker: whose request it is; two tenants never share a prefix.
+        with_pieces: whether the policy looks at prompts.
+        generates: whether an answer is computed from a prompt.
+
+    Raises:
+        Refusal: the body is no JSON object or says where KV is (400), or its model is not served (404).
+    """
+    peek = _peek(body)
+    if peek.kv_transfer_params is not None:
+        message = "'kv_transfer_params' is not for clients: it is internal to the fleet."
+        raise Refusal(400, message, param="kv_transfer_params", code="unsupported_parameter")
+    model = _served_model(peek.model, snapshot)
+    text, tools = bytes(peek.messages) or bytes(peek.prompt), bytes(peek.tools)
+    pieces: Pieces = ()
+    if with_pieces:
+        salt = peek.cache_salt if isinstance(peek.cache_salt, str) else None
+        pieces = hash_pieces((model, asker.tenant, salt, tools), text)
+    stream = peek.stream is True
+    return RequestView(
+        model,
+        pieces,
+        (len(text) + len(tools)) // BYTES_PER_TOKEN,
+        _count(peek.max_completion_tokens) or _count(peek.max_tokens),
+        tenant=asker.tenant,
+        priority=asker.priority,
+        session=asker.session,
+        stream=stream,
+        may_split=generates and model in snapshot.prefills and _may_split(peek),
+        resumable=stream and _is_resumable(peek),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _is_resumable(peek: _Peek) -> bool:
+    """Whether another engine would generate the same: one answer to one prompt, and no dice of its own."""
+    sure = type(peek.seed) is int or (type(peek.temperature) in (int, float) and peek.temperature == 0)
+    alone = peek.n in (None, 1) and peek.best_of in (None, 1) and not peek.echo
+    return sure and alone and _is_one_prompt(peek.prompt)
+
+
+def _may_split(peek: _Peek) -> bool:
+    """Whether nothing of the prompt is computed but K/V: that can be done elsewhere."""
+    return not peek.echo and peek.prompt_logprobs is None and _is_one_prompt(peek.prompt)
+
+
+def _is_one_prompt(raw: msgspec.Raw) -> bool:
+    """Tell a text, a list of token ids, or a conversation, from a list of prompts."""
+    if not raw:
+        return True
+    prompt = bytes(memoryview(raw)[:_LOOK])
+    return prompt.startswith(b'"') or (prompt.startswith(b"[") and prompt[1:].lstrip()[:1].isdigit())
+
+
+def _peek(body: bytes) -> _Peek:
+    if not body:
+        raise Refusal(400, "The request body is empty: send a JSON object.")
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError:
+        raise Refusal(400, "The request body must be a JSON object.") from None
+    except UnicodeDecodeError:
+        raise Refusal(400, "The request body is not valid UTF-8.") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise Refusal(400, "The request body is not valid JSON.") from None
+
+
+def _served_model(model: object, snapshot: Snapshot) -> str:
+    if isinstance(model, str):
+        served = snapshot.model_of(model)
+        if served is not None:
+            return served
+        if not snapshot.usable:
+            raise no_engine()
+        raise model_not_found(model)
+    if len(snapshot.usable) == 1:
+        return snapshot.models[0]  # only one engine can be meant, and it says best what is wrong
+    if not snapshot.usable:
+        raise no_engine()
+    if model is None:
+        raise Refusal(400, "Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
+    message = f"Invalid type for 'model': expected a string, but got {json_name(model)} instead."
+    raise Refusal(400, message, param="model", code="invalid_type")
+
+
+def model_not_found(model: str) -> Refusal:
+    """Return OpenAI's answer to an unknown model."""
+    message = f"The model {shown(model)} does not exist or you do not have access to it."
+    return Refusal(404, message, param="model", code="model_not_found")
+
+
+_PRIORITY = headers.PRIORITY.encode()
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,9}")
+
+
+class Asker(msgspec.Struct, frozen=True, gc=False):
+    """Becomes part of the `RequestView`."""
+
+    tenant: str = ANONYMOUS
+    priority: int = 0
+    session: int | None = None
+
+
+NOBODY = Asker()
+"""Who sends no key, no session and no priority."""
+
+
+def read_asker(request: ClientRequest, session_header: bytes) -> Asker:
+    """Read a head.
+
+    A tenant gets no priority above its own highest; where no keys are asked for everybody may have any.
+
+    Raises:
+        Refusal: the priority is no integer (400).
+    """
+    priority = request.fields.get(_PRIORITY, b"")
+    session = request.fields.get(session_header, b"")
+    tenant = request.tenant
+    if tenant is None and not priority and not session:
+        return NOBODY
+    name_of_tenant = ANONYMOUS if tenant is None else tenant.name
+    highest = MAX_PRIORITY if tenant is None else tenant.max_priority
+    return Asker(
+        name_of_tenant,
+        min(_priority(priority), highest) if priority or highest < 0 else 0,
+        _session(name_of_tenant, session) if session else None,
+    )
+
+
+def _priority(value: bytes) -> int:
+    if not value:
+        return 0
+    if not _INTEGER.fullmatch(value):
+        message = f"The header {headers.PRIORITY} must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}."
+        raise Refusal(400, message, param=headers.PRIORITY, code="invalid_value")
+    return max(-MAX_PRIORITY, min(int(value), MAX_PRIORITY))
+
+
+def _session(tenant: str, value: bytes) -> int:
+    """Return a hash that is the same in every router: they must all prefer the same engine."""
+    return int.from_bytes(hashlib.blake2b(tenant.encode() + b"\0" + value, digest_size=8).digest(), "little")

@@ -1,1 +1,0 @@
-"""The data path: asyncio protocols on both sides, no task per request, no byte of a stream encoded twice."""

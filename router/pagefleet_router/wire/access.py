@@ -1,0 +1,98 @@
+"""Who may call what: every route of the router in one table, and whose key a request carries.
+
+What is missing in the table is denied.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pagefleet_protocol.key_file import KeyFile, KeyFileError, read_bearer_key
+from pagefleet_protocol.tenants import Tenant
+
+from pagefleet_router.errors import ConfigError
+
+
+class Kind(Enum):
+    """Who answers a route."""
+
+    PROXY = "proxy"
+    LIVEZ = "livez"
+    READYZ = "readyz"
+    METRICS = "metrics"
+    MODELS = "models"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route. `name` is its label in metrics and logs."""
+
+    name: str
+    kind: Kind
+    methods: tuple[str, ...]
+    public: bool = False
+    """True: no API key is asked for."""
+    generates: bool = False
+    """Whether its answer is computed from a prompt."""
+
+
+_GET = ("GET", "HEAD")
+ROUTES: Mapping[str, Route] = {
+    route.name: route
+    for route in (
+        Route("/livez", Kind.LIVEZ, _GET, public=True),
+        Route("/readyz", Kind.READYZ, _GET, public=True),
+        Route("/health", Kind.READYZ, _GET, public=True),
+        Route("/metrics", Kind.METRICS, _GET, public=True),
+        Route("/v1/models", Kind.MODELS, _GET),
+        Route("/v1/chat/completions", Kind.PROXY, ("POST",), generates=True),
+        Route("/v1/completions", Kind.PROXY, ("POST",), generates=True),
+        Route("/tokenize", Kind.PROXY, ("POST",)),
+        Route("/detokenize", Kind.PROXY, ("POST",)),
+        Route("/version", Kind.PROXY, ("GET",)),
+    )
+}
+MODEL_PREFIX = "/v1/models/"
+MODEL_ROUTE = Route("/v1/models/{model}", Kind.MODEL, _GET)
+
+
+def route_of(path: str) -> Route | None:
+    """Return the route of a path that is compared as it came: nothing is decoded, folded or trimmed."""
+    route = ROUTES.get(path)
+    if route is None and path.startswith(MODEL_PREFIX) and len(path) > len(MODEL_PREFIX):
+        return MODEL_ROUTE
+    return route
+
+
+__all__ = ["ApiKeys", "Tenant"]
+
+logger = logging.getLogger(__name__)
+
+
+class ApiKeys:
+    """Says whose key a request carries.
+
+    Raises:
+        ConfigError: at the start the file cannot be used or has no key.
+    """
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        try:
+            self._file = KeyFile(file, logger, clock)
+        except KeyFileError as error:
+            raise ConfigError(f"api_key_file {file} {error}") from error
+
+    def tenant(self, authorization: bytes) -> Tenant | None:
+        """Return the tenant of an `Authorization` header's value; None when it holds no valid key."""
+        key = read_bearer_key(authorization)
+        return None if key is None else self._file.tenant_of(key)
+
+    def named(self, name: str) -> Tenant | None:
+        """Return a tenant with the attributes that it has now; None when it has left."""
+        return self._file.tenant_named(name)

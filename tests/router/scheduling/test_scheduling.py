@@ -1,0 +1,151 @@
+"""Filters, scorers, pickers, policies, ejection and budget: tables and fake clocks, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, build_snapshot
+from pagefleet_router.request_view import RequestView
+from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.retry_budget import RetryBudget
+from pagefleet_router.scheduling.selection import candidates
+
+
+def engine(name: str, *, requests: int = 0, foreign: float = 0.0, model: str = "m", **fields: object) -> EngineView:
+    view = EngineView(Endpoint(name, f"http://{name}:1", model), ready=True, load=PolledLoad(num_foreign=foreign))
+    view.tally.num_requests = requests
+    return replace(view, **fields)  # type: ignore[arg-type]
+
+
+def test_only_usable_engines_of_the_model_are_candidates() -> None:
+    draining = Endpoint("d", "http://d:1", "m", draining=True)
+    snapshot = build_snapshot(
+        [
+            engine("a"), engine("b", ready=False), engine("c", ejected=True), engine("d", endpoint=draining),
+            engine("e"), engine("f", model="other"),
+        ]
+    )  # fmt: skip
+
+    def names(model: str | None, *tried: str) -> list[str]:
+        return [one.id for one in candidates(snapshot, RequestView(model), tried)]
+
+    assert names("m") == ["a", "e"]
+    assert names("m", "a") == ["e"]
+    assert names("m", "a", "e") == []
+    assert names("other") == ["f"]
+    assert names("unknown") == []
+    assert names(None) == ["a", "e", "f"]
+    assert snapshot.models == ("m", "other")
+    assert [one.state for one in snapshot.engines] == ["ready", "unready", "ejected", "draining", "ready", "ready"]
+
+
+def fail(
+    detector: OutlierDetector, times: int, now: float, pool: Sequence[str] = "abcd", name: str = "a"
+) -> list[bool]:
+    return [detector.failed(name, now, pool) for _ in range(times)]
+
+
+def test_five_failures_in_a_row_eject() -> None:
+    detector = OutlierDetector()
+    assert fail(detector, 4, 0.0) == [False] * 4
+    detector.succeeded("a")
+    assert fail(detector, 5, 0.0) == [False] * 4 + [True]
+    assert fail(detector, 9, 1.0) == [False] * 9, "it is ejected already"
+    assert detector.num_ejected("abcd") == 1
+
+
+def test_ejections_double_up_to_a_minute_and_end_by_a_probe() -> None:
+    detector = OutlierDetector()
+    now, lengths = 0.0, []
+    fail(detector, 4, now)
+    for _ in range(6):
+        assert detector.failed("a", now, "abcd")
+        started = now
+        while not detector.probed("a", now):
+            now += 0.5
+        lengths.append(now - started)
+    assert lengths == [5, 10, 20, 40, 60, 60]
+    assert not detector.probed("a", now), "it was not ejected any more"
+
+
+def test_a_success_after_an_ejection_wipes_the_slate() -> None:
+    detector = OutlierDetector()
+    fail(detector, 5, 0.0)
+    detector.succeeded("a")  # an answer to an old request
+    assert detector.num_ejected("abcd") == 1
+    assert detector.probed("a", 5.0)
+    detector.succeeded("a")
+    assert fail(detector, 5, 6.0) == [False] * 4 + [True]
+    assert not detector.probed("a", 10.9)
+    assert detector.probed("a", 11.0)
+
+
+@pytest.mark.parametrize(("num_engines", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
+def test_at_most_half_is_ejected(num_engines: int, most: int) -> None:
+    detector = OutlierDetector()
+    pool = [f"e{number}" for number in range(num_engines)]
+    for name in pool:
+        fail(detector, 5, 0.0, pool, name)
+    assert detector.num_ejected(pool) == most
+    detector.forget("e0")
+    assert detector.num_ejected(pool) == max(0, most - 1)
+
+
+def test_the_engines_of_one_model_are_a_pool() -> None:
+    detector = OutlierDetector()
+    assert fail(detector, 5, 0.0, ["a", "b"])[-1]
+    assert not fail(detector, 5, 0.0, ["c"], "c")[-1], "the only one stays, however many engines other models have"
+    assert fail(detector, 5, 0.0, ["d", "e"], "d")[-1]
+
+
+@pytest.mark.parametrize(("live", "allowed"), [(1, 3), (15, 3), (20, 4), (50, 10)])
+def test_retries_in_flight_are_a_share_of_live_requests(live: int, allowed: int) -> None:
+    budget = RetryBudget()
+    for _ in range(live):
+        budget.request_began()
+    assert [budget.try_retry() for _ in range(allowed + 2)] == [True] * allowed + [False] * 2
+    budget.request_ended(num_retries=1)
+    assert budget.live_requests == live - 1
+
+
+def test_retries_over_time_are_a_share_of_the_traffic() -> None:
+    budget = RetryBudget()
+    granted = 0
+    for _ in range(1000):
+        budget.request_began()
+        retries = int(budget.try_retry())
+        granted += retries
+        budget.request_ended(retries)
+    assert 200 <= granted <= 221
+
+
+def test_the_table_keeps_the_state_of_engines_that_stay() -> None:
+    table = EndpointTable()
+    changes: list[tuple[set[str], set[str]]] = []
+    table.subscribe(lambda left, came: changes.append((left, came)))
+    a, b = Endpoint("a", "http://a:1", "m"), Endpoint("b", "http://b:1", "m")
+    table.replace([a, b])
+    assert table.set_ready("a", True)
+    assert not table.set_ready("a", True), "no news"
+    assert not table.set_ready("z", True)
+    before = table.snapshot
+    view = before.engines[0]
+    view.tally.num_requests = 2
+    table.set_load("a", running=4, waiting=1, kv_usage=0.5)
+    assert before.engines[0].load is None, "a snapshot does not change"
+    assert table.snapshot.engines[0].num_requests == 5
+    table.replace([replace_endpoint(a, draining=True), Endpoint("b", "http://elsewhere:1", "m")])
+    kept, new = table.snapshot.engines
+    assert (kept.ready, kept.tally) == (True, view.tally)
+    assert not new.ready
+    table.set_ejected("a", True)
+    assert table.snapshot.engines[0].ejected
+    table.replace([])
+    assert changes == [(set(), {"a", "b"}), ({"b"}, {"b"}), ({"a", "b"}, set())]
+
+
+def replace_endpoint(endpoint: Endpoint, draining: bool) -> Endpoint:
+    return Endpoint(endpoint.id, endpoint.url, endpoint.model, draining)
