@@ -47,15 +47,17 @@ ARG TORCH_INDEX=https://pypi.org/simple
 COPY protocol/pyproject.toml protocol/
 COPY kernels/pyproject.toml kernels/
 COPY text/pyproject.toml text/
+COPY kv/pyproject.toml kv/
 COPY engine/pyproject.toml engine/
 RUN pip install --index-url "$TORCH_INDEX" --constraint constraints.txt torch
-RUN python dependencies.py --extra traces protocol kernels text engine > requirements.txt \
+RUN python dependencies.py --extra traces protocol kernels text kv engine > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
 COPY kernels kernels
 COPY text text
+COPY kv kv
 COPY engine engine
-RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels text engine \
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels text kv engine \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS runtime

@@ -7,7 +7,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-DISTRIBUTIONS := protocol kernels text engine router operator
+DISTRIBUTIONS := protocol kernels text kv engine router operator
 EDITABLE := $(addprefix -e ,$(DISTRIBUTIONS))
 # One line per package instead of pip's many.
 PIP_PROGRESS := sed -un -e 's/^Collecting \([^ ]*\).*/  found \1/p' -e 's/^Installing collected.*/  installing, half a minute .../p' \

@@ -14,19 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from pagefleet_engine.bench.shapes import write_shape
-from pagefleet_engine.config import (
-    CacheConfig,
-    DataPlane,
-    EngineConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_kv.config import DataPlaneName, KVTransferConfig
+from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer
 
 NUM_PROMPTS = 3
@@ -217,6 +211,6 @@ def _config(setting: Setting) -> EngineConfig:
             kv_connector="p2p",
             kv_role=setting.role,
             kv_peers=setting.peers,
-            kv_data_plane=cast(DataPlane, setting.plane),
+            kv_data_plane=cast(DataPlaneName, setting.plane),
         ),
     )

@@ -27,7 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from pagefleet_engine.kv_transfer.p2p.data_plane import (
+from pagefleet_engine.worker.kv_pages import DevicePages, make_kv_pages
+from pagefleet_kv.p2p.data_plane import (
     DataPlane,
     Frame,
     FrameArrived,
@@ -39,14 +40,13 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Tell,
 )
-from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.carrier import IpcCarriers
-from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory, find_cudart
-from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.planes.device.plane import DevicePlane
-from pagefleet_engine.kv_transfer.p2p.planes.nccl.carrier import NcclCarriers
-from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import NcclError, NcclFunctions, find_nccl, version_text
-from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
-from pagefleet_engine.worker.kv_pages import DevicePages, make_kv_pages
+from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers
+from pagefleet_kv.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.plane import DevicePlane
+from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
+from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, find_nccl, version_text
+from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
 
 from bench.gpu_kv_engines import check_engines
 from bench.gpu_nccl_self import send_to_self

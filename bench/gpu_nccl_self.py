@@ -10,7 +10,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
-from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import (
+from pagefleet_kv.p2p.planes.nccl.library import (
     NcclError,
     NcclFunctions,
     State,

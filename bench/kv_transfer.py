@@ -24,10 +24,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from pagefleet_engine.core.kv_connector import KVPages
-from pagefleet_engine.kv_transfer.p2p.data_plane import Frame, FrameArrived, FrameSent, Landing, LinkUp, PlaneEvent
-from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
 from pagefleet_engine.worker.kv_pages import make_kv_pages
+from pagefleet_kv.p2p.data_plane import Frame, FrameArrived, FrameSent, Landing, LinkUp, PlaneEvent
+from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
+from pagefleet_kv.port import KVPages
 
 from bench.report import write_report
 

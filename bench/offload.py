@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
-from pagefleet_engine.kv_transfer.offload.connector import OffloadConnector
+from pagefleet_kv.offload.connector import OffloadConnector
 
 from bench.report import write_report
 

@@ -15,16 +15,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
-from pagefleet_engine.config import KvEventsConfig, SchedulerConfig
+from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult
-from pagefleet_engine.engine_core.kv_events.publisher import KvEventPublisher
 from pagefleet_engine.engine_core.messages import CoreStats, StepOutputs
 from pagefleet_engine.engine_core.wire import to_wire
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_kv.config import KvEventsConfig
+from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_protocol.block_hash import PrefixScope
 
 from bench.report import write_report

@@ -14,13 +14,13 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pagefleet_kv.config import KVTransferConfig
 from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
 
 from pagefleet_engine.config import (
     CacheConfig,
     EngineConfig,
     ExecutionConfig,
-    KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
     ServerConfig,

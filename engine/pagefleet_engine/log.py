@@ -9,6 +9,7 @@ import sys
 from pagefleet_engine.errors import ConfigError
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_PACKAGES = ("pagefleet_engine", "pagefleet_kv")
 
 
 class LineFormatter(logging.Formatter):
@@ -30,7 +31,7 @@ def escape_control(text: str) -> str:
 
 
 def set_up_logging(process: str, level: str | None = None) -> None:
-    """Send the package's log to standard error.
+    """Send the log of the engine and of its connectors to standard error.
 
     Args:
         process: named in each line, e.g. `engine core`.
@@ -44,7 +45,8 @@ def set_up_logging(process: str, level: str | None = None) -> None:
         raise ConfigError(f"PAGEFLEET_LOG_LEVEL is {level}: give one of {', '.join(_LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(process))
-    logger = logging.getLogger("pagefleet_engine")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
+    for package in _PACKAGES:
+        logger = logging.getLogger(package)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False

@@ -16,12 +16,13 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pagefleet_engine import config as config_module
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.errors import KVConfigError
+
 from pagefleet_engine.config import (
     CacheConfig,
     EngineConfig,
     ExecutionConfig,
-    KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
@@ -136,12 +137,16 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
     if "model" not in values:
         raise ConfigError("no model is given: name a folder in Hugging Face layout, or builtin://tiny")
     _fit_sizes(parts[SchedulerConfig])
+    try:
+        kv_transfer = KVTransferConfig(**parts[KVTransferConfig])
+    except KVConfigError as error:
+        raise ConfigError(str(error)) from error
     return EngineConfig(
         model=ModelConfig(**parts[ModelConfig]),
         cache=CacheConfig(**parts[CacheConfig]),
         scheduler=SchedulerConfig(**parts[SchedulerConfig]),
         execution=ExecutionConfig(**parts[ExecutionConfig]),
-        kv_transfer=KVTransferConfig(**parts[KVTransferConfig]),
+        kv_transfer=kv_transfer,
     )
 
 
@@ -183,11 +188,11 @@ def _read_type(hint: Any) -> tuple[type, tuple[str, ...], bool]:
 
 @functools.cache
 def _docstrings() -> Mapping[tuple[str, str], str]:
-    """Return the text under each field of `config`, which Python does not keep: read from the source."""
+    """Return the text under each field of a group, which Python does not keep: read from the source."""
     found = {}
-    for node in ast.parse(inspect.getsource(config_module)).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
+    for group in ALL_GROUPS:
+        node = ast.parse(inspect.getsource(group)).body[0]
+        assert isinstance(node, ast.ClassDef)
         for field, text in zip(node.body, node.body[1:], strict=False):
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue

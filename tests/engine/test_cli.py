@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 from pagefleet_engine.cli import build_parser, main, read_configuration
-from pagefleet_engine.config import (
-    CacheConfig,
-    EngineConfig,
-    KvEventsConfig,
-    ModelConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.settings import ALL_GROUPS, engine_config, settings
+from pagefleet_kv.config import KvEventsConfig
 
 
 def test_no_options_give_the_defaults() -> None:

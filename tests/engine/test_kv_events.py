@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 from pagefleet_engine.client.async_client import AsyncEngineClient
-from pagefleet_engine.config import EngineConfig, KvEventsConfig
+from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import engine_config
 from pagefleet_engine.text.model_files import load_tokenizer
+from pagefleet_kv.config import KvEventsConfig
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope, extend_hashes, root_hash
 from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, decode_facts
 from pagefleet_protocol.exit_status import MISTAKE

@@ -19,15 +19,19 @@ def test_plain_text_is_left_alone() -> None:
 def test_logging_goes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging("core", "warning")
     set_up_logging("core", "warning")
-    logger = logging.getLogger("pagefleet_engine")
+    packages = ("pagefleet_engine", "pagefleet_kv")
     try:
-        logging.getLogger("pagefleet_engine.x").warning("once")
-        logging.getLogger("pagefleet_engine.x").info("not at all")
-        assert capsys.readouterr().err.count("core: once\n") == 1
+        for package in packages:
+            logging.getLogger(f"{package}.x").warning("once from %s", package)
+            logging.getLogger(f"{package}.x").info("not at all")
+        told = capsys.readouterr().err
+        assert [line.partition("core: ")[2] for line in told.splitlines()] == [f"once from {one}" for one in packages]
     finally:
-        logger.handlers.clear()
-        logger.propagate = True
-        logger.setLevel(logging.NOTSET)
+        for package in packages:
+            logger = logging.getLogger(package)
+            logger.handlers.clear()
+            logger.propagate = True
+            logger.setLevel(logging.NOTSET)
 
 
 def test_an_unknown_level_is_a_clear_error() -> None:

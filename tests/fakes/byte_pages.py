@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from pagefleet_kv.port import EngineIdentity, EngineSide, KVPages
 from pagefleet_protocol.kv_blob import KvShape
 
 PATIENCE_S = 60.0
@@ -79,3 +80,10 @@ class BytePages:
         assert self.gate.wait(PATIENCE_S), "a copy was held back for ever"
         if self.broken:
             raise RuntimeError("the device does not answer")
+
+
+def engine_side(
+    pages: KVPages, shape: KvShape = SHAPE, identity: EngineIdentity | None = None, num_blocks: int = 8
+) -> EngineSide:
+    """An engine with such pages, on a machine with memory enough."""
+    return EngineSide(identity or EngineIdentity(), shape, pages, num_blocks, free_memory=2**40)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagefleet_engine.config import KVTransferConfig
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.kv_transfer.build import build_connector
-from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.connectors import build_connector
+from pagefleet_kv.port import EngineIdentity, EngineSide
 from pagefleet_protocol.kv_handoff import KvTransfer
 
-from tests.fakes.byte_pages import SHAPE, BytePages
+from tests.fakes.byte_pages import BytePages, engine_side
 from tests.fakes.connector_scene import ConnectorScene, make_request
 
 NUM_BLOCKS = 512
@@ -63,7 +63,11 @@ def connected(kind: str, folder: Path, *, on_host: bool = True) -> Iterator[Ends
     key_file.write_bytes(b"k" * 32)
     settings: dict[str, Any] = {"kv_offload_dir": str(folder / "kv"), "kv_offload_memory": NUM_BLOCKS * 64}
     sides = [
-        EngineSide(EngineIdentity(name * 32, str(key_file)), SHAPE, BytePages(NUM_BLOCKS, on_host=on_host), NUM_BLOCKS)
+        engine_side(
+            BytePages(NUM_BLOCKS, on_host=on_host),
+            identity=EngineIdentity(name * 32, str(key_file)),
+            num_blocks=NUM_BLOCKS,
+        )
         for name in "ab"
     ]
     giver, port = _end(kind, sides[0], settings)

@@ -6,9 +6,9 @@ import itertools
 import select
 from collections.abc import Callable, Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVConnector, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_kv.port import BlockRun, KVConnector, LoadDone, TransfersDone
 from pagefleet_protocol.block_hash import PrefixScope, extend_hashes
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages

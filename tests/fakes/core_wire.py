@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
-from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import FromCore, RequestOutput, StepOutputs, ToCore
 from pagefleet_engine.engine_core.process import CoreLoop
 from pagefleet_engine.engine_core.progress import Progress, ProgressReader, ProgressWriter
+from pagefleet_kv.port import KVConnector
 
 from tests.fakes.scripted_core import scripted_core
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from pagefleet_engine.kv_transfer.p2p.data_plane import LinkUp, PlaneEvent, Tell
-from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.carrier import IpcCarriers
-from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies
-from pagefleet_engine.kv_transfer.p2p.planes.device.link import Carriers
-from pagefleet_engine.kv_transfer.p2p.planes.device.plane import DevicePlane
-from pagefleet_engine.kv_transfer.p2p.planes.nccl.carrier import NcclCarriers
+from pagefleet_kv.p2p.data_plane import LinkUp, PlaneEvent, Tell
+from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.link import Carriers
+from pagefleet_kv.p2p.planes.device.plane import DevicePlane
+from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
 
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.kv_plane import BLOCK, COMPATIBILITY, GARBAGE, NUM_BLOCKS, content

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
-from pagefleet_engine.core.request import Request
+from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_protocol.kv_handoff import KvFault
 
 
@@ -31,30 +30,30 @@ class HeldConnector:
         self.is_closed = False
         self.arrivals: list[str] = []
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: KVRequest) -> None:
         self.arrivals.append(request.request_id)
 
-    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+    def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
         self.num_asked += 1
         return request.num_tokens if self.knows else None
 
-    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+    def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
         self.loading.append(request.request_id)
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
-    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+    def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         self.saved += runs
         return len(self.saved)
 
     def relieve(self, num_blocks: int) -> None:
         self.relieved.append(num_blocks)
 
-    def discard(self, request: Request) -> None:
+    def discard(self, request: KVRequest) -> None:
         self.discarded.append(request.request_id)
 
-    def ended(self, request: Request, completed: bool) -> int | None:
+    def ended(self, request: KVRequest, completed: bool) -> int | None:
         self.ended_ids.append((request.request_id, completed))
         return len(self.ended_ids) if completed and self.holds_answers else None
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pagefleet_engine.config import CacheConfig, EngineConfig, KVTransferConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
-from pagefleet_engine.kv_transfer.p2p.connector import METRIC, P2PConnector
-from pagefleet_engine.kv_transfer.p2p.peers import AllowedPeers
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.p2p.connector import METRIC, P2PConnector
+from pagefleet_kv.p2p.peers import AllowedPeers
+from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer, OnFailure
 
 PATIENCE_S = 60.0

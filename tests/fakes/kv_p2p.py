@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pagefleet_engine.core.kv_connector import BlockRun
-from pagefleet_engine.kv_transfer.p2p.data_plane import (
+from pagefleet_kv.p2p.data_plane import (
     FrameArrived,
     FrameRefused,
     FrameSent,
@@ -26,8 +25,8 @@ from pagefleet_engine.kv_transfer.p2p.data_plane import (
     PlaneEvent,
     Withdrawn,
 )
-from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName, Landings
-from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
+from pagefleet_kv.p2p.planes.landing import FrameName, Landings
+from pagefleet_kv.p2p.transfer.actions import (
     Connect,
     Dial,
     Disconnect,
@@ -45,10 +44,11 @@ from pagefleet_engine.kv_transfer.p2p.transfer.actions import (
     Unpin,
     Withdraw,
 )
-from pagefleet_engine.kv_transfer.p2p.transfer.incoming import LoadJob
-from pagefleet_engine.kv_transfer.p2p.transfer.settings import P2PSettings
-from pagefleet_engine.kv_transfer.p2p.transfer.source import Source
-from pagefleet_engine.kv_transfer.p2p.transfer.target import Target
+from pagefleet_kv.p2p.transfer.incoming import LoadJob
+from pagefleet_kv.p2p.transfer.settings import P2PSettings
+from pagefleet_kv.p2p.transfer.source import Source
+from pagefleet_kv.p2p.transfer.target import Target
+from pagefleet_kv.port import BlockRun
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, decode_header
 from pagefleet_protocol.kv_control import ControlMessage, KvControlError, encode

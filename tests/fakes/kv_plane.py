@@ -9,10 +9,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
-from pagefleet_engine.kv_transfer.p2p.data_plane import DataPlane, Frame, Landing, LinkUp, PlaneEvent
-from pagefleet_engine.kv_transfer.p2p.planes.landing import FrameName
-from pagefleet_engine.kv_transfer.p2p.planes.tcp.hello import HELLO_BYTES, Invitation, invitation_number
-from pagefleet_engine.kv_transfer.p2p.planes.tcp.plane import TcpPlane
+from pagefleet_kv.p2p.data_plane import DataPlane, Frame, Landing, LinkUp, PlaneEvent
+from pagefleet_kv.p2p.planes.landing import FrameName
+from pagefleet_kv.p2p.planes.tcp.hello import HELLO_BYTES, Invitation, invitation_number
+from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
 from pagefleet_protocol.kv_blob import BlobHeader
 
 from tests.fakes.byte_pages import PATIENCE_S, BytePages

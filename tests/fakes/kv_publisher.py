@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 
 import zmq
-from pagefleet_engine.engine_core.kv_events.history import History
+from pagefleet_kv.events.history import History
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_events import TOPIC, Replay, decode_request
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from pagefleet_engine.kv_transfer.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError, OpenedMemory
-from pagefleet_engine.kv_transfer.p2p.planes.nccl.library import UNIQUE_ID_BYTES, NcclError, State
+from pagefleet_kv.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError, OpenedMemory
+from pagefleet_kv.p2p.planes.nccl.library import UNIQUE_ID_BYTES, NcclError, State
 from torch import Tensor
 
 

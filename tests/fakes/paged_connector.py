@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_engine.core.request import Request, RequestStatus
+from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, LoadDone, TransfersDone
 
 from tests.fakes.paged_worker import FakeEngine, PagedWorker, contents
 
@@ -96,11 +96,13 @@ class PagedConnector:
         """Whether a load or a save is under way, or an answer still to come."""
         return bool(self.loads or self.saves or None in self._answers.values())
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: KVRequest) -> None:
+        assert isinstance(request, Request)
         assert request not in self.open_requests
         self.open_requests.add(request)
 
-    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+    def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
+        assert isinstance(request, Request)
         assert request.status is not RequestStatus.FINISHED
         assert num_cached_tokens % self.block_size == 0
         self.asked.append(request.request_id)
@@ -111,7 +113,8 @@ class PagedConnector:
         self._answers[request.request_id] = answer
         return answer
 
-    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+    def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
+        assert isinstance(request, Request)
         (run,) = runs
         assert request.status is RequestStatus.LOADING
         assert request.request_id not in self.loads
@@ -131,7 +134,8 @@ class PagedConnector:
     def cancel(self, request_id: str) -> None:
         self.loads[request_id].cancelled = True
 
-    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+    def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
+        assert isinstance(request, Request)
         (run,) = runs
         name = request.request_id
         assert len(run.blocks) == len(run.hashes) > 0
@@ -152,11 +156,13 @@ class PagedConnector:
         assert num_blocks > 0
         assert self.saves, "nothing is kept"
 
-    def discard(self, request: Request) -> None:
+    def discard(self, request: KVRequest) -> None:
+        assert isinstance(request, Request)
         assert request in self.open_requests
         self.discarded.append(request.request_id)
 
-    def ended(self, request: Request, completed: bool) -> int | None:
+    def ended(self, request: KVRequest, completed: bool) -> int | None:
+        assert isinstance(request, Request)
         assert request.status is RequestStatus.FINISHED
         self.open_requests.remove(request)
         self.ended_requests[request] += 1

@@ -16,13 +16,13 @@ from zlib import crc32
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_kv.port import KVConnector
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope
 
 VOCAB_SIZE = 61

@@ -15,7 +15,6 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult, TokenLogprobs
@@ -24,6 +23,7 @@ from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import CoreStart, run_core
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_kv.port import KVConnector
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4

@@ -20,7 +20,7 @@ TEXT = (ROOT / "Dockerfile").read_text()
 STAGES = read(TEXT)
 TARGETS = ("engine", "router", "operator")
 DISTRIBUTIONS = {
-    "engine": {"protocol", "kernels", "text", "engine"},
+    "engine": {"protocol", "kernels", "text", "kv", "engine"},
     "router": {"protocol", "text", "router"},
     "operator": {"protocol", "operator"},
 }
@@ -75,7 +75,7 @@ def test_an_image_holds_its_own_distributions_only(target: str) -> None:
     sources = {source.partition("/")[0] for _, found in copies(build) for source in found}
     assert sources == DISTRIBUTIONS[target]
     for run in build.of("RUN"):
-        named = set(re.findall(r"(?<![\w/-])(protocol|kernels|text|engine|router|operator)(?![\w/-])", run.text))
+        named = set(re.findall(r"(?<![\w/-])(protocol|kernels|text|kv|engine|router|operator)(?![\w/-])", run.text))
         assert named in (set(), DISTRIBUTIONS[target])
 
 

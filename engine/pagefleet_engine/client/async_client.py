@@ -9,12 +9,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
+from pagefleet_kv.config import KvEventsConfig
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
 from pagefleet_engine.client.health import EngineHealth, judge
 from pagefleet_engine.client.stream import OutputStream
-from pagefleet_engine.config import EngineConfig, KvEventsConfig
+from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.stop import Stop
 from pagefleet_engine.engine_core.admission import check_message

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from pagefleet_kv.config import KvEventsConfig
 
-from pagefleet_engine.config import EngineConfig, KvEventsConfig
+from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.process import CoreStart
 
 CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pagefleet_engine.core.kv_connector import AnswerDone
+from pagefleet_kv.port import AnswerDone
+
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind

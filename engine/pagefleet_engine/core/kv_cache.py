@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_kv.port import BlockRun
 from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.cache_events import CacheEvents, OneGroupEvents
 from pagefleet_engine.core.full_group import FullGroup
 from pagefleet_engine.core.group_table import GroupTable, LayerGroup, Span
-from pagefleet_engine.core.kv_connector import BlockRun
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
 from pagefleet_engine.core.kv_holds import KVHolds, Reservation
 from pagefleet_engine.core.kv_needs import longest_request, most_window_blocks, num_blocks_for

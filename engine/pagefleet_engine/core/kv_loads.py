@@ -17,11 +17,11 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from pagefleet_kv.port import BlockRun, KVConnector, LoadDone
 from pagefleet_protocol.kv_handoff import KvFault
 
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_connector import BlockRun, KVConnector, LoadDone
 from pagefleet_engine.core.request import Request, RequestStatus
 from pagefleet_engine.core.waiting_queue import WaitingQueue
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pagefleet_kv.port import KVConnector
+
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.request import Request
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.kv_connector import BlockRun, KVTransferStats, TransfersDone
-from pagefleet_engine.core.request import Request
+from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, TransfersDone
 
 _NOTHING = TransfersDone()
 
@@ -15,31 +14,31 @@ class NoConnector:
 
     bell = None
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: KVRequest) -> None:
         """Nothing waits for it anywhere."""
 
-    def loadable(self, request: Request, num_cached_tokens: int) -> int | None:
+    def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
         """Nothing."""
         return 0
 
-    def load(self, request: Request, runs: Sequence[BlockRun]) -> None:
+    def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
         """Not called, as nothing is loadable."""
         raise AssertionError("there is nothing to load")
 
     def cancel(self, request_id: str) -> None:
         """Nothing is under way."""
 
-    def save(self, request: Request, runs: Sequence[BlockRun]) -> int | None:
+    def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         """No need to keep anything."""
         return None
 
     def relieve(self, num_blocks: int) -> None:
         """Nothing is kept."""
 
-    def discard(self, request: Request) -> None:
+    def discard(self, request: KVRequest) -> None:
         """Nothing is stored."""
 
-    def ended(self, request: Request, completed: bool) -> int | None:
+    def ended(self, request: KVRequest, completed: bool) -> int | None:
         """Nobody waits for it."""
         return None
 

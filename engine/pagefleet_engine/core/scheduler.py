@@ -12,12 +12,13 @@ import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from pagefleet_kv.port import KVConnector
+
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.held_answers import HeldAnswers
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
-from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_loads import KVLoads
 from pagefleet_engine.core.kv_saves import KVSaves
 from pagefleet_engine.core.no_connector import NoConnector

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 
+import torch
+from pagefleet_kv.connectors import build_connector, check_connectors
+from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.port import EngineIdentity, EngineSide, KVConnector
 from pagefleet_protocol.engine_facts import KvTransferFacts
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_connector import KVConnector
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.kv_shape import LoadedModel, kv_shape
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.in_process import InProcessExecutor
-from pagefleet_engine.kv_transfer.build import build_connector, check_connectors, check_layers
-from pagefleet_engine.kv_transfer.engine_side import EngineIdentity, EngineSide
-from pagefleet_engine.kv_transfer.shape import LoadedModel, kv_shape
+from pagefleet_engine.loader.memory import free_bytes
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.startup import StartupTimes
@@ -48,7 +51,7 @@ def build_core(
     """
     times, identity = times or StartupTimes(), identity or EngineIdentity()
     with times.phase("config"):
-        check_connectors(config, identity)
+        _check_connectors(config, identity)
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
         _check_layers(config, arch)
@@ -83,15 +86,35 @@ def build_core(
     return EngineCore(scheduler, executor, limits, name), ready
 
 
+def _check_connectors(config: EngineConfig, identity: EngineIdentity) -> None:
+    """Refuse connectors that can be seen to be impossible before the model is looked at.
+
+    Raises:
+        ConfigError: one cannot be, or there is no prefix cache for what they bring.
+    """
+    if config.kv_transfer.connectors and not config.cache.enable_prefix_caching:
+        raise ConfigError("kv_connector needs the prefix cache: leave enable_prefix_caching on, or kv_connector out")
+    try:
+        check_connectors(config.kv_transfer, identity)
+    except KVConfigError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _check_layers(config: EngineConfig, arch: ModelArch) -> None:
     """Refuse connectors that cannot serve the model as it will be loaded.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: its layers see different parts of the context, so they share no block table.
     """
-    if config.kv_transfer.connectors:
-        length = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
-        check_layers(config, group_layers(arch.for_length(length).windows))
+    if not config.kv_transfer.connectors:
+        return
+    length = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
+    groups = group_layers(arch.for_length(length).windows)
+    if len(groups) > 1 or groups.groups[0].window is not None:
+        raise ConfigError(
+            "kv_connector passes the K/V of models whose layers all see the whole context, and some of this one's have "
+            "a sliding window: leave kv_connector out, or give a max_model_len within the window"
+        )
 
 
 def _connect(
@@ -105,7 +128,12 @@ def _connect(
     if not config.kv_transfer.connectors:
         return None, None
     cache, shape = executor.cache, kv_shape(config, model)
-    built = build_connector(config.kv_transfer, EngineSide(identity, shape, executor.pages, cache.num_blocks))
+    free = free_bytes(torch.device("cpu"))
+    side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free)
+    try:
+        built = build_connector(config.kv_transfer, side)
+    except KVConfigError as error:
+        raise ConfigError(str(error)) from error
     if built.port is None:
         return built.connector, None
     bytes_per_token = cache.bytes_per_block // cache.block_size

@@ -18,13 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from pagefleet_kv.config import KvEventsConfig
+from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.events.publisher import KvEventPublisher
+from pagefleet_kv.port import EngineIdentity
 
-from pagefleet_engine.config import EngineConfig, KvEventsConfig
+from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.faults import INVALID
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
-from pagefleet_engine.engine_core.kv_events.publisher import KvEventPublisher
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
@@ -39,7 +42,6 @@ from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError, ModelLoadError
-from pagefleet_engine.kv_transfer.engine_side import EngineIdentity
 from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.startup import StartupTimes
 
@@ -237,8 +239,8 @@ def run_core(build: BuildCore) -> int:
 def _explain(error: Exception) -> tuple[StartFailed, int]:
     """Return what to tell the user of a core that could not start, and its exit status."""
     line = " ".join(str(error).split())
-    if isinstance(error, ConfigError | MemoryError):
-        by_setting = isinstance(error, ConfigError) and not isinstance(error, ModelLoadError)
+    if isinstance(error, ConfigError | KVConfigError | MemoryError):
+        by_setting = not isinstance(error, ModelLoadError | MemoryError)
         return StartFailed(line or "the model does not fit the memory", by_setting), 2
     _log.error("the engine core could not start", exc_info=error)
     return StartFailed(f"the engine core could not start: {type(error).__name__}: {line[:300]}"), 1

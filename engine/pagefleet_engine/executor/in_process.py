@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pagefleet_kv.port import KVPages
+
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.kv_connector import KVPages
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pagefleet_kv.port import KVPages, PagesCopy
 from torch import Tensor
-
-from pagefleet_engine.core.kv_connector import KVPages, PagesCopy
 
 STAGING_BYTES = 16 * 1024 * 1024
 """Most pinned memory of one part of a copy; two parts are under way at a time."""

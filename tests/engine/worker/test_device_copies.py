@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_engine.kv_transfer.p2p.planes.device.copies import DeviceCopies, DevicePool, folded
 from pagefleet_engine.worker.kv_pages import DevicePages, HostPages
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, DevicePool, folded
 
 
 def test_pages_of_the_host_are_no_devices() -> None:

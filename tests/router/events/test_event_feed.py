@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pagefleet_engine.engine_core.kv_events.history import History
+from pagefleet_kv.events.history import History
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_events import (
     MAX_BATCH_EVENTS,

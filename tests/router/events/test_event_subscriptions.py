@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import uvloop
 import zmq
-from pagefleet_engine.config import KvEventsConfig
-from pagefleet_engine.engine_core.kv_events.publisher import KvEventPublisher
+from pagefleet_kv.config import KvEventsConfig
+from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.fleet_key import FleetKey, read_fleet_key
 from pagefleet_protocol.kv_events import TOPIC, EventBatch, Stored, encode, pack_keys, routing_key

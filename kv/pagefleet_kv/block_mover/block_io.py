@@ -1,0 +1,178 @@
+"""How each job moves its blocks, piece by piece; runs in the mover's threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+
+from pagefleet_kv.blob_store.store import BlobStore
+from pagefleet_kv.block_key import BlockKey
+from pagefleet_kv.block_mover.jobs import (
+    ClearJob,
+    CopyOutJob,
+    DropJob,
+    Job,
+    LoadJob,
+    ProbeJob,
+    SpillJob,
+    StoreJob,
+)
+from pagefleet_kv.port import KVPages, PagesCopy
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""Copied at once: enough for the speed of memory, and little enough that a load that is cancelled ends soon."""
+COPIES_UNDER_WAY = 8
+
+
+class MoveError(Exception):
+    """A block cannot be moved; those before it were."""
+
+
+class BlockIO:
+    """The jobs on one worker's pages, slots of host memory and a folder. See `BlockMover`."""
+
+    def __init__(self, pages: KVPages, slots: memoryview, store: BlobStore | None) -> None:
+        self._pages = pages
+        self._slots = slots
+        self._given_store = store
+        self._block_bytes = pages.bytes_per_block
+        self._piece = max(1, PIECE_BYTES // self._block_bytes)
+
+    def steps(self, job: Job) -> Generator[int, None, None]:
+        """Do the job; yields the number of blocks with each piece that is done.
+
+        Nothing of it touches the pages between two pieces of a job that is given up and closed.
+
+        Raises:
+            MoveError: a block cannot be moved.
+            OSError, RuntimeError: of the device.
+        """
+        match job:
+            case LoadJob():
+                yield from self._load(job)
+            case CopyOutJob():
+                yield from self._copy_out(job)
+            case StoreJob():
+                yield from self._store_pages(job)
+            case SpillJob():
+                yield int(self._store.write(job.key, self._slot_bytes(job.slot, 1)))
+            case ProbeJob():
+                yield from self._probe(job.keys)
+            case DropJob():
+                yield from self._drop(job.keys)
+            case ClearJob():
+                self._store.clear()
+
+    @property
+    def _store(self) -> BlobStore:
+        assert self._given_store is not None, "a job for a folder, and there is none"
+        return self._given_store
+
+    def _load(self, job: LoadJob) -> Iterator[int]:
+        copies = _Copies()
+        try:
+            for start, stop in _pieces(job.sources, self._piece):
+                blocks, first = job.blocks[start:stop], job.sources[start]
+                if isinstance(first, int):
+                    copies.add(self._pages.write(self._slot_bytes(first, stop - start), blocks), stop - start)
+                    yield from copies.surplus()
+                else:
+                    yield from copies.rest()
+                    yield from self._load_from_disk(blocks, job.sources[start:stop])
+            yield from copies.rest()
+        finally:
+            copies.wait()
+
+    def _load_from_disk(self, blocks: Sequence[int], keys: Sequence[int | BlockKey]) -> Iterator[int]:
+        size = self._block_bytes
+        buffer = memoryview(bytearray(len(keys) * size))
+        error, num_read = None, 0
+        for key in keys:
+            assert isinstance(key, bytes)
+            error = self._store.read(key, buffer[num_read * size : (num_read + 1) * size])
+            if error is not None:
+                break
+            num_read += 1
+        if num_read:
+            self._pages.write(buffer[: num_read * size], blocks[:num_read]).wait()
+            yield num_read
+        if error is not None:
+            raise MoveError(error)
+
+    def _copy_out(self, job: CopyOutJob) -> Iterator[int]:
+        copies = _Copies()
+        try:
+            for start, stop in _pieces(job.slots, self._piece):
+                into = self._slot_bytes(job.slots[start], stop - start)
+                copies.add(self._pages.read(job.blocks[start:stop], into), stop - start)
+                yield from copies.surplus()
+            yield from copies.rest()
+        finally:
+            copies.wait()
+
+    def _store_pages(self, job: StoreJob) -> Iterator[int]:
+        buffer = memoryview(bytearray(self._block_bytes))
+        for block, key in zip(job.blocks, job.keys, strict=True):
+            if not self._store.contains(key):
+                self._pages.read([block], buffer).wait()
+                self._store.write(key, buffer)
+            yield 1
+
+    def _probe(self, keys: Sequence[BlockKey]) -> Iterator[int]:
+        for key in keys:
+            if not self._store.contains(key):
+                return
+            yield 1
+
+    def _drop(self, keys: Sequence[BlockKey]) -> Iterator[int]:
+        for key in keys:
+            self._store.remove(key)
+            yield 1
+
+    def _slot_bytes(self, slot: int, count: int) -> memoryview:
+        return self._slots[slot * self._block_bytes : (slot + count) * self._block_bytes]
+
+
+class _Copies:
+    """Copies under way, in order, with the number of blocks of each."""
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[PagesCopy, int]] = deque()
+
+    def add(self, copy: PagesCopy, num_blocks: int) -> None:
+        self._copies.append((copy, num_blocks))
+
+    def surplus(self) -> Iterator[int]:
+        """Wait for the oldest while too many are under way."""
+        return self._wait_down_to(COPIES_UNDER_WAY)
+
+    def rest(self) -> Iterator[int]:
+        """Wait for all."""
+        return self._wait_down_to(0)
+
+    def wait(self) -> None:
+        """Wait for all, whatever comes of it."""
+        for _ in self.rest():
+            pass
+
+    def _wait_down_to(self, count: int) -> Iterator[int]:
+        while len(self._copies) > count:
+            copy, num_blocks = self._copies.popleft()
+            copy.wait()
+            yield num_blocks
+
+
+def _pieces(places: Sequence[int | BlockKey], most: int) -> Iterator[tuple[int, int]]:
+    """Cut into ranges of at most `most` places: slots that follow each other, or keys."""
+    start = 0
+    for index in range(1, len(places) + 1):
+        if index < len(places) and index - start < most and _follows(places[index - 1], places[index]):
+            continue
+        yield start, index
+        start = index
+
+
+def _follows(before: int | BlockKey, place: int | BlockKey) -> bool:
+    if isinstance(before, int):
+        return isinstance(place, int) and place == before + 1
+    return not isinstance(place, int)

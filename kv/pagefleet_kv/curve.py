@@ -1,0 +1,116 @@
+"""ZMQ sockets that other pods reach: bound to an address, encrypted with the fleet key, closed to strangers.
+
+CURVE key pairs come from the fleet key, one for each role, and a ZAP handler lets in one role alone. The owner of the
+sockets polls the gate's socket and the monitors together with its own, and answers from its own thread.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from pathlib import Path
+
+import zmq
+from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, FleetRole, read_fleet_key
+from zmq.utils import z85
+
+from pagefleet_kv.errors import KVConfigError
+
+FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+HANDSHAKE_MS = 5_000
+_READ_MOST = 32
+_COUNT_MOST = 1000
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
+
+
+def load_fleet_key(file: str) -> FleetKey:
+    """Read the file of a `fleet_key_file` setting.
+
+    Raises:
+        KVConfigError: it holds no key.
+    """
+    try:
+        return read_fleet_key(Path(file))
+    except FleetKeyError as error:
+        raise KVConfigError(f"fleet_key_file {file} {error}") from error
+
+
+class CurveGate:
+    """CURVE for listening sockets of one context, and the ZAP handler that lets in the clients of one role.
+
+    Args:
+        context: of the sockets.
+        key: of the fleet.
+        clients: the role whose key they must have.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: FleetKey, clients: FleetRole) -> None:
+        self._secret = z85.encode(key.curve_secret("engine"))
+        self._client = z85.decode(public_key(key, clients))
+        self._role = clients.encode()
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_ZAP_ADDRESS)
+
+    def guard(self, guarded: zmq.Socket[bytes]) -> None:
+        """Make a listening socket ask here."""
+        guarded.setsockopt(zmq.CURVE_SERVER, 1)
+        guarded.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+        guarded.setsockopt(zmq.ZAP_DOMAIN, b"pagefleet")
+
+    def judge(self) -> None:
+        """Answer those who wait for it (https://rfc.zeromq.org/spec/27)."""
+        for _ in range(_READ_MOST):
+            try:
+                version, request_id, _domain, _address, _identity, mechanism, *keys = self.socket.recv_multipart(
+                    zmq.NOBLOCK
+                )
+            except zmq.Again:
+                return
+            known = mechanism == b"CURVE" and len(keys) == 1 and hmac.compare_digest(keys[0], self._client)
+            verdict = [b"200", b"OK", self._role] if known else [b"400", b"unknown key", b""]
+            self.socket.send_multipart([version, request_id, *verdict, b""])
+
+
+def public_key(key: FleetKey, role: FleetRole) -> bytes:
+    """Return a role's public key, as Z85."""
+    return zmq.curve_public(z85.encode(key.curve_secret(role)))
+
+
+def dial_with(dialling: zmq.Socket[bytes], key: FleetKey, role: FleetRole) -> None:
+    """Let a socket connect to an engine's, as a client of a role."""
+    secret = z85.encode(key.curve_secret(role))
+    dialling.setsockopt(zmq.CURVE_SERVERKEY, public_key(key, "engine"))
+    dialling.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
+    dialling.setsockopt(zmq.CURVE_SECRETKEY, secret)
+
+
+def bind(bound: zmq.Socket[bytes], host: str, port: int) -> int:
+    """Bind to the first address of a host; return the port, chosen where 0 was asked for.
+
+    Raises:
+        OSError: the host is unknown or the port cannot be used; `strerror` says which.
+    """
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror as error:
+        raise OSError(error.errno, "unknown host") from error
+    try:
+        bound.bind(f"tcp://[{address}]:{port or '*'}" if ":" in address else f"tcp://{address}:{port or '*'}")
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, zmq.strerror(error.errno or 0)) from error
+    endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return int(endpoint.rpartition(b":")[2].rstrip(b"\x00"))
+
+
+def count_events(monitor: zmq.Socket[bytes]) -> int:
+    """Return how many events a monitor has seen since the last call."""
+    for number in range(_COUNT_MOST):
+        try:
+            monitor.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return number
+    return _COUNT_MOST

@@ -1,0 +1,122 @@
+"""The two ports of an engine's KV events, bound to one address, and who may connect.
+
+With a fleet key both speak CURVE, and only routers that have the same key get in. Without one they are plain, which the
+configuration allows on loopback alone. Peers can neither send more than a few kilobytes at once nor stay when silent.
+"""
+
+from __future__ import annotations
+
+import zmq
+from pagefleet_protocol.kv_events import TOPIC
+
+from pagefleet_kv.config import KvEventsConfig
+from pagefleet_kv.curve import FAILED_HANDSHAKES, HANDSHAKE_MS, CurveGate, bind, count_events, load_fleet_key
+from pagefleet_kv.errors import KVConfigError
+
+MAX_REQUEST_BYTES = 4096
+BATCHES_PER_SUBSCRIBER = 1000
+"""Under way to one router; what a slower one misses it asks for."""
+MESSAGES_PER_PEER = 64
+"""Of an answer, under way to one router; the rest waits here."""
+HEARTBEAT_MS = 10_000
+SILENCE_MS = 30_000
+READ_MOST = 32
+"""Messages of one kind in one turn."""
+
+
+class EventSockets:
+    """All sockets of the publisher's thread.
+
+    Raises:
+        KVConfigError: the fleet key cannot be read, or a port cannot be used.
+
+    Attributes:
+        publish: sends batches.
+        answers: receives requests and sends their answers.
+    """
+
+    def __init__(self, config: KvEventsConfig) -> None:
+        self._context = zmq.Context()
+        try:
+            key = load_fleet_key(config.fleet_key_file) if config.fleet_key_file else None
+            self._gate = None if key is None else CurveGate(self._context, key, "router")
+            self.publish = self._open(zmq.XPUB, BATCHES_PER_SUBSCRIBER)
+            self.publish.setsockopt(zmq.XPUB_MANUAL, 1)  # so that every byte that comes in is seen
+            self.answers = self._open(zmq.ROUTER, MESSAGES_PER_PEER)
+            self.answers.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that an answer is cut nowhere unseen
+            self._monitors = [
+                self.publish.get_monitor_socket(FAILED_HANDSHAKES),
+                self.answers.get_monitor_socket(FAILED_HANDSHAKES),
+            ]
+            _bind(self.publish, config.host, config.port)
+            _bind(self.answers, config.host, config.port + 1)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    @property
+    def inbound(self) -> list[zmq.Socket[bytes]]:
+        """Those on which something can arrive."""
+        gate = [] if self._gate is None else [self._gate.socket]
+        return [self.publish, self.answers, *self._monitors, *gate]
+
+    def let_in(self) -> int:
+        """Answer who asks to connect; return how many failed to since the last call."""
+        if self._gate is not None:
+            self._gate.judge()
+        return sum(count_events(monitor) for monitor in self._monitors)
+
+    def take_subscriptions(self) -> int:
+        """Let routers subscribe; return how many messages were something else."""
+        num_dropped = 0
+        for _ in range(READ_MOST):
+            try:
+                data = self.publish.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            topic = data[1:]
+            if data[:1] in (b"\x00", b"\x01") and TOPIC.startswith(topic):
+                self.publish.setsockopt(zmq.SUBSCRIBE if data[0] else zmq.UNSUBSCRIBE, topic)
+            else:
+                num_dropped += 1
+        return num_dropped
+
+    def take_requests(self) -> list[list[bytes]]:
+        """Return the next messages on the answering port, the sender's identity first."""
+        messages: list[list[bytes]] = []
+        while len(messages) < READ_MOST:
+            try:
+                messages.append(self.answers.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+        return messages
+
+    def close(self) -> None:
+        """Close all, without waiting for anybody."""
+        for watched in (self.publish, self.answers):
+            watched.disable_monitor()
+        self._context.destroy(linger=0)
+
+    def _open(self, kind: int, num_outgoing: int) -> zmq.Socket[bytes]:
+        opened = self._context.socket(kind)
+        opened.setsockopt(zmq.IPV6, 1)
+        opened.setsockopt(zmq.LINGER, 0)
+        opened.setsockopt(zmq.SNDHWM, num_outgoing)
+        opened.setsockopt(zmq.RCVHWM, READ_MOST)
+        opened.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        if self._gate is not None:
+            self._gate.guard(opened)
+        return opened
+
+
+def _bind(bound: zmq.Socket[bytes], host: str, port: int) -> None:
+    try:
+        bind(bound, host, port)
+    except OSError as error:
+        raise KVConfigError(
+            f"cannot publish KV events on {host} port {port} ({error.strerror}): "
+            "give another kv_events_port or kv_events_host"
+        ) from error

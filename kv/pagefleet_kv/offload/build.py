@@ -1,0 +1,77 @@
+"""Makes the offload connector from an engine's settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pagefleet_protocol.kv_blob import KvShape
+
+from pagefleet_kv.blob_store.manifest import claim_folder
+from pagefleet_kv.blob_store.store import BlobStore
+from pagefleet_kv.block_mover.mover import BlockMover
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.offload.connector import OffloadConnector
+from pagefleet_kv.offload.eviction import make_policy
+from pagefleet_kv.offload.host_memory import HostMemory
+from pagefleet_kv.offload.tier import Tier
+from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide
+
+MOST_FILES = 2**20
+"""Blocks on disk, however large it is: what is known of each takes some 300 bytes of memory."""
+
+
+def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
+    """See ConnectorKind: what it needs is known with the model."""
+
+
+def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
+    """See ConnectorKind."""
+    return BuiltConnector(build_offload(config, side))
+
+
+def build_offload(
+    config: KVTransferConfig, side: EngineSide, clock: Callable[[], float] = time.monotonic
+) -> OffloadConnector:
+    """Return the connector over the pages of one worker.
+
+    Raises:
+        KVConfigError: the bounds are too small for a block, or the folder or the memory cannot be had.
+    """
+    shape, pages = side.shape, side.pages
+    block_bytes = pages.bytes_per_block
+    num_slots = config.kv_offload_memory // block_bytes
+    if num_slots < 1:
+        raise KVConfigError(
+            f"kv_offload_memory is {config.kv_offload_memory} and one block takes {block_bytes} bytes: raise it"
+        )
+    store = _open_store(config, shape, block_bytes, clock)
+    disk = None
+    if store is not None:
+        num_files = min(config.kv_offload_disk // store.file_bytes, MOST_FILES)
+        disk = Tier(num_files, make_policy(config.kv_offload_policy, num_files))
+    try:
+        memory = HostMemory(num_slots * block_bytes, side.free_memory, pinned=pages.host is None)
+    except KVConfigError:
+        if store is not None:
+            store.close()
+        raise
+    mover = BlockMover(pages, memory.view, store, scan=None if disk is None else disk.capacity)
+    host = Tier(num_slots, make_policy(config.kv_offload_policy, num_slots))
+    return OffloadConnector(mover, host, disk, shape.block_size, memory.release)
+
+
+def _open_store(
+    config: KVTransferConfig, shape: KvShape, block_bytes: int, clock: Callable[[], float]
+) -> BlobStore | None:
+    if config.kv_offload_dir is None or config.kv_offload_disk == 0:
+        return None
+    store = BlobStore(claim_folder(Path(config.kv_offload_dir), shape, alone=True), shape, block_bytes, clock)
+    if config.kv_offload_disk < store.file_bytes:
+        store.close()
+        raise KVConfigError(
+            f"kv_offload_disk is {config.kv_offload_disk} and one block takes {store.file_bytes} bytes: raise it"
+        )
+    return store

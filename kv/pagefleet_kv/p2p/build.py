@@ -1,0 +1,105 @@
+"""From the configuration to a running p2p connector."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from pagefleet_protocol.fleet_key import FleetKey
+from pagefleet_protocol.kv_control import PlaneName
+
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.p2p.connector import P2PConnector
+from pagefleet_kv.p2p.control_plane import ControlPlane
+from pagefleet_kv.p2p.data_plane import DataPlane
+from pagefleet_kv.p2p.driver import DriverParts
+from pagefleet_kv.p2p.listening import check_listening, fleet_key, has_tcp
+from pagefleet_kv.p2p.peers import AllowedPeers, parse_peers
+from pagefleet_kv.p2p.planes.cuda_ipc.carrier import host_identity
+from pagefleet_kv.p2p.planes.device.build import device_planes
+from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
+from pagefleet_kv.p2p.transfer.settings import P2PSettings
+from pagefleet_kv.p2p.transfer.source import Source
+from pagefleet_kv.p2p.transfer.target import Target
+from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide
+
+CHOSEN_PORT_TRIES = 20
+
+
+def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
+    """See ConnectorKind: peers that can be read, the fleet's key, and ports that are free."""
+    parse_peers(config.kv_peers)
+    check_listening(config, identity)
+
+
+def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
+    """See ConnectorKind."""
+    return build_p2p(config, side)
+
+
+def build_p2p(config: KVTransferConfig, side: EngineSide, settings: P2PSettings | None = None) -> BuiltConnector:
+    """Listen, and make the connector.
+
+    Args:
+        config: of the engine.
+        side: the engine.
+        settings: limits; default: as the configuration says.
+
+    Raises:
+        KVConfigError: there is no fleet key, an address cannot be used, or the data plane cannot be had here.
+    """
+    key = fleet_key(side.identity)
+    entries = parse_peers(config.kv_peers)
+    settings = settings or settings_of(config, side.pages.bytes_per_block)
+    compatibility = side.shape.compatibility
+    planes: dict[PlaneName, DataPlane] = dict(device_planes(config, side, settings.frame_bytes))
+    try:
+        control, tcp = _listen(config, side, key)
+    except KVConfigError:
+        for plane in planes.values():
+            plane.close()
+        raise
+    if tcp is not None:
+        planes["tcp"] = tcp
+    host = host_identity() if "cuda_ipc" in planes else ""
+    invite: Mapping[PlaneName, Callable[[str], bytes]] = {name: plane.invite for name, plane in planes.items()}
+    parts = DriverParts(
+        source=Source(settings, side.shape, side.identity.incarnation, invite, host),
+        target=Target(settings, side.shape, side.identity.incarnation, tuple(planes), host),
+        control=control,
+        planes=planes,
+        peers=AllowedPeers(entries),
+        pages=side.pages,
+        compatibility=compatibility,
+    )
+    return BuiltConnector(P2PConnector(parts, side.shape.block_size, config.kv_send_type == "put"), control.port)
+
+
+def settings_of(config: KVTransferConfig, block_bytes: int) -> P2PSettings:
+    """Return the limits that the configuration gives, and the defaults of the others."""
+    return dataclasses.replace(
+        P2PSettings(block_bytes),
+        send_type=config.kv_send_type,
+        lease=config.kv_lease,
+        transfer_timeout=config.kv_transfer_timeout,
+        buffer_bytes=config.kv_buffer_size,
+        overflow_bytes=config.kv_overflow_size,
+        recompute_budget=config.kv_recompute_budget,
+    )
+
+
+def _listen(config: KVTransferConfig, side: EngineSide, key: FleetKey) -> tuple[ControlPlane, TcpPlane | None]:
+    """Take the control port and, for tcp, the one after it; where any will do, try until both are free."""
+    tries = 1 if config.kv_port else CHOSEN_PORT_TRIES
+    while True:
+        tries -= 1
+        control = ControlPlane(config.kv_host, config.kv_port, key)
+        if not has_tcp(config):
+            return control, None
+        try:
+            return control, TcpPlane(side.pages, side.shape.compatibility, config.kv_host, control.port + 1)
+        except KVConfigError:
+            control.close()
+            if not tries:
+                raise

@@ -1,0 +1,89 @@
+"""Where frames may land: decided before the first byte of a payload is read, without any I/O.
+
+A frame is placed only if a landing of its transfer, its peer and its epoch waits for exactly this number and block. So
+a frame that is late, doubled, reordered or lies about its length reaches no block.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagefleet_protocol.kv_blob import BlobHeader
+
+from pagefleet_kv.p2p.data_plane import Landing
+
+MAX_FRAME_BYTES = 1 << 26
+"""A header that says more is a lie, and nothing after it can be believed."""
+_NAME = struct.Struct("<16sQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameName:
+    """What the 32 bytes of a blob's name are in a frame."""
+
+    transfer_id: bytes
+    epoch: int
+    seq: int
+
+    def encode(self) -> bytes:
+        """Return 32 bytes."""
+        return _NAME.pack(self.transfer_id, self.epoch, self.seq)
+
+    @classmethod
+    def decode(cls, name: bytes) -> FrameName:
+        """Parse 32 bytes; any are some name."""
+        return cls(*_NAME.unpack(name))
+
+
+@dataclass(slots=True)
+class _Open:
+    peer: str
+    landing: Landing
+    num_blocks: int = 0
+    """That have landed."""
+    num_frames: int = 0
+
+
+class Landings:
+    """All landings of one plane. The owner's thread adds them, the plane's does all else.
+
+    A transfer is added anew only after the plane has told that it was removed, so the two never meet over one.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, _Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, peer: str, landing: Landing) -> None:
+        """Accept frames of a transfer."""
+        self._open[landing.transfer_id] = _Open(peer, landing)
+
+    def remove(self, transfer_id: bytes) -> None:
+        """Accept them no more."""
+        self._open.pop(transfer_id, None)
+
+    def place(self, peer: str, header: BlobHeader) -> Sequence[int] | str:
+        """Return the blocks that a frame is for, or why it is for none."""
+        name = FrameName.decode(header.name)
+        found = self._open.get(name.transfer_id)
+        if found is None or found.peer != peer:
+            return "no transfer of this peer waits for it"
+        landing = found.landing
+        if name.epoch != landing.epoch:
+            return f"its epoch is {name.epoch}, the transfer's is {landing.epoch}"
+        if name.seq != found.num_frames or header.first_block != landing.first_block + found.num_blocks:
+            return f"frame {name.seq} at block {header.first_block} is out of order"
+        blocks = landing.blocks[found.num_blocks : found.num_blocks + header.num_blocks]
+        if len(blocks) != header.num_blocks or header.group != 0:
+            return f"{header.num_blocks} blocks from {header.first_block} are more than were reserved"
+        return blocks
+
+    def landed(self, header: BlobHeader) -> None:
+        """A placed frame is whole and right."""
+        found = self._open[FrameName.decode(header.name).transfer_id]
+        found.num_blocks += header.num_blocks
+        found.num_frames += 1

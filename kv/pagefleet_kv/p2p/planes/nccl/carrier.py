@@ -1,0 +1,340 @@
+"""Slots over NCCL: communicators of two ranks, one per direction, made when a peer is dialled and when frames wait.
+
+They are given up when others need their room. A send is launched once the target has said Go, and then the receive
+runs or is next on its communicator. So no kernel of ours waits for a launch that waits for it, whatever the order of
+links, and each holds at most `MAX_CTAS` multiprocessors for as long as a frame takes. All calls are made by the
+plane's thread. That keeps clear of nothing else that launches NCCL's kernels on the device: an engine with tensor
+parallelism would have to launch both from one thread, and there is none yet. NCCL's connections are not encrypted:
+who is met knows an id that only the control plane carries, but this plane is for networks that you trust.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.link import LinkBroken, Say
+from pagefleet_kv.p2p.planes.device.words import Go, Meet, Park, PleasePark, Seat, Taken, Want, Word
+from pagefleet_kv.p2p.planes.nccl.communicator import (
+    SOURCE_RANK,
+    TARGET_RANK,
+    Communicator,
+    CommunicatorSettings,
+    NcclTransfer,
+)
+from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclLibrary, version_text
+from pagefleet_kv.p2p.planes.nccl.pool import Seated, Seats
+
+MAX_CTAS = 2
+INIT_S = 20.0
+ASK_AGAIN_S = 0.5
+"""Before a source is asked to give up a communicator again."""
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class NcclTotals:
+    """What is counted over all links."""
+
+    made: int = 0
+    parked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the halves of one direction share."""
+
+    communicators: CommunicatorSettings
+    seats: Seats
+    totals: NcclTotals
+
+    def make(self, owner: Seated, unique_id: bytes, rank: int, name: str, now: float) -> Communicator:
+        try:
+            made = Communicator(self.communicators, unique_id, rank, name, self.seats.stream(owner), now)
+        except NcclError as error:
+            raise LinkBroken(str(error)) from None
+        self.totals.made += 1
+        return made
+
+    def drop(self, owner: Seated, made: Communicator | None) -> None:
+        if made is not None:
+            try:
+                made.abort()
+            except NcclError as error:  # nothing is left to be done for it
+                _log.warning("a communicator could not be aborted: %s", error)
+        self.seats.leave(owner)
+
+
+class NcclSource:
+    """Implements `SourceCarrier`.
+
+    Args:
+        peer: the target.
+        say: to the target.
+        shared: with the other links to targets.
+    """
+
+    def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
+        self._peer = peer
+        self._say = say
+        self._shared = shared
+        self._generation = 0
+        self._wanted = False
+        self._seated = False
+        """The target has room."""
+        self._communicator: Communicator | None = None
+        self._waiting: dict[int, Tensor] = {}
+        """Announced frames for which the target has not said Go."""
+        self._now = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """See Seated."""
+        made = self._communicator  # read once: counters are asked for by another thread
+        return 0 if made is None else made.num_bytes
+
+    @property
+    def under_way(self) -> bool:
+        """Whether NCCL, or the wait for a seat, is to be looked after."""
+        made = self._communicator
+        return self._seated or (made is not None and not (made.ready and made.idle))
+
+    def ready(self, now: float) -> bool:
+        """See SourceCarrier. Takes a seat, asks the target for one, and meets it."""
+        if self._communicator is not None:
+            return self._communicator.ready
+        if not self._shared.seats.take(self):
+            return False
+        if not self._wanted:
+            self._wanted = True
+            self._generation += 1
+            self._say(Want(self._generation))
+        elif self._seated:
+            self._seated = False
+            self._meet(now)
+        return False
+
+    def announced(self, number: int, slot: Tensor) -> None:
+        """See SourceCarrier."""
+        self._waiting[number] = slot
+        self._shared.seats.use(self)
+
+    def hear(self, word: Word) -> None:
+        """See SourceCarrier."""
+        match word:
+            case Seat(generation):
+                self._seated = generation == self._generation and self._wanted and self._communicator is None
+            case Go(number):
+                slot = self._waiting.pop(number, None)
+                if slot is None or self._communicator is None:
+                    raise LinkBroken(f"it said Go for frame {number}, which does not wait")
+                self._communicator.give(NcclTransfer(number, slot.data_ptr(), len(slot)), self._now)
+            case Taken():
+                pass  # the send's end says the same
+            case PleasePark(generation):
+                if generation == self._generation:
+                    self.give_up()
+            case _:
+                raise LinkBroken("it said what only a source says")
+
+    def poll(self, now: float) -> Sequence[int]:
+        """See SourceCarrier."""
+        self._now = now
+        if self._communicator is None:
+            return ()
+        return _poll(self._communicator, now)
+
+    def close(self) -> None:
+        """See SourceCarrier."""
+        self._waiting.clear()
+        self._drop()
+
+    def _meet(self, now: float) -> None:
+        try:
+            unique_id = self._shared.communicators.library.unique_id()
+        except NcclError as error:
+            raise LinkBroken(str(error)) from None
+        self._say(Meet(self._generation, unique_id))
+        self._communicator = self._shared.make(self, unique_id, SOURCE_RANK, f"kv to {self._peer[:12]}", now)
+
+    def give_up(self) -> bool:
+        """See Seated: park."""
+        made = self._communicator
+        if made is None or not made.ready or not made.idle or self._waiting:
+            return False
+        self._shared.totals.parked += 1
+        self._say(Park(self._generation))
+        self._drop()
+        return True
+
+    def _drop(self) -> None:
+        made, self._communicator, self._wanted, self._seated = self._communicator, None, False, False
+        self._shared.drop(self, made)
+
+
+class NcclTarget:
+    """Implements `TargetCarrier`.
+
+    Args:
+        peer: the source.
+        say: to the source.
+        shared: with the other links to sources.
+    """
+
+    def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
+        self._peer = peer
+        self._say = say
+        self._shared = shared
+        self._wanted: int | None = None
+        """Generation that waits for a seat."""
+        self._generation: int | None = None
+        """That has one."""
+        self._communicator: Communicator | None = None
+        self._now = 0.0
+        self._asked_at = float("-inf")
+
+    @property
+    def num_bytes(self) -> int:
+        """See Seated."""
+        made = self._communicator  # read once: counters are asked for by another thread
+        return 0 if made is None else made.num_bytes
+
+    @property
+    def under_way(self) -> bool:
+        """Whether NCCL, or the wait for a seat, is to be looked after."""
+        made = self._communicator
+        return self._wanted is not None or (made is not None and not (made.ready and made.idle))
+
+    def fetch(self, number: int, remote_slot: int, into: Tensor) -> None:
+        """See TargetCarrier. Which slot of the source's it is does not matter."""
+        if self._communicator is None:
+            raise LinkBroken(f"frame {number} was announced without a communicator")
+        self._communicator.give(NcclTransfer(number, into.data_ptr(), len(into)), self._now)
+        self._say(Go(number))
+        self._shared.seats.use(self)
+
+    def hear(self, word: Word) -> None:
+        """See TargetCarrier."""
+        match word:
+            case Want(generation):
+                if self._communicator is not None:
+                    raise LinkBroken("it wants a second communicator")
+                self._wanted = generation
+            case Meet(generation, unique_id):
+                if generation != self._generation or self._communicator is not None:
+                    raise LinkBroken("it would meet where there is no seat for it")
+                name = f"kv from {self._peer[:12]}"
+                self._communicator = self._shared.make(self, unique_id, TARGET_RANK, name, self._now)
+            case Park(generation):
+                if generation == self._generation:
+                    self._shared.totals.parked += 1
+                    self._drop()
+            case _:
+                raise LinkBroken("it said what only a target says")
+
+    def poll(self, now: float) -> Sequence[int]:
+        """See TargetCarrier."""
+        self._now = now
+        if self._wanted is not None and self._shared.seats.take(self):
+            self._generation, self._wanted = self._wanted, None
+            self._say(Seat(self._generation))
+        if self._communicator is None:
+            return ()
+        return _poll(self._communicator, now)
+
+    def close(self) -> None:
+        """See TargetCarrier."""
+        self._wanted = None
+        self._drop()
+
+    def give_up(self) -> bool:
+        """See Seated: ask the source to park."""
+        made = self._communicator
+        if made is None or not made.ready or not made.idle or self._now < self._asked_at + ASK_AGAIN_S:
+            return False
+        self._asked_at = self._now
+        assert self._generation is not None
+        self._say(PleasePark(self._generation))
+        return True
+
+    def _drop(self) -> None:
+        made, self._communicator, self._generation = self._communicator, None, None
+        self._shared.drop(self, made)
+
+
+class NcclCarriers:
+    """Implements `Carriers` with NCCL.
+
+    Args:
+        library: NCCL.
+        copies: of the device.
+        max_sending: communicators to targets.
+        max_receiving: communicators to sources.
+        stall_s: for one frame.
+        init_s: for two ranks to meet.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        library: NcclLibrary,
+        copies: DeviceCopies,
+        max_sending: int,
+        max_receiving: int,
+        stall_s: float,
+        init_s: float = INIT_S,
+    ) -> None:
+        self._library = library
+        self._copies = copies
+        self._totals = NcclTotals()
+        settings = CommunicatorSettings(library, copies, MAX_CTAS, init_s, stall_s)
+        self._sending, self._receiving = (
+            _Shared(settings, Seats([copies.new_stream() for _ in range(most)], copies.free_bytes), self._totals)
+            for most in (max_sending, max_receiving)
+        )
+
+    def facts(self) -> bytes:
+        """See Carriers: NCCL's version, which must be one for both."""
+        return self._library.version.to_bytes(4, "little")
+
+    def send_slots(self, count: int) -> Tensor:
+        """See Carriers."""
+        return self._copies.slots(count)
+
+    def to_target(self, peer: str, say: Say) -> NcclSource:
+        """See Carriers."""
+        return NcclSource(peer, say, self._sending)
+
+    def to_source(self, peer: str, facts: bytes, say: Say) -> NcclTarget:
+        """See Carriers."""
+        if facts != self.facts():
+            theirs = int.from_bytes(facts[:4], "little")
+            raise LinkBroken(f"NCCL is {version_text(theirs)} there, {version_text(self._library.version)} here")
+        return NcclTarget(peer, say, self._receiving)
+
+    def counters(self) -> dict[str, float]:
+        """See Carriers."""
+        directions = (self._sending.seats, self._receiving.seats)
+        return {
+            "communicators": float(sum(map(len, directions))),
+            "communicator_bytes": float(sum(seats.num_bytes for seats in directions)),
+            "communicators_made_total": float(self._totals.made),
+            "communicators_parked_total": float(self._totals.parked),
+        }
+
+    def close(self) -> None:
+        """See Carriers: the links had all there was."""
+
+
+def _poll(communicator: Communicator, now: float) -> list[int]:
+    try:
+        return communicator.poll(now)
+    except NcclError as error:
+        raise LinkBroken(str(error)) from None

@@ -1,0 +1,149 @@
+"""One communicator of two ranks, driven without waiting: made, given transfers in order, watched, aborted.
+
+INITIALIZING --state READY--> READY --launch--> LAUNCHING --state READY--> RUNNING --its mark--> READY
+     any --an error, a deadline--> broken: to be aborted
+
+NCCL launches a transfer's kernel in its own time, so its end is a mark on the stream that is set once the launch is
+known to have happened. The next one is launched when it has ended: then nothing queued on a device ever waits for
+another kernel of the same stream, behind which, as streams share the device's queues, other links' kernels would wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark, handle_of
+from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclLibrary, State
+
+SOURCE_RANK = 0
+TARGET_RANK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTransfer:
+    """Bytes to send or to receive; whose memory stays where it is until the transfer ended."""
+
+    number: int
+    address: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorSettings:
+    """What all communicators of a device share.
+
+    Attributes:
+        library: NCCL.
+        copies: of the device.
+        max_ctas: multiprocessors that one may hold.
+        init_s: for both ranks to meet.
+        stall_s: for a transfer at the head of the line.
+    """
+
+    library: NcclLibrary
+    copies: DeviceCopies
+    max_ctas: int
+    init_s: float
+    stall_s: float
+
+
+class Communicator:
+    """One direction between two engines. Aborted, never left to itself: see `abort`.
+
+    Args:
+        settings: of the device.
+        unique_id: which the source drew.
+        rank: SOURCE_RANK sends, TARGET_RANK receives.
+        name: for NCCL's logs.
+        stream: for its kernels; None on a CPU.
+        now: monotonic time.
+
+    Raises:
+        NcclError: NCCL refuses at once.
+    """
+
+    def __init__(
+        self,
+        settings: CommunicatorSettings,
+        unique_id: bytes,
+        rank: int,
+        name: str,
+        stream: torch.cuda.Stream | None,
+        now: float,
+    ) -> None:
+        self._settings = settings
+        self._library = settings.library
+        self._stream = stream
+        self._transfer: Callable[[int, int, int, int], None] = (
+            self._library.send if rank == SOURCE_RANK else self._library.recv
+        )
+        self._given: deque[NcclTransfer] = deque()
+        self._launching: NcclTransfer | None = None
+        self._running: tuple[NcclTransfer, Mark] | None = None
+        self.ready = False
+        self._deadline = now + settings.init_s
+        self._free_before = settings.copies.free_bytes()
+        self.num_bytes = 0
+        """Device memory that it took, as far as the device shows: others take and free some meanwhile."""
+        self._handle: int | None = self._library.begin(unique_id, rank, name, settings.max_ctas)
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing was given that has not ended."""
+        return not (self._given or self._launching or self._running)
+
+    def give(self, transfer: NcclTransfer, now: float) -> None:
+        """Do it after those before it."""
+        if self.idle and self.ready:
+            self._deadline = now + self._settings.stall_s
+        self._given.append(transfer)
+
+    def poll(self, now: float) -> list[int]:
+        """Go on; return the numbers of transfers that have ended.
+
+        Raises:
+            NcclError: NCCL, or the other rank, has failed or was silent for too long; abort it.
+        """
+        assert self._handle is not None
+        ended: list[int] = []
+        if self._library.state(self._handle) is State.READY:
+            if not self.ready:
+                self.ready = True
+                self.num_bytes = max(0, self._free_before - self._settings.copies.free_bytes())
+                self._deadline = now + self._settings.stall_s
+            if self._launching is not None:
+                self._running = self._launching, self._settings.copies.mark(self._stream)
+                self._launching = None
+            if self._running is not None and self._running[1].done():
+                ended.append(self._running[0].number)
+                self._running = None
+                self._deadline = now + self._settings.stall_s
+            if self._given and self._running is None:
+                self._launch(self._given.popleft())
+        if now >= self._deadline and not (self.ready and self.idle):
+            raise NcclError("the other rank was silent for too long" if self.ready else "the other rank did not come")
+        return ended
+
+    def abort(self) -> None:
+        """End it at once, whatever it does; afterwards it touches no transfer's memory.
+
+        NCCL's own farewell waits for the other rank, which may be the reason for ours; an idle communicator loses
+        nothing by an abort.
+
+        Raises:
+            NcclError: it could not be ended in order.
+        """
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._library.abort(handle)
+            if self._launching is not None or self._running is not None:
+                self._settings.copies.mark(self._stream).wait()  # its kernel was told to leave, and soon has
+
+    def _launch(self, transfer: NcclTransfer) -> None:
+        assert self._handle is not None
+        self._transfer(self._handle, transfer.address, transfer.num_bytes, handle_of(self._stream))
+        self._launching = transfer

@@ -1,0 +1,73 @@
+"""The decode engines that talk to a prefill engine: who they are, by which socket, and whether they still live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagefleet_protocol.kv_control import PlaneName
+
+from pagefleet_kv.p2p.transfer.settings import PeerTiming
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One incarnation of a decode engine. Its socket may change when the link was lost for a moment."""
+
+    incarnation: str
+    peer: str
+    """Key of its socket."""
+    plane: PlaneName
+    heard: float
+
+
+class Sessions:
+    """All of them, by socket and by incarnation; as many as `limit`."""
+
+    def __init__(self, limit: int, timing: PeerTiming) -> None:
+        self._limit = limit
+        self._timing = timing
+        self._by_peer: dict[str, Session] = {}
+        self._by_incarnation: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_incarnation)
+
+    def greet(self, peer: str, incarnation: str, plane: PlaneName, now: float) -> Session | None:
+        """Note a Hello; None: there are too many."""
+        known = self._by_incarnation.get(incarnation)
+        if known is None and len(self) >= self._limit:
+            return None
+        before = self._by_peer.get(peer)
+        if known is not None:
+            self._by_peer.pop(known.peer, None)
+            known.peer, known.plane, known.heard = peer, plane, now
+        else:
+            known = self._by_incarnation[incarnation] = Session(incarnation, peer, plane, now)
+        if before is not None and before is not known:
+            before.peer = ""  # the socket is another's now: what it had runs out
+        self._by_peer[peer] = known
+        return known
+
+    def heard(self, peer: str, now: float) -> Session | None:
+        """Note that something came; None: it has not said Hello."""
+        session = self._by_peer.get(peer)
+        if session is not None:
+            session.heard = now
+        return session
+
+    def of(self, incarnation: str) -> Session | None:
+        """Return the session of an engine."""
+        return self._by_incarnation.get(incarnation)
+
+    def take_dead(self, now: float) -> list[Session]:
+        """Remove and return those that were silent for too long."""
+        dead = [s for s in self._by_incarnation.values() if now - s.heard >= self._timing.dead]
+        for session in dead:
+            self.remove(session)
+        return dead
+
+    def remove(self, session: Session) -> None:
+        """Forget one."""
+        self._by_incarnation.pop(session.incarnation, None)
+        if self._by_peer.get(session.peer) is session:
+            del self._by_peer[session.peer]

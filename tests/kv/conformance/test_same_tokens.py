@@ -1,0 +1,80 @@
+"""A whole engine with each connector gives the tokens of one without, also where its pool is far too small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.engine_core.build import build_core
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.port import EngineIdentity
+
+from tests.fakes.small_model import write_small_model
+
+KINDS = ("file", "offload", "p2p,offload", "p2p,file")
+ANSWER = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPTS = {f"{number}": [40 + (number * 31 + place * place) % 200 for place in range(150)] for number in range(6)}
+ROUNDS = 2
+
+
+def core_of(model: Path, num_kv_blocks: int, **kv: Any) -> EngineCore:
+    config = EngineConfig(
+        model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
+        cache=CacheConfig(num_kv_blocks=num_kv_blocks),
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
+        kv_transfer=KVTransferConfig(**kv),
+    )
+    key_file = model / "fleet-key"
+    key_file.write_bytes(b"k" * 32)
+    core, _ = build_core(config, identity=EngineIdentity("a" * 32, str(key_file)))
+    return core
+
+
+def run(core: EngineCore, name: str) -> dict[str, list[int]]:
+    """Ask all prompts at once; returns the answers."""
+    answers: dict[str, list[int]] = {prompt: [] for prompt in PROMPTS}
+
+    def take(outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            assert output.error is None
+            answers[output.request_id.removeprefix(name)] += output.new_token_ids
+
+    for prompt, token_ids in PROMPTS.items():
+        assert core.add(AddRequest(name + prompt, token_ids, ANSWER, (1,))) is None
+    while core.has_work:
+        take(core.step())
+    core.check_integrity()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, list[int]]:
+    core = core_of(model, 256)
+    answers = run(core, "alone")
+    core.shutdown()
+    return answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_kv_blocks", [16, 40])
+def test_same_tokens(
+    model: Path, expected: dict[str, list[int]], tmp_path: Path, kind: str, num_kv_blocks: int
+) -> None:
+    core = core_of(
+        model, num_kv_blocks, kv_connector=kind, kv_offload_dir=str(tmp_path / "kv"), kv_offload_memory=2**24
+    )
+    for number in range(ROUNDS):
+        assert run(core, f"{number}-") == expected
+    core.reset_prefix_cache()
+    assert run(core, "after") == expected
+    core.shutdown()

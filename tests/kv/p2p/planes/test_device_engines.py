@@ -1,0 +1,210 @@
+"""Whole engines that pass K/V by device planes whose device is the host: the same tokens as one engine gives."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.p2p import build as p2p_build
+from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers, host_identity
+from pagefleet_kv.p2p.planes.cuda_ipc.memory import CudaError
+from pagefleet_kv.p2p.planes.device.build import (
+    MAX_COMMUNICATORS,
+    MakeCarriers,
+    device_planes,
+    split_communicators,
+)
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.link import Carriers
+from pagefleet_kv.p2p.planes.device.plane import DevicePlane
+from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
+from pagefleet_kv.port import EngineSide, KVPages
+from pagefleet_protocol.kv_control import PlaneName
+
+from tests.fakes.byte_pages import PATIENCE_S, BytePages, engine_side
+from tests.fakes.kv_engines import FULL_BLOCKS, Fleet, answers_alone, pass_on, running_fleet
+from tests.fakes.nccl_world import FakeNccl, FakeSharedMemory, NcclWorld
+from tests.fakes.small_model import write_small_model
+
+
+class PoolOfHost:
+    """Pages of the host, as if they were a device's."""
+
+    def __init__(self, pages: KVPages) -> None:
+        assert pages.host is not None
+        self._pages = pages
+        self.bytes_per_block = pages.bytes_per_block
+        self.host = None
+        self.blocks = torch.frombuffer(pages.host, dtype=torch.uint8).view(-1, pages.bytes_per_block)
+        self.read = pages.read
+        self.write = pages.write
+
+    def after_steps(self, stream: torch.cuda.Stream) -> None:
+        raise AssertionError("there are no streams on a CPU")
+
+
+class Devices:
+    """What all engines of a test make their carriers of."""
+
+    def __init__(self) -> None:
+        self.world = NcclWorld()
+        self.memory = FakeSharedMemory()
+        self.libraries: list[FakeNccl] = []
+
+    @property
+    def makers(self) -> Mapping[PlaneName, MakeCarriers]:
+        """For `device_planes`."""
+        return {"nccl": self._nccl, "cuda_ipc": lambda copies, most: IpcCarriers(self.memory, copies)}
+
+    def _nccl(self, copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
+        self.libraries.append(FakeNccl(self.world))
+        return NcclCarriers(self.libraries[-1], copies, *most, PATIENCE_S, 2.0)
+
+    def planes(self, config: KVTransferConfig, side: EngineSide, frame_bytes: int) -> dict[PlaneName, DevicePlane]:
+        """As `device_planes`, where the host is a device."""
+        side = dataclasses.replace(side, pages=PoolOfHost(side.pages))
+        return device_planes(config, side, frame_bytes, self.makers)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[int, list[int]]:
+    """What an engine answers that computes all itself."""
+    return answers_alone(model, range(1, 5))
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    made = Devices()
+    monkeypatch.setattr(p2p_build, "device_planes", made.planes)
+    return made
+
+
+@pytest.fixture
+def fleet(model: Path, tmp_path: Path, devices: Devices) -> Iterator[Fleet]:
+    key_file = tmp_path / "fleet-key"
+    key_file.write_bytes(b"k" * 32)
+    with running_fleet(model, key_file) as fleet:
+        yield fleet
+    assert not devices.world.ranks
+    assert devices.memory.opened == 0
+
+
+@pytest.mark.parametrize("plane", ["nccl", "cuda_ipc", "auto"])
+def test_tokens_are_those_of_one_engine(
+    fleet: Fleet, devices: Devices, expected: dict[int, list[int]], plane: str
+) -> None:
+    prefill = fleet.engine("a", kv_role="prefill", kv_data_plane=plane)
+    decode = fleet.engine("d", kv_role="decode", kv_data_plane=plane, kv_peers=prefill.address)
+    for number in (1, 2, 3):
+        assert pass_on(fleet, prefill, decode, number) == expected[number]
+    assert decode.figure("received_blocks_total") == 3 * FULL_BLOCKS
+    assert decode.figure("communicators") == (1.0 if plane == "nccl" else 0.0)
+    assert devices.memory.opened == (0 if plane == "nccl" else 1)
+
+
+def test_two_engines_may_prefill_for_each_other(fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path) -> None:
+    known = tmp_path / "peers"
+    known.touch()
+    one = fleet.engine("a", kv_data_plane="nccl", kv_peers=f"file:{known}")
+    other = fleet.engine("d", kv_data_plane="nccl", kv_peers=one.address)
+    known.write_text(other.address)
+    fleet.until(lambda: one.peers.find(other.address) is not None)
+    assert pass_on(fleet, one, other, 1) == expected[1]
+    assert pass_on(fleet, other, one, 2) == expected[2]
+    assert one.figure("received_blocks_total") == other.figure("received_blocks_total") == FULL_BLOCKS
+
+
+def test_where_memory_cannot_be_opened_the_next_plane_is_taken(
+    fleet: Fleet, devices: Devices, expected: dict[int, list[int]]
+) -> None:
+    devices.memory.refuses = True
+    prefill = fleet.engine("a", kv_role="prefill")
+    decode = fleet.engine("d", kv_role="decode", kv_peers=prefill.address)
+    assert pass_on(fleet, prefill, decode, 1) == expected[1]  # computed here
+    assert decode.figure("received_blocks_total") == 0.0
+    devices.libraries[0].refuses = "ncclCommInitRankConfig: Duplicate GPU detected"
+    assert pass_on(fleet, prefill, decode, 2) == expected[2]
+    assert pass_on(fleet, prefill, decode, 3) == expected[3]  # over tcp
+    assert decode.figure("received_blocks_total") == FULL_BLOCKS
+
+
+def test_damage_on_the_way_is_computed_again(fleet: Fleet, devices: Devices, expected: dict[int, list[int]]) -> None:
+    prefill = fleet.engine("a", kv_role="prefill", kv_data_plane="nccl")
+    decode = fleet.engine("d", kv_role="decode", kv_data_plane="nccl", kv_peers=prefill.address)
+    devices.world.damage = lambda address, num_bytes: _flip(address)
+    assert pass_on(fleet, prefill, decode, 1) == expected[1]
+    assert decode.figure("received_blocks_total") == 0.0
+    devices.world.damage = None
+    assert pass_on(fleet, prefill, decode, 2) == expected[2]
+    assert decode.figure("received_blocks_total") == FULL_BLOCKS
+
+
+def _flip(address: int) -> None:
+    ctypes.c_ubyte.from_address(address + 100).value ^= 1
+
+
+@pytest.mark.parametrize("plane", ["nccl", "cuda_ipc"])
+def test_planes_between_devices_need_a_device(plane: str) -> None:
+    config = KVTransferConfig(kv_connector="p2p", kv_data_plane=plane)  # type: ignore[arg-type]
+    side = engine_side(BytePages(4))
+    with pytest.raises(KVConfigError, match=f"kv_data_plane {plane} needs K/V on a GPU: give auto or tcp"):
+        device_planes(config, side, 1 << 20)
+    assert device_planes(dataclasses.replace(config, kv_data_plane="auto"), side, 1 << 20) == {}
+    assert device_planes(dataclasses.replace(config, kv_data_plane="tcp"), side, 1 << 20) == {}
+
+
+def test_a_plane_that_cannot_be_had_is_refused_by_name_and_left_out_by_auto(devices: Devices) -> None:
+    def refuse(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
+        raise CudaError("cudaMalloc: out of memory")
+
+    config = KVTransferConfig(kv_connector="p2p", kv_data_plane="cuda_ipc")
+    side = engine_side(PoolOfHost(BytePages(4)))
+    makers = {**devices.makers, "cuda_ipc": refuse}
+    with pytest.raises(KVConfigError, match="kv_data_plane cuda_ipc cannot be had: cudaMalloc: out of memory"):
+        device_planes(config, side, 1024, makers)
+    planes = device_planes(dataclasses.replace(config, kv_data_plane="auto"), side, 1024, makers)
+    assert list(planes) == ["nccl"]
+    planes["nccl"].close()
+
+
+def test_memory_of_a_plane_that_cannot_be_had_is_given_back(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(copies: DeviceCopies, count: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(DeviceCopies, "slots", full)
+    config = KVTransferConfig(kv_connector="p2p", kv_data_plane="cuda_ipc")
+    side = engine_side(PoolOfHost(BytePages(4)))
+    with pytest.raises(KVConfigError, match="kv_data_plane cuda_ipc cannot be had: out of memory"):
+        device_planes(config, side, 1024, devices.makers)
+    assert devices.memory.freed
+
+
+@pytest.mark.parametrize(
+    ("role", "most", "split"),
+    [("both", 16, (8, 8)), ("both", 3, (1, 2)), ("prefill", 1, (1, 0)), ("decode", 5, (0, 5))],
+)
+def test_communicators_are_split_by_role(role: str, most: int, split: tuple[int, int]) -> None:
+    config = KVTransferConfig(kv_connector="p2p", kv_role=role, kv_max_communicators=most)  # type: ignore[arg-type]
+    assert split_communicators(config) == split
+
+
+@pytest.mark.parametrize("most", [1, MAX_COMMUNICATORS + 1])
+def test_communicators_that_cannot_be_split_are_refused(most: int) -> None:
+    with pytest.raises(KVConfigError, match="kv_max_communicators"):
+        split_communicators(KVTransferConfig(kv_connector="p2p", kv_max_communicators=most))
+
+
+def test_processes_of_one_host_agree_on_it() -> None:
+    assert host_identity() == host_identity()
+    assert len(host_identity()) in (0, 32)
