@@ -40,11 +40,11 @@ up: $(VENV)/installed  ## Serve examples/01-quickstart on http://127.0.0.1:8000 
 chat: $(VENV)/installed  ## Talk to what `make up` serves
 	@exec $(BIN)/pagefleet chat
 
-# Fleets of real processes share the machine with whatever else it does. What fails is run again, alone: what fails then
-# too is broken, what passes is named by the first run and is to be mended all the same.
+# Tests wait for processes as often as they compute: one worker more than cores keeps two cores busy.
+TEST_WORKERS ?= 3
+
 test: $(VENV)/installed-dev  ## Run the whole test suite
-	@$(BIN)/python -m pytest || { [ $$? -eq 1 ] || exit 2; echo "Again, alone: what failed"; \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --timings
 
 lint: $(VENV)/installed-dev  ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .

@@ -52,7 +52,7 @@ class ModelConfig:
     """fp8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it (on a CPU, which has no
     fp8, they take no less memory); a checkpoint that is quantized says so itself."""
     num_threads: int | None = None
-    """CPU threads of the model; default: one per core that this process may use."""
+    """CPU threads of the model; default: OMP_NUM_THREADS, else one per core that this process may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

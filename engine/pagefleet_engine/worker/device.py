@@ -46,7 +46,9 @@ def resolve_device(requested: Device) -> torch.device:
 
 
 def set_num_threads(requested: int | None) -> int:
-    """Let torch compute with `requested` threads, or one per core that this process may use; returns the number.
+    """Let torch compute with `requested` threads, or with OMP_NUM_THREADS, or one per core that this process may use.
+
+    Returns the number.
 
     Raises:
         ConfigError: the number is under 1.
@@ -54,7 +56,8 @@ def set_num_threads(requested: int | None) -> int:
     if requested is not None and requested < 1:
         raise ConfigError(f"num_threads is {requested}: give at least 1, or leave it out")
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    num_threads = requested or allowed
+    environment = os.environ.get("OMP_NUM_THREADS", "")
+    num_threads = requested or (int(environment) if environment.isdecimal() else 0) or allowed
     torch.set_num_threads(num_threads)
     return num_threads
 

@@ -41,8 +41,13 @@ def _same_threads_after() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_same_threads_after")
-def test_threads_are_those_asked_for_or_one_per_core_allowed() -> None:
+def test_threads_are_those_asked_for_or_one_per_core_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert set_num_threads(3) == torch.get_num_threads() == 3
+    assert set_num_threads(None) == torch.get_num_threads() == 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")  # a list for nested regions, which torch does not have
+    assert set_num_threads(None) == len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS")
     assert set_num_threads(None) == torch.get_num_threads() == len(os.sched_getaffinity(0))
     with pytest.raises(ConfigError, match="num_threads is 0"):
         set_num_threads(0)

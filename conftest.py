@@ -1,0 +1,40 @@
+"""What must be settled before any test module is imported, and which tests share a process."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.timings"]
+
+# Triton reads this when it is first imported, by whichever test comes first. A GPU runs the compiled kernels instead.
+os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidia0").exists() else "1")
+
+# Several processes test side by side; a torch that computes with a thread per core in each would wait for itself.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if find_spec("hypothesis"):  # a machine with a GPU may lack it: bench/gpu_check.sh needs none of its tests
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine makes examples slow, and that says nothing about the code.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
+
+if find_spec("xdist"):
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        """One process runs a file, whose tests share engines; one runs all of e2e/, whose tests share a fleet."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "e2e" if file.startswith("e2e/test_") else file
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+        config.option.loadscopereorder = False  # testpaths has the longest first
+        return ByFile(config, log)
