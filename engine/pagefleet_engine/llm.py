@@ -41,6 +41,9 @@ Message = Mapping[str, Any]
 
 logger = logging.getLogger(__name__)
 
+TRANSFERS_S = 30.0
+"""That an engine which ends waits for its connector; as long as a server does by default."""
+
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
@@ -220,8 +223,8 @@ class LLM:
         return self._core.stats()
 
     def shutdown(self) -> None:
-        """Free the model's memory. The object is of no use afterwards."""
-        self._core.shutdown()
+        """Free the model's memory, once what `kv_connector` stores on disk is there. The object is of no use then."""
+        self._core.shutdown(TRANSFERS_S)
 
     def __enter__(self) -> Self:
         return self

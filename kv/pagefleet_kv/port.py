@@ -183,12 +183,12 @@ class KVConnector(Protocol):
         ...
 
     def drain(self) -> None:
-        """The engine will end soon: take nothing on for others any more. What is under way for them goes on."""
+        """The engine will end soon: take nothing on for others any more. What is under way goes on."""
         ...
 
     @property
     def num_owed(self) -> int:
-        """Transfers to others that go on after their requests have ended; an engine that drains waits for them."""
+        """Transfers to others, and to disk, that go on after their requests have ended; who ends waits for them."""
         ...
 
     def stats(self) -> KVTransferStats:

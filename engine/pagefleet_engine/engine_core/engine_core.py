@@ -6,6 +6,8 @@ launched before the results of the last are waited for, so the device never wait
 
 from __future__ import annotations
 
+import logging
+import select
 import time
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +24,10 @@ from pagefleet_engine.executor.executor import Executor
 
 TRANSFER_STATS_S = 0.25
 """How long the connector's figures are told again before it is asked for newer ones."""
+TRANSFER_LOOK_S = 0.1
+"""Between two looks at what is owed, where no bell says that it has changed."""
+
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -147,10 +153,27 @@ class EngineCore:
         """
         self._scheduler.check_integrity()
 
-    def shutdown(self) -> None:
-        """End all transfers, and free the device."""
-        self._scheduler.connector.close()
-        self._executor.shutdown()
+    def shutdown(self, within_s: float = 0.0) -> None:
+        """Free the device.
+
+        Args:
+            within_s: wait as long at most for K/V that is on its way to others or to disk; the rest is lost.
+        """
+        try:
+            if within_s:
+                self._finish_transfers(within_s)
+        finally:
+            self._scheduler.connector.close()
+            self._executor.shutdown()
+
+    def _finish_transfers(self, within_s: float) -> None:
+        connector, deadline = self._scheduler.connector, time.monotonic() + within_s
+        connector.drain()
+        while (num_owed := connector.num_owed) and (left := deadline - time.monotonic()) > 0:
+            select.select([] if connector.bell is None else [connector.bell], [], [], min(left, TRANSFER_LOOK_S))
+            self.settle()
+        if num_owed:
+            _log.warning("%d transfers of K/V did not end within %g s", num_owed, within_s)
 
     def _newest_transfer_stats(self) -> Mapping[str, float]:
         now = time.monotonic()

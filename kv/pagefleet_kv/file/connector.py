@@ -141,8 +141,8 @@ class FileConnector:
 
     @property
     def num_owed(self) -> int:
-        """None: what it has is its own."""
-        return 0
+        """Saves that are not on the disk yet."""
+        return len(self._saves)
 
     def stats(self) -> KVTransferStats:
         """See KVConnector."""

@@ -202,8 +202,8 @@ class OffloadConnector:
 
     @property
     def num_owed(self) -> int:
-        """None: what it has is its own."""
-        return 0
+        """Blocks on their way to the disk; what is in memory goes with the engine."""
+        return sum(isinstance(job, _Spill) for job in self._jobs.values())
 
     def stats(self) -> KVTransferStats:
         """See KVConnector."""
