@@ -21,10 +21,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.gpu_parts import Goal, Part, gpu_parts, quick_parts, tiny_parts
+from bench.gpu_parts import Device, Goal, Part, first_parts, quick_parts, second_parts, tiny_parts
 
-TOTAL_SECONDS = 525.0
-"""Under nine minutes with what comes before and after; parts that find less time left than they need get that."""
+CALL_SECONDS = 525.0
+"""Of one call: under nine minutes with what comes before and after."""
 _TOO_LITTLE = 5.0
 
 
@@ -115,20 +115,42 @@ def chosen(parts: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
     return [part for part in parts if names is None or any(part.name.startswith(name) for name in names)]
 
 
+def find_device() -> Device:
+    """The GPU, as torch sees it in a process of its own: this one must hold none of its memory. Exits without one."""
+    code = "import torch; of = torch.cuda.get_device_properties(0); print(of.total_memory, of.name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit("gpu_check: torch finds no GPU here: --tiny tries this program on the CPU")
+    memory, _, name = done.stdout.strip().partition(" ")
+    return Device(name, int(memory) / 2**30)
+
+
+def wanted_parts(arguments: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Part]:
+    """The parts of the call, or of both, that were asked for."""
+    if arguments.tiny:
+        return chosen(tiny_parts(checkpoint), arguments.only)
+    device = find_device()
+    print(f"{device.name}, {device.memory_gib:.0f} GiB", flush=True)
+    if arguments.quick:
+        return chosen(quick_parts(device), arguments.only)
+    calls = {1: first_parts(device), 2: second_parts(checkpoint, folder)}
+    return chosen([part for call in arguments.call or calls for part in calls[call]], arguments.only)
+
+
 def main() -> int:
     """Returns 1 if tests failed or were too slow."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="Small parts on the CPU, to try this program itself.")
-    parser.add_argument("--quick", action="store_true", help="Only tests, kernels and latency: under four minutes.")
+    parser.add_argument("--quick", action="store_true", help="Only tests, latency and kernels: under six minutes.")
+    parser.add_argument("--call", type=int, nargs="+", choices=(1, 2), help="One half alone. Default: both.")
     parser.add_argument("--only", nargs="+", metavar="PART", help="Run the parts whose names begin so.")
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="For all parts. Default: %(default)s.")
+    parser.add_argument("--seconds", type=float, help=f"For all parts. Default: {CALL_SECONDS:g} for each call.")
     arguments = parser.parse_args()
+    seconds = arguments.seconds or CALL_SECONDS * (len(arguments.call) if arguments.call else 2)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         folder = Path(os.environ.get("OUT") or scratch)
-        checkpoint = Path(scratch) / "checkpoint"
-        parts = tiny_parts(checkpoint) if arguments.tiny else gpu_parts(checkpoint)
-        parts = quick_parts() if arguments.quick else parts
-        outcomes = run_parts(chosen(parts, arguments.only), folder, arguments.seconds)
+        parts = wanted_parts(arguments, Path(scratch) / "checkpoint", folder)
+        outcomes = run_parts(parts, folder, seconds)
         print("\n" + table(outcomes), flush=True)
     return int(any(outcome.part.is_test and outcome.status != "ok" for outcome in outcomes))
 

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, in one command and under nine minutes: GPU tests, then the figures to reach.
-# Needs python3 with torch, triton and transformers, and no registry: packages that python3 lacks are taken from the
-# wheels in $WHEELS (bench/README.md says how to collect them). Writes JSON to $OUT if that is set.
+# Everything that only a GPU can tell, in two calls of under nine minutes: GPU tests, then the figures to reach.
+# Needs python3 with torch, triton, transformers and pytest, and no registry: packages that python3 lacks are taken from
+# the wheels in $WHEELS (bench/wheels.py collects them). Writes JSON to $OUT if that is set, and what Triton compiled,
+# which $TRITON_CACHE brings along to another machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
-export PYTHONPATH="$PWD:$PWD/protocol:$PWD/kernels:$PWD/text:$PWD/kv:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}:$site"
+export PYTHONPATH="$PWD$(printf ":$PWD/%s" $(dirname -- */pyproject.toml))${PYTHONPATH:+:$PYTHONPATH}:$site"
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
+mkdir -p "$TRITON_CACHE_DIR"
+[ -z "${TRITON_CACHE:-}" ] || tar -xzf "$TRITON_CACHE" -C "$TRITON_CACHE_DIR"
 if [ -n "${WHEELS:-}" ]; then
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl
 fi
@@ -22,4 +26,7 @@ groups = project["entry-points"].items()
 text = "".join(f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in one.items()) for group, one in groups)
 (folder / "entry_points.txt").write_text(text)
 EOS
-"$PYTHON" bench/gpu_check.py "$@"
+status=0
+"$PYTHON" bench/gpu_check.py "$@" || status=$?
+[ -z "${OUT:-}" ] || tar -czf "$OUT/triton-cache.tar.gz" -C "$TRITON_CACHE_DIR" .
+exit $status

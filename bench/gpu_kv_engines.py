@@ -1,13 +1,18 @@
-"""A prefill and a decode engine in two processes that share a device: do they answer as one engine does."""
+"""A prefill and a decode engine in two processes that share a device: do they answer as one engine does, from its K/V.
+
+A request whose K/V does not come fails here: an answer that the decode engine computed itself would prove nothing.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import random
 import select
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -25,6 +30,9 @@ from pagefleet_protocol.kv_handoff import KvTransfer
 
 NUM_PROMPTS = 3
 PROMPT_TOKENS = 600
+BLOCK_TOKENS = 16
+BLOCKS_PER_PROMPT = (PROMPT_TOKENS - 1) // BLOCK_TOKENS
+"""Full ones, of which the last token is always computed."""
 ANSWER_TOKENS = 16
 INCARNATIONS = {"prefill": "a" * 32, "decode": "d" * 32}
 
@@ -49,6 +57,8 @@ class Setting:
     plane: str
     device: str
     peers: str | None
+    environment: Mapping[str, str]
+    """For NCCL, which reads it when the first link is made."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +67,24 @@ class Answer:
 
     request_id: str
     tokens: list[int]
-    num_received: float
-    """Blocks, so far."""
+    received_blocks: float
+    """For this answer."""
     seconds: float
+    error: str | None = None
 
 
-def check_engines(plane: str, device: str, seconds: float) -> dict[str, Any]:
-    """Return whether all tokens are those of the prefill engine alone, and that the blocks came from it."""
+def check_engines(
+    plane: str, device: str, seconds: float, environments: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, Any]:
+    """Return whether all tokens are those of the prefill engine alone, and that the blocks came from it.
+
+    `environments`: variables of the engine's process, by its role.
+    """
     deadline = time.monotonic() + seconds
     prompts = [[random.Random(n).randrange(1, 250) for _ in range(PROMPT_TOKENS)] for n in range(NUM_PROMPTS)]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            engines = _Engines(Path(folder), plane, device, deadline)
+            engines = _Engines(Path(folder), plane, device, environments or {}, deadline)
         except queue.Empty:
             return {"ok": False, "why": "the engines do not start"}
         try:
@@ -79,16 +95,23 @@ def check_engines(plane: str, device: str, seconds: float) -> dict[str, Any]:
             return {"ok": False, "why": f"not done within {seconds:g} s"}
         finally:
             engines.close()
-    equal = sum(one.tokens == other.tokens for one, other in zip(alone, apart, strict=True))
-    wanted = NUM_PROMPTS * (PROMPT_TOKENS - 1) // 16
-    received = apart[-1].num_received
+    return verdict(alone, apart)
+
+
+def verdict(alone: Sequence[Answer], apart: Sequence[Answer]) -> dict[str, Any]:
+    """Figures of the same prompts answered by one engine and by two; an answer counts only with all its blocks sent."""
+    equal = [one.tokens == other.tokens for one, other in zip(alone, apart, strict=True)]
+    sent = [answer.received_blocks >= BLOCKS_PER_PROMPT for answer in apart]
+    from_blocks = sum(both == (True, True) for both in zip(equal, sent, strict=True))
+    received = sum(answer.received_blocks for answer in apart)
+    errors = sorted({answer.error for answer in apart if answer.error})
     return {
-        "ok": equal == NUM_PROMPTS and received >= wanted - NUM_PROMPTS,
-        "equal_answers": equal,
-        "answers": NUM_PROMPTS,
+        "ok": from_blocks == len(apart),
+        "equal_answers_from_blocks": from_blocks,
+        "answers": len(apart),
         "received_blocks": received,
         "seconds_per_answer": min(answer.seconds for answer in apart),
-        "why": f"{equal} of {NUM_PROMPTS} answers equal, {received:g} blocks came",
+        "why": "; ".join((f"{sum(equal)} of {len(apart)} answers equal, {received:g} blocks came", *errors)),
     }
 
 
@@ -102,7 +125,9 @@ class _Process:
 class _Engines:
     """Both processes."""
 
-    def __init__(self, folder: Path, plane: str, device: str, deadline: float) -> None:
+    def __init__(
+        self, folder: Path, plane: str, device: str, environments: Mapping[str, Mapping[str, str]], deadline: float
+    ) -> None:
         self._deadline = deadline
         (folder / "model").mkdir()
         model = write_shape("llama-1m" if device == "cpu" else "llama-125m", folder / "model")
@@ -110,9 +135,10 @@ class _Engines:
         key_file.write_bytes(random.Random(0).randbytes(32))
         self.all: list[_Process] = []
         try:
-            self.prefill = self._start(Setting(model, key_file, "prefill", plane, device, None))
+            of_prefill, of_decode = (environments.get(role, {}) for role in ("prefill", "decode"))
+            self.prefill = self._start(Setting(model, key_file, "prefill", plane, device, None, of_prefill))
             self.address = str(self.prefill.answers.get(timeout=self._left()))
-            self.decode = self._start(Setting(model, key_file, "decode", plane, device, self.address))
+            self.decode = self._start(Setting(model, key_file, "decode", plane, device, self.address, of_decode))
             self.decode.answers.get(timeout=self._left())
         except queue.Empty:
             self.close()
@@ -127,7 +153,7 @@ class _Engines:
         """The decode engine's answer, with a prompt that the prefill engine computes."""
         transfer_id = f"{number + 1:032x}"
         first = KvTransfer("prefill", transfer_id, INCARNATIONS["decode"])
-        second = KvTransfer("decode", transfer_id, INCARNATIONS["prefill"], self.address, "recompute")
+        second = KvTransfer("decode", transfer_id, INCARNATIONS["prefill"], self.address, "fail")
         self.prefill.orders.put(Order(f"p{number}", prompt, 1, first))
         answer = self.answer(self.decode, Order(f"d{number}", prompt, ANSWER_TOKENS, second))
         self.prefill.answers.get(timeout=self._left())
@@ -157,6 +183,7 @@ class _Engines:
 
 
 def _serve(setting: Setting, orders: Queue[Order | None], answers: Queue[Any]) -> None:
+    os.environ.update(setting.environment)
     core, ready = build_core(
         _config(setting), identity=EngineIdentity(INCARNATIONS[setting.role], str(setting.key_file))
     )
@@ -179,13 +206,17 @@ def _answer(core: EngineCore, order: Order) -> Answer:
     sampling = SamplingParams(temperature=0.0, max_tokens=order.max_tokens, ignore_eos=True)
     refused = core.add(AddRequest(order.request_id, order.prompt, sampling, (1,), transfer=order.transfer))
     assert refused is None, f"the engine refuses: {refused}"
-    outputs: list[RequestOutput] = []
+    before, outputs = _received_blocks(core), list[RequestOutput]()
     while not any(output.finish_reason is not None for output in outputs):
         outputs += _step(core)
     tokens = [token for output in outputs for token in output.new_token_ids]
+    seconds = time.perf_counter() - began
+    return Answer(order.request_id, tokens, _received_blocks(core) - before, seconds, outputs[-1].error)
+
+
+def _received_blocks(core: EngineCore) -> float:
     counters = core._scheduler.connector.stats().counters
-    received = counters.get("pagefleet_engine_kv_transfer_received_blocks_total", 0.0)
-    return Answer(order.request_id, tokens, received, time.perf_counter() - began)
+    return counters.get("pagefleet_engine_kv_transfer_received_blocks_total", 0.0)
 
 
 def _step(core: EngineCore) -> list[RequestOutput]:

@@ -56,7 +56,6 @@ BLOCK_BYTES = 512 * 1024
 FRAME_BLOCKS = 8
 NUM_SLOTS = 16
 COMPATIBILITY = b"c" * 32
-TRANSFER = b"t" * 16
 LINK_S, TURN_S = 12.0, 10.0
 TOO_LITTLE_S = 3.0
 ONE_HOST_EACH = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
@@ -115,6 +114,11 @@ def _plane(name: str, pool: torch.Tensor) -> DataPlane:
     return DevicePlane(carriers, copies, COMPATIBILITY, (NUM_SLOTS, NUM_SLOTS), LINK_S, TURN_S)
 
 
+def transfer(turn: int) -> bytes:
+    """Its id. A plane takes the same one again only after it has told that it forgot it."""
+    return turn.to_bytes(16)
+
+
 def content(num_blocks: int, device: str) -> torch.Tensor:
     """What the source's pool holds: the same in both processes."""
     words = torch.arange(num_blocks * BLOCK_BYTES // 8, dtype=torch.int64) * 0x9E3779B97F4A7C1
@@ -133,7 +137,7 @@ def run_source(name: str, device: str, num_blocks: int, turns: int, queues: Mapp
             queues["landed"].get(timeout=30)
             for seq, first in enumerate(range(0, num_blocks, FRAME_BLOCKS)):
                 blocks = range(first, first + FRAME_BLOCKS)
-                end.plane.send("other", Frame(TRANSFER, turn, seq, first, blocks))
+                end.plane.send("other", Frame(transfer(turn), turn, seq, first, blocks))
             end.wait_for(FrameSent, num_blocks // FRAME_BLOCKS, TURN_S)
         while queues["left"].empty():  # words still pass until the target has all
             end.pump()
@@ -150,12 +154,12 @@ def run_target(name: str, device: str, num_blocks: int, turns: int, queues: Mapp
         end.wait_for(LinkUp, 1, LINK_S)
         seconds = []
         for turn in range(turns):
-            end.plane.land("other", Landing(TRANSFER, turn, 0, range(num_blocks - 1, -1, -1)))
+            end.plane.land("other", Landing(transfer(turn), turn, 0, range(num_blocks - 1, -1, -1)))
             queues["landed"].put(turn)
             began = time.perf_counter()
             end.wait_for(FrameArrived, num_blocks // FRAME_BLOCKS, TURN_S)
             seconds.append(time.perf_counter() - began)
-            end.plane.forget(TRANSFER)
+            end.plane.forget(transfer(turn))
         same = torch.equal(end.pool, content(num_blocks, device).flip(0))
         best = num_blocks * BLOCK_BYTES / min(seconds) / 1e9
         queues["result"].put({"ok": same, "gb_per_s": best, "why": "" if same else "the blocks differ"})
@@ -168,7 +172,12 @@ def run_target(name: str, device: str, num_blocks: int, turns: int, queues: Mapp
 def _environment(name: str, role: str) -> dict[str, str]:
     if name == "nccl, one device with two ranks":
         return {**ONE_HOST_EACH, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    return {**ONE_HOST_EACH, "NCCL_HOSTID": role} if name.startswith("nccl") else {}
+    return _seeming_host(role) if name.startswith("nccl") else {}
+
+
+def _seeming_host(role: str) -> dict[str, str]:
+    """Without it NCCL refuses two ranks on one device."""
+    return {**ONE_HOST_EACH, "NCCL_HOSTID": role}
 
 
 def check_pair(name: str, device: str, num_blocks: int, seconds: float, turns: int = 3) -> Outcome:
@@ -211,7 +220,9 @@ def checks(cuda: bool) -> dict[str, Callable[[float], Outcome]]:
         "cuda_ipc": lambda seconds: check_pair("cuda_ipc", "cuda", 1024, min(20.0, seconds)),
         **{name: _nccl_pair(name) for name in ("nccl, two seeming hosts", "nccl, one device with two ranks")},
         "engines: cuda_ipc": lambda seconds: check_engines("cuda_ipc", "cuda", seconds),
-        "engines: nccl": lambda seconds: check_engines("nccl", "cuda", seconds),
+        "engines: nccl": lambda seconds: check_engines(
+            "nccl", "cuda", seconds, {role: _seeming_host(role) for role in ("prefill", "decode")}
+        ),
         "tcp": lambda seconds: check_pair("tcp", "cuda", 1024, min(20.0, seconds)),
         "engines: tcp": lambda seconds: check_engines("tcp", "cuda", seconds),
     }

@@ -13,35 +13,90 @@ import pytest
 
 from bench import gpu_check
 from bench.gpu_check import Outcome, chosen, run_part, run_parts, table
-from bench.gpu_parts import GPU_TESTS, Goal, Part, at_least, at_most, figure, gpu_parts, quick_parts, tiny_parts
+from bench.gpu_kv_engines import BLOCKS_PER_PROMPT, Answer, verdict
+from bench.gpu_kv_planes import checks
+from bench.gpu_parts import (
+    GPU_TESTS,
+    Device,
+    Goal,
+    Part,
+    at_least,
+    at_most,
+    figure,
+    first_parts,
+    quick_parts,
+    second_parts,
+    tiny_parts,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
+H200, H100, UNKNOWN = Device("NVIDIA H200", 139.8), Device("NVIDIA H100 80GB HBM3", 79.1), Device("NVIDIA B300", 270)
+SECOND = second_parts(Path("c"), Path("f"))
 
 
 @pytest.mark.fleet
 def test_the_whole_check_in_small(tmp_path: Path) -> None:
-    environment = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable}
-    command = [str(ROOT / "bench" / "gpu_check.sh"), "--tiny", "--only", "tests", "scheduler", "checkpoint", "startup"]
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    out.mkdir()
+    environment = {**os.environ, "OUT": str(out), "PYTHON": sys.executable, "TRITON_CACHE_DIR": str(cache)}
+    only = ("tests: engine", "scheduler", "checkpoint", "startup")
+    command = [str(ROOT / "bench" / "gpu_check.sh"), "--tiny", "--only", *only]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    written = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert {part["part"]: part["status"] for part in written["parts"]} == dict.fromkeys(
-        ("tests: kernels", "scheduler", "checkpoint", "startup"), "ok"
-    )
-    assert (tmp_path / "startup.json").is_file()
+    written = json.loads((out / "gpu_check.json").read_text())
+    assert {part["part"]: part["status"] for part in written["parts"]} == dict.fromkeys(only, "ok")
+    assert (out / "startup.json").is_file()
+    assert (out / "triton-cache.tar.gz").is_file()
 
 
-def test_small_and_large_have_the_same_parts() -> None:
-    small = {part.name for part in tiny_parts(Path("c"))}
-    large = {part.name.replace("-8b", "").replace("-0.6b", "") for part in gpu_parts(Path("c"))}
-    assert large - small == {"tests: engine", "latency"}
-    assert not small - large
+def test_small_and_large_have_the_same_parts_in_one_order() -> None:
+    small = [part.name for part in tiny_parts(Path("c"))]
+    large = [part.name.replace("-8b", "").replace("-0.6b", "") for part in (*first_parts(H200), *SECOND)]
+    assert list(dict.fromkeys(large)) == [*small, "tuning"]
+
+
+@pytest.mark.parametrize("device", [H200, H100, UNKNOWN])
+def test_the_limits_of_each_calls_parts_fit_into_the_call(device: Device) -> None:
+    for parts in (first_parts(device), SECOND):
+        assert sum(part.seconds for part in parts) <= gpu_check.CALL_SECONDS
 
 
 def test_the_quick_parts_come_first_and_take_no_more_than_six_minutes() -> None:
-    quick = quick_parts()
-    assert [part.name for part in gpu_parts(Path("c"))[: len(quick)]] == [part.name for part in quick]
+    quick = quick_parts(H200)
+    assert [part.name for part in first_parts(H200)[: len(quick)]] == [part.name for part in quick]
     assert sum(part.seconds for part in quick) <= 360
+
+
+def test_each_kind_of_device_has_figures_and_sizes_of_its_own() -> None:
+    assert [device.num_requests for device in (H200, H100, UNKNOWN, Device("", 24), Device("", 8))] == [
+        256,
+        128,
+        256,
+        8,
+        1,
+    ]
+    targets = {
+        device.name: [goal.target for part in first_parts(device) for goal in part.goals]
+        for device in (H200, H100, UNKNOWN)
+    }
+    assert targets[H200.name] != targets[H100.name]
+    assert "any" not in targets[H200.name] + targets[H100.name]
+    assert targets[UNKNOWN.name].count("any") == 3
+    (throughput,) = (part for part in first_parts(H100) if part.name == "throughput-8b")
+    assert "--num-requests=128" in throughput.arguments
+
+
+def test_a_goal_of_prefill_and_decode_is_not_reached_by_answers_that_no_block_was_sent_for() -> None:
+    (planes,) = (part for part in SECOND if part.name == "kv planes")
+    alone = [Answer(f"alone-{n}", [n], 0, 1.0) for n in range(3)]
+
+    def reached(received_blocks: float) -> list[bool]:
+        apart = [Answer(f"d-{n}", [n], received_blocks, 1.0) for n in range(3)]
+        figures = {f"engines: {plane}": verdict(alone, apart) for plane in ("cuda_ipc", "nccl")}
+        return [goal.reached(goal.read(figures)) for goal in planes.goals[:2]]
+
+    assert reached(BLOCKS_PER_PROMPT) == [True, True]
+    assert reached(0) == [False, False]
 
 
 def test_every_gpu_test_lies_in_the_folders_that_are_run() -> None:
@@ -49,6 +104,12 @@ def test_every_gpu_test_lies_in_the_folders_that_are_run() -> None:
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert len(found) >= 5
     assert [name for name in found if not name.startswith((*GPU_TESTS, "tests/bench/"))] == []
+
+
+@pytest.mark.fleet
+def test_a_pool_goes_over_the_plane_that_needs_no_gpu() -> None:
+    outcome = checks(cuda=False)["tcp"](60.0)
+    assert outcome["ok"], outcome["why"]
 
 
 def sleeper(name: str, seconds: float, limit: float) -> Part:

@@ -1,7 +1,8 @@
 """The machine's own limits, measured: bytes per second that a copy moves, operations per second of a bf16 product.
 
-What a model's step needs at least follows from its shape, and the larger of the two times is the floor that no engine
-gets under (Williams, Waterman and Patterson, "Roofline", CACM 2009).
+What a kernel needs at least follows from its shapes: the larger of the two times is the floor that no engine gets under
+(Williams, Waterman and Patterson, "Roofline", CACM 2009). A step's floor is the sum over its kernels, as they run one
+after the other: products with weights on one side, attention on the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Roofline:
     """bfloat16."""
 
     def seconds(self, num_bytes: float, flops: float) -> float:
-        """The floor for work that moves so many bytes and does so many operations."""
+        """The floor of a kernel that moves so many bytes and does so many operations."""
         return max(num_bytes / self.copy_bytes_per_s, flops / self.matmul_flops_per_s)
 
 
@@ -40,7 +41,9 @@ class ModelCost:
     """Read in every step: all matrices and the head, not the embedding's rows."""
     kv_bytes_per_token: float
     flops_per_token: float
-    """Of the matrices; attention comes on top."""
+    """Of the layers' matrices; attention comes on top."""
+    head_flops: float
+    """Of each row whose logits are wanted."""
     attention_flops_per_pair: float
     """Per query and key, over all layers."""
 
@@ -54,14 +57,15 @@ class ModelCost:
             weight_bytes=arch.num_layers * per_layer * weight_bytes_per_element + head * 2.0,
             kv_bytes_per_token=arch.num_layers * 2 * kv * kv_bytes_per_element,
             flops_per_token=2.0 * arch.num_layers * per_layer,
+            head_flops=2.0 * head,
             attention_flops_per_pair=4.0 * arch.num_layers * query,
         )
 
     def decode_seconds(self, roofline: Roofline, batch_size: int, context: float) -> float:
         """Floor of one step that gives each of `batch_size` requests a token."""
-        num_bytes = self.weight_bytes + batch_size * context * self.kv_bytes_per_token
-        flops = batch_size * (self.flops_per_token + context * self.attention_flops_per_pair)
-        return roofline.seconds(num_bytes, flops)
+        pairs = batch_size * context
+        products = roofline.seconds(self.weight_bytes, batch_size * (self.flops_per_token + self.head_flops))
+        return products + roofline.seconds(pairs * self.kv_bytes_per_token, pairs * self.attention_flops_per_pair)
 
     def batch_seconds(self, roofline: Roofline, input_lens: Sequence[int], output_lens: Sequence[int]) -> float:
         """Floor of an offline job: all prompts, then steps in which every request that is not done gets a token."""

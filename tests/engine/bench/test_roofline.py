@@ -39,6 +39,15 @@ def test_costs_of_published_shapes(
     assert cost.decode_seconds(H200, 1, 0) * 1e3 == pytest.approx(floor_ms, rel=0.02)
 
 
+def test_kernels_of_a_step_follow_each_other(tmp_path: Path) -> None:
+    """Many short contexts: weights are bound by operations, attention by bytes, and neither hides the other."""
+    cost = ModelCost.of(arch_of("llama-3.1-8b", tmp_path))
+    products = 512 * (cost.flops_per_token + cost.head_flops) / 989e12
+    attention = 512 * 500 * cost.kv_bytes_per_token / 4.8e12
+    assert products > cost.weight_bytes / 4.8e12
+    assert cost.decode_seconds(H200, 512, 500) == pytest.approx(products + attention)
+
+
 def test_a_long_prompt_is_bound_by_its_operations(tmp_path: Path) -> None:
     cost = ModelCost.of(arch_of("llama-3.1-8b", tmp_path))
     assert cost.prefill_seconds(H200, 8192) == pytest.approx(
