@@ -35,6 +35,8 @@ if find_spec("xdist"):
             return "e2e" if file.startswith("e2e/test_") else file
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+        if config.option.dist != "load":  # somebody asks for another way: kernel tests on a GPU share nothing
+            return None
         config.option.loadscopereorder = False  # testpaths has the longest first
         return ByFile(config, log)

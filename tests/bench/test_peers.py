@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bench.engines.client import EngineFailedError, EngineProcess, EngineSpec
-from bench.gpu_parts import gpu_parts
+from bench.gpu_parts import second_parts
 from bench.peers import PEERS, Figures, Traffic, compare, measure, specs, tokens_per_s, traffics
 
 
@@ -89,5 +89,5 @@ def test_every_way_has_a_process_and_a_goal(tiny: bool) -> None:
     assert {peer.traffic for peer in PEERS} == set(traffics(tiny))
     assert all(spec.options.get("device") == ("cpu" if tiny else None) for spec in found)
     figures: Figures = {peer.name: {"pagefleet_over_peer": 2.0} for peer in PEERS}
-    goals = next(part.goals for part in gpu_parts(Path("c")) if part.name == "transformers")
+    goals = next(part.goals for part in second_parts(Path("c"), Path("f")) if part.name == "transformers")
     assert [goal.read(figures) for goal in goals] == [2.0] * len(PEERS)
