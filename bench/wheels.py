@@ -2,8 +2,8 @@
 
 python bench/wheels.py FOLDER [--python-version 3.12]
 
-Which ones follows from what is installed here (`make install`): all that the engine, the distributions below it and the
-GPU tests require, and what that requires, without what such a machine has anyway. Versions are those of constraints.txt.
+Which ones follows from what is installed here (`make install`): all that the engine and the GPU tests require, and what
+that requires, without what such a machine has anyway. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
