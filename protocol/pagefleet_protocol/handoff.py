@@ -5,8 +5,8 @@ uint32, prompt first, then the tokens that another engine has generated already.
 send these headers through a router, which drops every header of this prefix.
 
 A stream that may be continued carries notes: before each event a comment line (which readers of event streams skip)
-with the tokens since the last note, and how many characters of text the client has after that event. The router takes
-them out. An event without a note is an error.
+with the tokens of its choice since the choice's last note, and how many characters of the choice's text the client has
+after that event. The router takes them out. An event without a note is an error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,26 @@ MARKS = frozenset({OPENED, ENDED, COUNTED})
 its finish reason, the one with the usage. To a router they are ids like others: it counts them and hands them on."""
 
 NOTE_START = b":pf "
-_NOTE = re.compile(rb":pf ([A-Za-z0-9+/=]*) ([0-9]{1,12})\n")
-_STATE = re.compile(r"id=([0-9a-f]{32});created=([0-9]{1,12});tokens=([0-9]{1,9});chars=([0-9]{1,12})")
+_NOTE = re.compile(rb":pf ([A-Za-z0-9+/=]*) ([0-9]{1,12})(?: ([0-9]{1,6}))?\n")
+_NOTE_LINE = b"\n" + NOTE_START
+_STATE = re.compile(
+    r"id=([0-9a-f]{32});created=([0-9]{1,12});tokens=([0-9]{1,9}(?:,[0-9]{1,9})*);chars=([0-9]{1,12}(?:,[0-9]{1,12})*)"
+)
 _SALT = re.compile(r"[A-Za-z0-9_-]{1,256}")
 
 
 class HandoffError(ValueError):
     """A header, note or body that no router or engine of ours writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the client has of one choice."""
+
+    num_tokens: int = 0
+    """Generated tokens and marks behind the body."""
+    num_chars: int = 0
+    """Characters (code points) of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +65,19 @@ class StreamState:
     """32 hexadecimal digits: the answer's `id` behind its prefix (chatcmpl-, cmpl-)."""
     created: int
     """The answer's `created`, seconds."""
-    num_tokens: int = 0
-    """Generated tokens behind the body; 0 in a request that is not continued."""
-    num_chars: int = 0
-    """Characters (code points) of text that the client has."""
+    choices: tuple[Shown, ...] = (Shown(),)
+    """By index; those that are missing have not begun. Their tokens stand behind the body in this order."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices; 0 in a request that is not continued."""
+        return sum(choice.num_tokens for choice in self.choices)
 
     def encode(self) -> str:
         """Return the header's value."""
-        return f"id={self.answer_id};created={self.created};tokens={self.num_tokens};chars={self.num_chars}"
+        tokens = ",".join(str(choice.num_tokens) for choice in self.choices)
+        chars = ",".join(str(choice.num_chars) for choice in self.choices)
+        return f"id={self.answer_id};created={self.created};tokens={tokens};chars={chars}"
 
 
 def decode_stream_state(value: str) -> StreamState:
@@ -69,9 +87,12 @@ def decode_stream_state(value: str) -> StreamState:
         HandoffError: it is something else.
     """
     found = _STATE.fullmatch(value)
-    if found is None:
+    tokens, chars = ("", "") if found is None else (found[3].split(","), found[4].split(","))
+    if found is None or len(tokens) != len(chars):
         raise HandoffError(f"{STREAM} is not valid")
-    return StreamState(found[1], int(found[2]), int(found[3]), int(found[4]))
+    return StreamState(
+        found[1], int(found[2]), tuple(Shown(int(n), int(c)) for n, c in zip(tokens, chars, strict=True))
+    )
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -114,36 +135,46 @@ def split_body(body: bytes, num_prompt: int, num_generated: int) -> tuple[bytes,
     return body[:end], unpack_tokens(body[end:middle]), unpack_tokens(body[middle:])
 
 
-def encode_note(token_ids: Sequence[int], num_chars: int) -> bytes:
-    """Return the comment line to put before an event."""
-    return b"%b%b %d\n" % (NOTE_START, binascii.b2a_base64(pack_tokens(token_ids), newline=False), num_chars)
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What stands before an event."""
+
+    choice: int
+    tokens: bytes
+    """Packed."""
+    num_chars: int
 
 
-def take_notes(events: bytes) -> tuple[bytes, bytes, int | None]:
-    """Separate whole events from their notes.
+def encode_note(token_ids: Sequence[int], num_chars: int, choice: int = 0) -> bytes:
+    """Return the comment line to put before an event; the first choice is not named."""
+    packed = binascii.b2a_base64(pack_tokens(token_ids), newline=False)
+    if choice:
+        return b"%b%b %d %d\n" % (NOTE_START, packed, num_chars, choice)
+    return b"%b%b %d\n" % (NOTE_START, packed, num_chars)
 
-    Returns:
-        The events without notes, the packed tokens of all notes, and the last note's number of characters (None where
-        there is no note).
+
+def take_note(event: bytes) -> tuple[bytes, Note | None]:
+    """Separate an event from its note, which is its first line.
 
     Raises:
-        HandoffError: a note is damaged.
+        HandoffError: the note is damaged, or not the first line.
     """
-    if NOTE_START not in events:
-        return events, b"", None
-    tokens, num_chars, kept, end = [], None, [], 0
-    for found in _NOTE.finditer(events):
-        if found.start() and events[found.start() - 1] not in b"\r\n":
-            continue  # inside a line: text that looks like a note
+    note = None
+    if event.startswith(NOTE_START):
+        found = _NOTE.match(event)
+        if found is None:
+            raise HandoffError("a note is damaged")
         try:
-            tokens.append(binascii.a2b_base64(found[1], strict_mode=True))
+            tokens = binascii.a2b_base64(found[1], strict_mode=True)
         except binascii.Error as error:
             raise HandoffError(f"a note is damaged ({error})") from None
-        num_chars = int(found[2])
-        kept.append(events[end : found.start()])
-        end = found.end()
-    kept.append(events[end:])
-    return b"".join(kept), b"".join(tokens), num_chars
+        if len(tokens) % 4:
+            raise HandoffError("a note holds a part of a token")
+        note = Note(int(found[3] or 0), tokens, int(found[2]))
+        event = event[found.end() :]
+    if NOTE_START in event and (event.startswith(NOTE_START) or _NOTE_LINE in event):
+        raise HandoffError("a note is damaged")
+    return event, note
 
 
 def tenant_salt(tenant: str) -> str:

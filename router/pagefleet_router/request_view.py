@@ -45,5 +45,3 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     stream: bool = False
     may_split: bool = False
     """Whether another engine may compute its prompt; looked at only where engines have parts."""
-    resumable: bool = False
-    """Whether another engine could go on with the stream and give the same tokens: greedy or seeded, one choice."""

@@ -278,14 +278,12 @@ class ExchangeScene:
     def pool_of(self, dial: Dial) -> Pool:
         return next(pool for pool in self.pools.by_url.values() if dial in pool.dials)
 
-    def come(self, stream: bool = True, resumable: bool = True, num_tokens: int = 100) -> Asked:
+    def come(self, stream: bool = True, num_tokens: int = 100) -> Asked:
         """Let a request come."""
         request = ClientRequest("POST", b"/v1/chat/completions", body=BODY, began_at=self.now)
         request.route = route_of("/v1/chat/completions")
         request.request_id = b"req-%d" % len(self.asked)
-        view = RequestView(
-            "m", num_tokens=num_tokens, stream=stream, resumable=stream and resumable, may_split=bool(self.roles)
-        )
+        view = RequestView("m", num_tokens=num_tokens, stream=stream, may_split=bool(self.roles))
         client = Client()
         self.asked.append(Asked(Exchange(request, view, client, self.services), client, stream))
         self.asked[-1].exchange.start()

@@ -80,8 +80,8 @@ def rest_of_answer(state: StreamState, given: Sequence[int]) -> list[Noted]:
         first = events.pop(0)
         ids += first.ids
         assert len(ids) <= len(given), "tokens of half an event"
-        assert first.num_chars <= state.num_chars
-    assert not given or first.num_chars == state.num_chars
+        assert first.num_chars <= state.choices[0].num_chars
+    assert not given or first.num_chars == state.choices[0].num_chars
     return events
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -25,7 +25,9 @@ from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.handoff import (
     PROMPT_TOKENS,
     STREAM,
+    Shown,
     StreamState,
+    take_note,
 )
 from pagefleet_text.tokenizer import Tokenizer
 
@@ -95,6 +97,45 @@ async def open_site(core: EngineCore, tokenizer: Tokenizer, **more_parts: Any) -
             yield Site(http, parts, engine)
     assert core.stats().kv_usage == 0
     core.check_integrity()
+
+
+@dataclass
+class Gathered:
+    """What a router has of a stream."""
+
+    events: bytes = b""
+    """Without notes."""
+    tokens: dict[int, bytes] = field(default_factory=dict)
+    num_chars: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def state(self) -> StreamState:
+        choices = (Shown(len(self.tokens.get(i, b"")) // 4, self.num_chars.get(i, 0)) for i in range(self._num_choices))
+        return replace(STATE, choices=tuple(choices))
+
+    @property
+    def packed(self) -> bytes:
+        return b"".join(self.tokens.get(i, b"") for i in range(self._num_choices))
+
+    @property
+    def _num_choices(self) -> int:
+        return max(self.num_chars) + 1
+
+
+def gathered(stream: bytes) -> Gathered:
+    found = Gathered()
+    for block in blocks_of(stream):
+        event, note = take_note(block)
+        found.events += event
+        if note is not None:
+            found.tokens[note.choice] = found.tokens.get(note.choice, b"") + note.tokens
+            found.num_chars[note.choice] = note.num_chars
+    return found
+
+
+def shown(num_tokens: int = 0, num_chars: int = 0) -> StreamState:
+    """Return the state of a stream of one choice."""
+    return replace(STATE, choices=(Shown(num_tokens, num_chars),))
 
 
 def script_of(text: str) -> list[int]:

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from pagefleet_protocol.handoff import (
     MARKS,
     HandoffError,
+    Note,
+    Shown,
     StreamState,
     decode_stream_state,
     encode_note,
     pack_tokens,
     split_body,
-    take_notes,
+    take_note,
     unpack_tokens,
 )
 
@@ -25,23 +27,37 @@ payloads = st.one_of(
 )
 
 
-@given(st.lists(st.tuples(tokens, st.integers(0, 10**12 - 1), payloads), min_size=1, max_size=5))
-def test_notes_come_out_as_they_went_in_and_leave_the_events(events: list[tuple[list[int], int, bytes]]) -> None:
-    framed = [b"data: " + payload + b"\n\n" for _, _, payload in events]
-    noted = b"".join(encode_note(ids, chars) + event for (ids, chars, _), event in zip(events, framed, strict=True))
-    assert take_notes(noted) == (b"".join(framed), b"".join(pack_tokens(ids) for ids, _, _ in events), events[-1][1])
+@given(tokens, st.integers(0, 10**12 - 1), st.integers(0, 10**6 - 1), payloads)
+def test_a_note_comes_out_as_it_went_in_and_leaves_the_event(
+    ids: list[int], num_chars: int, choice: int, payload: bytes
+) -> None:
+    event = b"data: " + payload + b"\n\n"
+    noted = encode_note(ids, num_chars, choice) + event
+    assert take_note(noted) == (event, Note(choice, pack_tokens(ids), num_chars))
+
+
+def test_the_first_choice_is_written_as_it_was_before_there_were_several() -> None:
+    assert encode_note([1], 2) == b":pf AQAAAA== 2\n"
+    assert StreamState("0" * 32, 5, (Shown(3, 4),)).encode() == f"id={'0' * 32};created=5;tokens=3;chars=4"
 
 
 def test_events_without_notes_pass_as_they_are() -> None:
-    assert take_notes(b"data: {}\n\n: ping\n\n") == (b"data: {}\n\n: ping\n\n", b"", None)
-    assert take_notes(b"data: a :pf AAAA 1\n\n") == (b"data: a :pf AAAA 1\n\n", b"", None)
+    assert take_note(b"data: {}\n\n") == (b"data: {}\n\n", None)
+    assert take_note(b"data: a :pf AAAA 1\n\n") == (b"data: a :pf AAAA 1\n\n", None)
+
+
+@pytest.mark.parametrize("damaged", [b":pf AAA 1\n", b":pf AAAAAA== 1 \n", b": ping\n:pf AAAAAA== 1\n"])
+def test_what_is_nearly_a_note_is_refused(damaged: bytes) -> None:
     with pytest.raises(HandoffError):
-        take_notes(b":pf AAA 1\ndata: x\n\n")
+        take_note(damaged + b"data: x\n\n")
 
 
-@given(st.integers(0, 2**128 - 1), st.integers(0, 10**12 - 1), st.integers(0, 10**9 - 1), st.integers(0, 10**12 - 1))
-def test_a_state_survives_its_header(number: int, created: int, num_tokens: int, num_chars: int) -> None:
-    state = StreamState(f"{number:032x}", created, num_tokens, num_chars)
+shown = st.builds(Shown, st.integers(0, 10**9 - 1), st.integers(0, 10**12 - 1))
+
+
+@given(st.integers(0, 2**128 - 1), st.integers(0, 10**12 - 1), st.lists(shown, min_size=1, max_size=5))
+def test_a_state_survives_its_header(number: int, created: int, choices: list[Shown]) -> None:
+    state = StreamState(f"{number:032x}", created, tuple(choices))
     assert decode_stream_state(state.encode()) == state
 
 

@@ -47,7 +47,7 @@ class ChatRoute:
         service.check_model(chat.model)
         service.count_ignored(chat.ignored)
         salt = handed.head.salt_with(chat.cache_salt)
-        stream = noted_stream(handed, chat.stream and chat.sampling.n == 1, service.model.max_model_len)
+        stream = noted_stream(handed, chat.sampling.n if chat.stream else 0, service.model.max_model_len)
         prompt = await self._prepare(handed, stream)
         transfer = handed.head.transfer
         if transfer is not None and transfer.leg == "prefill":
@@ -71,7 +71,7 @@ class ChatRoute:
         sampling = to_sampling_params(
             chat.sampling, self._service.model, max_tokens, logprobs, chat.sampling.prompt_logprobs
         )
-        return PreparedPrompt(ids, await prompts.spell(sampling), stream.so_far if stream else None)
+        return PreparedPrompt(ids, await prompts.spell(sampling), stream.so_far(0, sampling.n) if stream else ())
 
     async def _whole(
         self, chat: ChatRequest, head: AnswerHead, prompt: PreparedPrompt, chunks: Chunks

@@ -22,7 +22,9 @@ class TokenCounts:
     def __init__(self, prompts: Sequence[PreparedPrompt]) -> None:
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._n = prompts[0].sampling.n
-        self._completion_tokens = sum(len(prompt.resumed.token_ids) for prompt in prompts if prompt.resumed)
+        self._completion_tokens = sum(
+            len(resumed.token_ids) for prompt in prompts for resumed in prompt.resumed if resumed
+        )
         self._cached_tokens = 0
 
     def add(self, index: int, chunk: Chunk) -> None:

@@ -48,8 +48,8 @@ class CompletionRoute:
         service.check_model(asked.model)
         service.count_ignored(asked.ignored)
         salt = handed.head.salt_with(asked.cache_salt)
-        one = len(asked.prompts) == asked.sampling.n == 1
-        stream = noted_stream(handed, asked.stream and one and not asked.echo, service.model.max_model_len)
+        num_choices = len(asked.prompts) * asked.sampling.n
+        stream = noted_stream(handed, num_choices if asked.stream else 0, service.model.max_model_len)
         transfer = handed.head.transfer
         check_one_prompt(transfer, len(asked.prompts))
         prompts = await self._prepare(handed, stream)
@@ -61,8 +61,10 @@ class CompletionRoute:
         if not asked.stream:
             return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
         choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)
-        if asked.logprobs is not None and prompts[0].resumed is not None:
-            choice.begin_at(await service.prompts.offset_after(prompts[0].resumed.token_ids))
+        if asked.logprobs is not None and stream is not None:
+            for index, shown in enumerate(stream.choices):
+                if shown.so_far is not None:
+                    choice.begin_at(index, await service.prompts.offset_after(shown.so_far.token_ids))
         writer = EventWriter("text_completion", head, choice, TokenCounts(prompts), asked.stream_options)
         return stream_answer(service, chunks, writer, stream)
 
@@ -79,8 +81,11 @@ class CompletionRoute:
         max_tokens = fitting_max_tokens(asked.max_tokens, max(map(len, token_ids)), model, "max_tokens")
         # One for all prompts: its lists may be long, and there may be a thousand prompts.
         sampling = await prompts.spell(to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored))
-        so_far = stream.so_far if stream else None
-        return [PreparedPrompt(ids, sampling, so_far) for ids in token_ids]
+        n = sampling.n
+        return [
+            PreparedPrompt(ids, sampling, stream.so_far(n * i, n * (i + 1)) if stream else ())
+            for i, ids in enumerate(token_ids)
+        ]
 
     async def _echoes(self, asked: CompletionRequest, prompts: Sequence[PreparedPrompt]) -> list[str]:
         """Return what stands before each prompt's answers: the prompt as given, or nothing."""
@@ -137,10 +142,10 @@ class CompletionChoiceFormat:
         if logprobs is not None:
             self._lists = [CompletionLogprobList(logprobs, tokenizer) for _ in self._before]
 
-    def begin_at(self, offset: int) -> None:
-        """Count the characters of tokens' texts from `offset` on, which the answer has already."""
-        for growing in self._lists or ():
-            growing.offset = offset
+    def begin_at(self, index: int, offset: int) -> None:
+        """Count the characters of a choice's tokens from `offset` on, which the answer has already."""
+        if self._lists is not None:
+            self._lists[index].offset = offset
 
     def opening(self, index: int) -> bytes | None:
         """Return the echo, if there is one."""

@@ -1,17 +1,19 @@
 """Streams that another engine can continue, and streams that continue another engine's.
 
-Before each event stands a note for the router: the tokens whose text the event is the first to show (with those that
-show none yet), and how much text the client has then. Marks among the tokens stand for events that show no text. So
-what the router gives back says of every event whether the client has it.
+Before each event stands a note for the router: the tokens of its choice whose text the event is the first to show (with
+those that show none yet), and how much of the choice's text the client has then. Marks among the tokens stand for
+events that show no text. So what the router gives back says of every event whether the client has it, and no token is
+generated a second time: tokens drawn by chance go on as well as certain ones.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagefleet_protocol.handoff import COUNTED, ENDED, MARKS, OPENED, StreamState, encode_note
+from pagefleet_protocol.handoff import COUNTED, ENDED, MARKS, OPENED, Shown, StreamState, encode_note
 
 from pagefleet_engine.engine_core.output_text import OutputSoFar
 from pagefleet_engine.errors import InvalidRequest
@@ -26,42 +28,65 @@ from pagefleet_engine.server.sse import AnswerHead, EventWriter, event_stream
 
 
 @dataclass(frozen=True, slots=True)
-class NotedStream:
-    """A stream with notes: what the router calls it, and what the client has of it."""
+class ShownChoice:
+    """What the client has of one choice."""
 
-    state: StreamState
-    marks: frozenset[int]
-    so_far: OutputSoFar | None
+    num_chars: int = 0
+    is_opened: bool = False
+    marks: frozenset[int] = frozenset()
+    so_far: OutputSoFar | None = None
     """None: no token of it was shown."""
 
 
-def noted_stream(handed: Handed[Any], resumable: bool, max_model_len: int) -> NotedStream | None:
-    """Return the stream that a router asks for; None where it asks for none, or for one that no engine could continue.
+@dataclass(frozen=True, slots=True)
+class NotedStream:
+    """A stream with notes: what the router calls it, and what the client has of each of its choices."""
+
+    state: StreamState
+    choices: tuple[ShownChoice, ...]
+
+    def so_far(self, start: int, end: int) -> tuple[OutputSoFar | None, ...]:
+        """Return the outputs that a range of choices goes on from."""
+        return tuple(choice.so_far for choice in self.choices[start:end])
+
+
+def noted_stream(handed: Handed[Any], num_choices: int, max_model_len: int) -> NotedStream | None:
+    """Return the stream that a router asks for; None where it asks for none, or for an answer that is no stream.
 
     Args:
         handed: the request.
-        resumable: whether it asks for one streamed answer that begins with generated text.
+        num_choices: that it streams; 0: it streams none.
         max_model_len: no answer has more tokens.
 
     Raises:
-        HttpRefusal: 409, it is to be continued and is not resumable.
-        InvalidRequest: text was shown and no token, or more tokens than an answer can have.
+        HttpRefusal: 409, an answer is to be continued that is no stream.
+        InvalidRequest: text was shown and no token, or more choices or tokens than the answer can have.
     """
     state = handed.head.stream
     if state is None:
         return None
-    if not resumable:
+    if not num_choices:
         if state.num_tokens:
-            message = "Only a stream of one answer to one prompt, without echo, can be continued."
-            raise HttpRefusal(409, message, code="cannot_resume")
+            raise HttpRefusal(409, "Only a stream can be continued.", code="cannot_resume")
         return None
-    if state.num_tokens > max_model_len + len(MARKS):
+    if len(state.choices) > num_choices:
+        raise InvalidRequest("The stream to continue has more choices than this one.", None, "invalid_handoff")
+    choices, start = [], 0
+    for shown in state.choices:
+        end = start + shown.num_tokens
+        choices.append(_shown_choice(shown, handed.generated_ids[start:end], max_model_len))
+        start = end
+    return NotedStream(state, (*choices, *[ShownChoice()] * (num_choices - len(choices))))
+
+
+def _shown_choice(shown: Shown, generated_ids: Sequence[int], max_model_len: int) -> ShownChoice:
+    if shown.num_tokens > max_model_len + len(MARKS):
         raise InvalidRequest("The stream to continue is longer than the context.", None, "invalid_handoff")
-    token_ids = [token for token in handed.generated_ids if token not in MARKS]
-    if state.num_chars and not token_ids:
+    token_ids = [token for token in generated_ids if token not in MARKS]
+    if shown.num_chars and not token_ids:
         raise InvalidRequest("A stream without tokens has no text to continue.", None, "invalid_handoff")
-    so_far = OutputSoFar(token_ids, state.num_chars) if token_ids else None
-    return NotedStream(state, MARKS.intersection(handed.generated_ids), so_far)
+    so_far = OutputSoFar(token_ids, shown.num_chars) if token_ids else None
+    return ShownChoice(shown.num_chars, shown.num_tokens > 0, MARKS.intersection(generated_ids), so_far)
 
 
 def answer_head(prefix: str, model: str, stream: NotedStream | None) -> AnswerHead:
@@ -78,51 +103,55 @@ def stream_answer(service: Service, chunks: Chunks, writer: EventWriter, stream:
     if stream.state.num_tokens:
         service.metrics.resumed_requests.inc()
     noted = NotedEvents(writer, stream)
-    return EventStream(event_stream(chunks, noted), service.open_requests, noted.note)
+    return EventStream(event_stream(chunks, noted), service.open_requests, noted.last_note)
 
 
 class NotedEvents:
-    """The events of one choice, each behind its note, without those that the client has."""
+    """The events of a stream, each behind its note, without those that the client has."""
 
     def __init__(self, writer: EventWriter, stream: NotedStream) -> None:
         self._writer = writer
-        self._opened = stream.state.num_tokens > 0
-        self._ended = ENDED in stream.marks
-        self._counted = COUNTED in stream.marks
-        self._num_chars = stream.state.num_chars
-        self._token_ids: list[int] = []
+        self._shown = stream.choices
+        self._num_chars = [choice.num_chars for choice in stream.choices]
+        self._token_ids: list[list[int]] = [[] for _ in stream.choices]
+        """Since the choice's last note."""
 
     def events(self, index: int, chunk: Chunk) -> bytes:
         """Return what a chunk adds to the stream.
 
         Raises:
-            InvalidRequest: the client has the end of a stream that goes on.
+            InvalidRequest: the client has the end of a choice that goes on.
         """
+        shown = self._shown[index]
         opening, content, ending = self._writer.choices(index, chunk)
-        if self._ended:
+        if ENDED in shown.marks:
             if chunk.finish_reason is None:
                 raise InvalidRequest("The stream to continue has not ended.", None, "invalid_handoff")
             return b""
         parts = []
-        if opening is not None and not self._opened:
-            parts.append(encode_note((OPENED,), self._num_chars) + self._writer.frame(opening))
-        self._token_ids += chunk.token_ids
+        if opening is not None and not shown.is_opened:
+            parts.append(encode_note((OPENED,), self._num_chars[index], index) + self._writer.frame(opening))
+        self._token_ids[index] += chunk.token_ids
         if content is not None:
-            self._num_chars += len(chunk.text)
+            self._num_chars[index] += len(chunk.text)
             is_last = chunk.finish_reason is not None and ending is None
-            parts.append(self.note(ENDED if is_last else None) + self._writer.frame(content))
+            parts.append(self.note(index, ENDED if is_last else None) + self._writer.frame(content))
         if ending is not None:
-            parts.append(self.note(ENDED) + self._writer.frame(ending))
+            parts.append(self.note(index, ENDED) + self._writer.frame(ending))
         return b"".join(parts)
 
     def usage_event(self) -> bytes:
         """Return the usage, if the client asked for it and has none."""
-        event = b"" if self._counted else self._writer.usage_event()
-        return event and self.note(COUNTED) + event
+        event = b"" if COUNTED in self._shown[0].marks else self._writer.usage_event()
+        return event and self.note(0, COUNTED) + event
 
-    def note(self, mark: int | None = None) -> bytes:
-        """Return the note of an event that shows all tokens so far, or stands for `mark`."""
-        token_ids, self._token_ids = self._token_ids, []
+    def last_note(self) -> bytes:
+        """Return the note of the stream's end."""
+        return self.note(0)
+
+    def note(self, index: int, mark: int | None = None) -> bytes:
+        """Return the note of an event that shows all tokens of a choice so far, or stands for `mark`."""
+        token_ids, self._token_ids[index] = self._token_ids[index], []
         if mark is not None:
             token_ids.append(mark)
-        return encode_note(token_ids, self._num_chars)
+        return encode_note(token_ids, self._num_chars[index], index)

@@ -38,8 +38,8 @@ class PreparedPrompt:
 
     token_ids: list[int]
     sampling: SamplingParams
-    resumed: OutputSoFar | None = None
-    """Output that its one choice goes on from."""
+    resumed: Sequence[OutputSoFar | None] = ()
+    """Output that each of its choices goes on from; empty: none does."""
 
 
 def jobs_of(
@@ -55,10 +55,11 @@ def jobs_of(
     for prompt in prompts:
         if prompt.sampling is not shared:  # the prompts of one request share theirs: split once
             shared, outputs = prompt.sampling, fan_out(prompt.sampling)
-        parts += [(prompt.token_ids, sampling, prompt.resumed) for sampling in outputs]
+        resumed = prompt.resumed or (None,) * len(outputs)
+        parts += [(prompt.token_ids, sampling, known) for sampling, known in zip(outputs, resumed, strict=True)]
     return [
-        Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt, Elsewhere(resumed, transfer))
-        for i, (ids, sampling, resumed) in enumerate(parts)
+        Job(f"{request_id}-{i}", ids, sampling, priority, cache_salt, Elsewhere(known, transfer))
+        for i, (ids, sampling, known) in enumerate(parts)
     ]
 
 

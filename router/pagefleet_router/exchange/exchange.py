@@ -222,7 +222,7 @@ class Exchange:
         self._next_pair(choice)
         self._answering = False
         self._begun = None
-        if self.view.resumable and self._tape is None and engine.facts is not None:
+        if self.view.stream and self._tape is None and engine.facts is not None:
             self._tape = StreamTape(int(self._services.wall_clock()))
         if self._tape is not None:
             self._tape.next_engine()

@@ -1,19 +1,21 @@
 """What another engine needs to go on with a stream: the tokens so far, and how much text the client has.
 
 An engine that was asked for notes (`pagefleet_protocol.handoff`) puts one before each event. What the notes say of all
-events that the client has makes another engine begin with the first one that it has not.
+events that the client has makes another engine begin with the first one that it has not, choice by choice. Nothing has
+to be generated a second time, so that it does not matter how tokens are chosen.
 """
 
 from __future__ import annotations
 
 import secrets
 
-from pagefleet_protocol.handoff import NOTE_START, HandoffError, StreamState, take_notes
+from pagefleet_protocol.handoff import HandoffError, Note, Shown, StreamState, take_note
 
 from pagefleet_router.errors import Failure
 
 MAX_TOKENS = 64 * 1024
-"""A longer stream keeps nothing, and cannot go on elsewhere any more."""
+MAX_CHOICES = 256
+"""A stream of more tokens or choices keeps nothing, and cannot go on elsewhere any more."""
 
 _EVENT_END = b"\n\n"
 _DONE = b"data: [DONE]\n\n"
@@ -21,7 +23,6 @@ _ERROR = b'data: {"error":'
 _ENGINE_GONE = (b'"code":"engine_dead"', b'"code":"server_shutting_down"')
 """Errors of the engine, not of the request: another one has a good chance."""
 _DATA_LINE = b"\ndata:"
-_NOTE_LINE = b"\n" + NOTE_START
 
 
 class StreamTape:
@@ -32,8 +33,8 @@ class StreamTape:
     """
 
     __slots__ = (
-        "_answer_id", "_created", "_needs_note", "_num_chars", "_tokens", "can_go_on", "done", "failure", "moved",
-        "noted",
+        "_answer_id", "_created", "_needs_note", "_num_chars", "_room", "_tokens", "can_go_on", "done", "failure",
+        "moved", "noted",
     )  # fmt: skip
 
     def __init__(self, created: int) -> None:
@@ -49,23 +50,21 @@ class StreamTape:
         """Why nothing more of the current engine is passed on; ENDING: it says itself that it is gone."""
         self._answer_id = secrets.token_hex(16)
         self._created = created
-        self._tokens = bytearray()
-        self._num_chars = 0
+        self._tokens = [bytearray()]
+        """Packed, by choice."""
+        self._num_chars = [0]
+        self._room = 4 * MAX_TOKENS
         self._needs_note = False
 
     @property
     def tokens(self) -> bytes:
-        """The tokens of all notes, packed."""
-        return bytes(self._tokens)
-
-    @property
-    def num_tokens(self) -> int:
-        """How many of them there are."""
-        return len(self._tokens) // 4
+        """The tokens of all notes, packed, choice after choice."""
+        return b"".join(self._tokens)
 
     def state(self) -> str:
         """Return the header that makes an engine begin, or go on from here."""
-        return StreamState(self._answer_id, self._created, self.num_tokens, self._num_chars).encode()
+        choices = (Shown(len(ids) // 4, chars) for ids, chars in zip(self._tokens, self._num_chars, strict=True))
+        return StreamState(self._answer_id, self._created, tuple(choices)).encode()
 
     def next_engine(self) -> None:
         """Expect another engine to go on."""
@@ -76,7 +75,7 @@ class StreamTape:
     def give_up(self) -> None:
         """Keep nothing from now on; notes are still taken out."""
         self.can_go_on = False
-        self._tokens.clear()
+        self._tokens = [bytearray() for _ in self._tokens]
 
     def take(self, events: bytes) -> bytes:
         """Return events without notes, up to the first one that is wrong, for which `failure` is set.
@@ -101,30 +100,22 @@ class StreamTape:
         return kept[0] if len(kept) == 1 else b"".join(kept)
 
     def _event(self, event: bytes) -> bytes:
-        event, tokens, num_chars = self._without_note(event)
+        event, note = take_note(event)
         if event.startswith(_ERROR):
             return self._error(event)
         if event.startswith(b":") and _DATA_LINE not in event:
             return event  # comments only: no part of the answer
-        if num_chars is not None:
+        if note is not None:
             self.noted, self._needs_note = True, False
         elif self._needs_note:
             raise HandoffError("an engine goes on without notes")
         self.moved = True
         self.done = event == _DONE
-        if tokens or (num_chars is not None and num_chars != self._num_chars):
-            self._move(tokens, num_chars or 0)
+        if note is not None and (note.tokens or note.num_chars != self._chars_of(note.choice)):
+            self._move(note)
         elif not self.done:
             self.give_up()  # another engine could not know that the client has it
         return event
-
-    def _without_note(self, event: bytes) -> tuple[bytes, bytes, int | None]:
-        event, tokens, num_chars = take_notes(event)
-        if NOTE_START in event and (event.startswith(NOTE_START) or _NOTE_LINE in event):
-            raise HandoffError("a note is damaged")
-        if len(tokens) % 4:
-            raise HandoffError("a note holds a part of a token")
-        return event, tokens, num_chars
 
     def _error(self, event: bytes) -> bytes:
         """Pass on an error, which is the end, unless another engine can do better."""
@@ -134,11 +125,21 @@ class StreamTape:
         self.give_up()
         return event
 
-    def _move(self, tokens: bytes, num_chars: int) -> None:
-        if num_chars < self._num_chars:
+    def _chars_of(self, choice: int) -> int:
+        return self._num_chars[choice] if choice < len(self._num_chars) else 0
+
+    def _move(self, note: Note) -> None:
+        if note.num_chars < self._chars_of(note.choice):
             raise HandoffError("an engine does not go on from where the stream is")
-        self._num_chars = num_chars
+        if note.choice >= MAX_CHOICES:
+            self.give_up()
+            return
+        while len(self._tokens) <= note.choice:
+            self._tokens.append(bytearray())
+            self._num_chars.append(0)
+        self._num_chars[note.choice] = note.num_chars
         if self.can_go_on:
-            self._tokens += tokens
-            if len(self._tokens) > 4 * MAX_TOKENS:
+            self._tokens[note.choice] += note.tokens
+            self._room -= len(note.tokens)
+            if self._room < 0:
                 self.give_up()

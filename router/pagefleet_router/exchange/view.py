@@ -33,10 +33,6 @@ class _Peek(msgspec.Struct, gc=False):
     stream: Any = None
     max_completion_tokens: Any = None
     max_tokens: Any = None
-    temperature: Any = None
-    seed: Any = None
-    n: Any = None
-    best_of: Any = None
     echo: Any = None
     kv_transfer_params: Any = None
     prompt_logprobs: Any = None
@@ -70,7 +66,6 @@ def view_request(
     if with_pieces:
         salt = peek.cache_salt if isinstance(peek.cache_salt, str) else None
         pieces = hash_pieces((model, asker.tenant, salt, tools), text)
-    stream = peek.stream is True
     return RequestView(
         model,
         pieces,
@@ -79,21 +74,13 @@ def view_request(
         tenant=asker.tenant,
         priority=asker.priority,
         session=asker.session,
-        stream=stream,
+        stream=peek.stream is True,
         may_split=generates and model in snapshot.prefills and _may_split(peek),
-        resumable=stream and _is_resumable(peek),
     )
 
 
 def _count(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
-
-
-def _is_resumable(peek: _Peek) -> bool:
-    """Whether another engine would generate the same: one answer to one prompt, and no dice of its own."""
-    sure = type(peek.seed) is int or (type(peek.temperature) in (int, float) and peek.temperature == 0)
-    alone = peek.n in (None, 1) and peek.best_of in (None, 1) and not peek.echo
-    return sure and alone and _is_one_prompt(peek.prompt)
 
 
 def _may_split(peek: _Peek) -> bool:

@@ -25,9 +25,11 @@ from pagefleet_engine.errors import RequestFailed
 from pagefleet_engine.text.model_files import load_tokenizer
 from pagefleet_protocol.handoff import (
     ENDED,
+    MARKS,
     OPENED,
+    Shown,
     pack_tokens,
-    take_notes,
+    take_note,
     unpack_tokens,
 )
 
@@ -41,12 +43,23 @@ from tests.fakes.stream_site import (
     USAGE,
     Site,
     blocks_of,
+    gathered,
     open_site,
     script_of,
     scripted,
+    shown,
     without_cached,
     without_names,
 )
+
+
+def by_choice(stream: bytes) -> dict[int, list[bytes]]:
+    """Return the events of each choice in their order; those of none are under -1."""
+    found: dict[int, list[bytes]] = {}
+    for event in blocks_of(without_cached(stream)):
+        index = re.match(rb'data: .*"choices":\[{"index":(\d+)', event)
+        found.setdefault(-1 if index is None else int(index[1]), []).append(event)
+    return found
 
 
 async def check_every_cut(site: Site, route: str, **fields: Any) -> list[bytes]:
@@ -57,19 +70,18 @@ async def check_every_cut(site: Site, route: str, **fields: Any) -> list[bytes]:
     assert (plain.status_code, noted.status_code) == (200, 200), noted.text
     blocks = blocks_of(noted.content)
     assert all(block.startswith(b":pf ") for block in blocks)
-    whole = take_notes(noted.content)[0]
-    assert without_cached(without_names(whole)) == without_cached(without_names(plain.content))
+    known = gathered(noted.content)
+    whole = known.events
+    assert by_choice(without_names(whole)) == by_choice(without_names(plain.content))
     assert STATE.answer_id.encode() in whole
     for count in range(1, len(blocks)):
-        shown, tokens, num_chars = take_notes(b"".join(blocks[:count]))
-        assert num_chars is not None
-        assert len(tokens) >= 4
-        state = replace(STATE, num_tokens=len(tokens) // 4, num_chars=num_chars)
-        rest = await site.send(route, body, state, tokens)
+        before = gathered(b"".join(blocks[:count]))
+        rest = await site.send(route, body, before.state, before.packed)
         assert rest.status_code == 200, rest.text
-        more, more_tokens, _ = take_notes(rest.content)
-        assert without_cached(shown + more) == without_cached(whole), f"cut after event {count}"
-        assert tokens + more_tokens == take_notes(noted.content)[1]
+        after = gathered(rest.content)
+        assert by_choice(before.events + after.events) == by_choice(whole), f"cut after event {count}"
+        for choice, tokens in known.tokens.items():
+            assert before.tokens.get(choice, b"") + after.tokens.get(choice, b"") == tokens
     return blocks_of(whole)
 
 
@@ -86,6 +98,72 @@ CASES: dict[str, dict[str, Any]] = {
     "stop token": {"max_tokens": 60, "stop_token_ids": [script_of("ÿ")[-1]], "ignore_eos": True, **USAGE},
     "stop token late": {"max_tokens": 60, "stop_token_ids": script_of("The"), "min_tokens": 5},
 }
+
+
+SEVERAL: dict[str, dict[str, Any]] = {
+    "two": {"n": 2, "max_tokens": 6, **USAGE},
+    "three, a stop string": {"n": 3, "max_tokens": 20, "stop": ["ÿ"]},
+    "two, in a character": {"n": 2, "max_tokens": len(script_of("The h")) + 1, **USAGE},
+}
+OF_TEXTS: dict[str, dict[str, Any]] = {
+    "two, log-probabilities": {"n": 2, "max_tokens": 5, "logprobs": 1},
+    "prompts": {"prompt": ["one", "two"], "n": 2, "max_tokens": 3, **USAGE},
+    "echo": {"echo": True, "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [(route, fields) for route in ROUTES for fields in SEVERAL.values()]
+    + [(ROUTES[0], {"n": 2, "max_tokens": 5, "logprobs": True, "top_logprobs": 1})]
+    + [(ROUTES[1], fields) for fields in OF_TEXTS.values()],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_every_choice_goes_on_from_its_own_tokens(route: str, fields: dict[str, Any]) -> None:
+    scripted(lambda site: check_every_cut(site, route, **fields))
+
+
+def test_a_choice_that_has_ended_stays_ended_while_the_other_goes_on() -> None:
+    async def test(site: Site) -> None:
+        body = site.fields(ROUTES[1], n=2, max_tokens=3, **USAGE)
+        ids = script_of(TEXT)[:3]
+        text = TOKENIZER.decode(ids)
+        state = replace(STATE, choices=(Shown(4, len(text)), Shown(1, 1)))
+        rest = await site.send(ROUTES[1], body, state, pack_tokens([*ids, ENDED, ids[0]]))
+        found = by_choice(gathered(rest.content).events)
+        assert set(found) == {1, -1}
+        assert b'"completion_tokens":6' in found[-1][0]
+        texts = [json.loads(event[6:])["choices"][0]["text"] for event in found[1]]
+        assert "T" + "".join(texts) == text
+
+    scripted(test)
+
+
+def text_of(event: bytes) -> str:
+    choice = json.loads(event[6:])["choices"][0]
+    text: str = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+    return text
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_stream_drawn_by_chance_goes_on_from_the_tokens_that_were_shown(route: str) -> None:
+    async def run() -> None:
+        async with open_model("builtin://tiny", "auto") as site:
+            body = site.fields(route, temperature=1.0, n=2, max_tokens=12, ignore_eos=True, **USAGE)
+            blocks = blocks_of((await site.send(route, body, STATE)).content)
+            for count in range(1, len(blocks), 5):
+                before = gathered(b"".join(blocks[:count]))
+                after = gathered((await site.send(route, body, before.state, before.packed)).content)
+                events = by_choice(before.events + after.events)
+                for choice in (0, 1):
+                    ids = unpack_tokens(before.tokens.get(choice, b"") + after.tokens.get(choice, b""))
+                    ids = [token for token in ids if token not in MARKS]
+                    assert len(ids) == 12
+                    assert "".join(map(text_of, events[choice])) == site.parts.tokenizer.decode(ids)
+                    assert sum(b'"finish_reason":"length"' in event for event in events[choice]) == 1
+                assert b'"completion_tokens":24' in events[-1][0]
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -125,7 +203,7 @@ def test_notes_tell_tokens_as_they_come_and_the_text_that_is_out() -> None:
     async def test(site: Site) -> None:
         body = site.fields(ROUTES[0], max_tokens=4, stop=["zeb"], **USAGE)
         blocks = blocks_of((await site.send(ROUTES[0], body, STATE)).content)
-        notes = [(unpack_tokens(tokens), chars) for _, tokens, chars in map(take_notes, blocks)]
+        notes = [(unpack_tokens(note.tokens), note.num_chars) for _, note in map(take_note, blocks) if note]
         a, z, e, x = script
         ended, counted = ENDED, ENDED - 1
         # "z" and "ze" may become the stop string: their tokens come with the event that shows them.
@@ -141,12 +219,10 @@ def test_a_router_without_marks_gets_the_rest_too() -> None:
     async def test(site: Site) -> None:
         ids = script_of(TEXT)[:3]
         body = site.fields(ROUTES[0], max_tokens=3)
-        shown = len(TOKENIZER.decode(ids))
-        state = replace(STATE, num_tokens=3, num_chars=shown)
-        rest = await site.send(ROUTES[0], body, state, pack_tokens(ids))
-        events = blocks_of(take_notes(rest.content)[0])
+        rest = await site.send(ROUTES[0], body, shown(3, len(TOKENIZER.decode(ids))), pack_tokens(ids))
+        events = blocks_of(gathered(rest.content).events)
         assert [b'"finish_reason":"length"' in event for event in events] == [True, False]
-        late = await site.send(ROUTES[0], body, replace(state, num_chars=1), pack_tokens(ids))
+        late = await site.send(ROUTES[0], body, shown(3, 1), pack_tokens(ids))
         texts = [
             json.loads(event[6:])["choices"][0]["delta"].get("content")
             for event in blocks_of(late.content.split(b"\n", 1)[1])[:1]
@@ -161,11 +237,11 @@ def test_prompt_ids_stand_before_the_generated_ones() -> None:
         body = site.fields(ROUTES[1], max_tokens=5)
         whole = await site.send(ROUTES[1], body, STATE)
         prompt, tokens = TOKENIZER.encode(site.prompt), script_of(TEXT)[:2]
-        state = replace(STATE, num_tokens=2, num_chars=len(TOKENIZER.decode(tokens)))
+        state = shown(2, len(TOKENIZER.decode(tokens)))
         ids = pack_tokens(prompt + tokens)
         rest = await site.send(ROUTES[1], body, state, ids, len(prompt))
         assert rest.status_code == 200
-        assert take_notes(whole.content)[0].endswith(take_notes(rest.content)[0])
+        assert gathered(whole.content).events.endswith(gathered(rest.content).events)
 
     scripted(test)
 
@@ -175,7 +251,7 @@ def test_continued_streams_are_counted_and_their_tokens_are_in_the_usage() -> No
         body = site.fields(ROUTES[1], max_tokens=6, **USAGE)
         whole = await site.send(ROUTES[1], body, STATE)
         first = script_of(TEXT)[:1]
-        state = replace(STATE, num_tokens=1, num_chars=len(TOKENIZER.decode(first)))
+        state = shown(1, len(TOKENIZER.decode(first)))
         rest = await site.send(ROUTES[1], body, state, pack_tokens(first))
         usages = [re.findall(rb'"(?:prompt|completion|total)_tokens":[0-9]+', r.content) for r in (whole, rest)]
         assert usages[0] == usages[1]
@@ -216,12 +292,11 @@ def test_a_slow_reader_s_merged_events_are_continued_too(route: str) -> None:
         site.engine.generate = merged  # type: ignore[method-assign, assignment]
         body = site.fields(route, max_tokens=22, stop=["and the"], **USAGE)
         blocks = blocks_of((await site.send(route, body, STATE)).content)
-        whole = content_of(without_cached(take_notes(b"".join(blocks))[0]))
+        whole = content_of(without_cached(gathered(b"".join(blocks)).events))
         for count in range(1, len(blocks)):
-            shown, tokens, num_chars = take_notes(b"".join(blocks[:count]))
-            state = replace(STATE, num_tokens=len(tokens) // 4, num_chars=num_chars or 0)
-            rest = await site.send(route, body, state, tokens)
-            assert content_of(without_cached(shown + take_notes(rest.content)[0])) == whole
+            before = gathered(b"".join(blocks[:count]))
+            rest = await site.send(route, body, before.state, before.packed)
+            assert content_of(without_cached(before.events + gathered(rest.content).events)) == whole
 
     scripted(test)
 

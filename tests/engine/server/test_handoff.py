@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.server.handoff import HandoffHead, NoTransfers, open_body, read_head
-from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, StreamState, pack_tokens, tenant_salt
+from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, Shown, StreamState, pack_tokens, tenant_salt
 from starlette.datastructures import Headers
 
 from tests.engine.server.conftest import MODEL, LiveServer
@@ -167,7 +167,7 @@ def test_a_client_s_salt_cannot_look_like_a_tenant_s_and_his(server: LiveServer)
     generated=st.lists(st.integers(0, 2**32 - 1), max_size=5),
 )
 def test_a_body_is_split_as_it_was_put_together(json_: dict[str, int], prompt: list[int], generated: list[int]) -> None:
-    state = StreamState("0" * 32, 1, len(generated), 9)
+    state = StreamState("0" * 32, 1, (Shown(len(generated), 9), Shown()))
     head = read_head(Headers({PROMPT_TOKENS: str(len(prompt)), STREAM: state.encode()}), NoTransfers())
     data = json.dumps(json_).encode() + pack_tokens(prompt) + pack_tokens(generated)
     handed = open_body(data, head, dict)
@@ -183,7 +183,7 @@ def test_a_body_is_split_as_it_was_put_together(json_: dict[str, int], prompt: l
 def test_whatever_the_numbers_a_short_body_is_the_sender_s_mistake(
     data: bytes, num_prompt: int, num_generated: int
 ) -> None:
-    head = HandoffHead(num_prompt, StreamState("0" * 32, 1, num_generated))
+    head = HandoffHead(num_prompt, StreamState("0" * 32, 1, (Shown(num_generated),)))
     if 4 * (num_prompt + num_generated) > len(data):
         with pytest.raises(InvalidRequest) as caught:
             open_body(data, head, dict)
@@ -191,5 +191,7 @@ def test_whatever_the_numbers_a_short_body_is_the_sender_s_mistake(
 
 
 def test_generated_ids_alone_leave_the_prompt_in_the_body() -> None:
-    handed = open_body(b"{}" + pack_tokens([4, 5]), HandoffHead(None, StreamState("0" * 32, 1, 2)), dict)
+    handed = open_body(
+        b"{}" + pack_tokens([4, 5]), HandoffHead(None, StreamState("0" * 32, 1, (Shown(1), Shown(1)))), dict
+    )
     assert (handed.prompt_ids, handed.generated_ids) == (None, [4, 5])

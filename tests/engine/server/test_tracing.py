@@ -17,12 +17,12 @@ from pagefleet_engine.server.tracing import make_engine_tracer
 from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_protocol import trace_names as names
 from pagefleet_protocol.fleet_key import FleetKey
-from pagefleet_protocol.handoff import StreamState, pack_tokens
+from pagefleet_protocol.handoff import pack_tokens
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvTransfer
 
 from tests.fakes.inline_engine import script_core
 from tests.fakes.otlp_collector import SERVER, Collector, Got, collector
-from tests.fakes.stream_site import ROUTES, STATE, TEXT, TOKENIZER, Site, open_site, script_of
+from tests.fakes.stream_site import ROUTES, TEXT, TOKENIZER, Site, open_site, script_of, shown
 
 CHAT, COMPLETIONS = ROUTES
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -112,9 +112,8 @@ def test_a_leg_of_a_transfer_says_which(collected: Collector, name: str, transfe
 def test_a_continued_stream_says_what_it_goes_on_from(collected: Collector) -> None:
     async def check(site: Site) -> None:
         script = script_of(TEXT)[:4]
-        state = StreamState(STATE.answer_id, STATE.created, len(script), 1)
         body = site.fields(CHAT, max_tokens=8)
-        assert (await site.send(CHAT, body, state, pack_tokens(script))).status_code == 200
+        assert (await site.send(CHAT, body, shown(len(script), 1), pack_tokens(script))).status_code == 200
 
     (span,) = run(collected, check)
     assert (span.attributes[names.RESUMED_TOKENS], span.attributes[names.OUTPUT_TOKENS]) == (4, 4)

@@ -262,28 +262,13 @@ def view(**fields: Any) -> RequestView:
 def test_what_a_body_says() -> None:
     seen = view(messages=[{"role": "user", "content": "x" * 400}], stream=True, max_tokens=5, priority=77, user="u")
     assert (seen.tenant, seen.priority, seen.session) == ("red", 3, 9), "the body's priority is the engine's"
-    assert (seen.stream, seen.max_tokens, seen.resumable) == (True, 5, False)
+    assert (seen.stream, seen.max_tokens) == (True, 5)
     assert 100 < seen.num_tokens < 120
     assert view(prompt="x", max_tokens=5, max_completion_tokens=7).max_tokens == 7
     odds: tuple[object, ...] = (0, -1, True, "5", 1.5, None, [], 10**30)
     for odd in odds:
         assert view(prompt="x", max_tokens=odd).max_tokens == (odd if odd == 10**30 else None)
         assert view(prompt="x", stream=odd).stream is (odd is True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "resumable"),
-    [
-        ({"temperature": 0}, True), ({"temperature": 0.0}, True), ({"seed": 1}, True), ({"seed": 0, "n": 1}, True),
-        ({}, False), ({"temperature": 1}, False), ({"temperature": False}, False), ({"seed": True}, False),
-        ({"seed": "1"}, False), ({"seed": 1, "n": 2}, False), ({"seed": 1, "echo": True}, False),
-        ({"seed": 1, "best_of": 2}, False), ({"seed": 1, "prompt": ["a"]}, False), ({"seed": 1, "prompt": []}, False),
-        ({"seed": 1, "prompt": [1, 2]}, True), ({"seed": 1, "prompt": [[1]]}, False), ({"seed": 1, "prompt": 5}, False),
-        ({"seed": 1, "stream": False}, False),
-    ],
-)  # fmt: skip
-def test_which_streams_may_go_on_elsewhere(fields: dict[str, Any], resumable: bool) -> None:
-    assert view(**{"prompt": "hello", "stream": True, **fields}).resumable is resumable
 
 
 JSON = st.recursive(
@@ -299,4 +284,3 @@ def test_a_body_of_any_shape_is_viewed(fields: dict[str, Any]) -> None:
     seen = view(**fields)
     assert seen.num_tokens >= 0
     assert seen.max_tokens is None or seen.max_tokens > 0
-    assert not seen.resumable or seen.stream

@@ -33,14 +33,14 @@ class AnyOrder(RuleBasedStateMachine):
     def one_of_calls(self, data: st.DataObject) -> Call:
         return data.draw(st.sampled_from(self.scene.calls))
 
-    @rule(stream=st.booleans(), resumable=st.booleans(), num_tokens=st.integers(0, 5000))
-    def come(self, stream: bool, resumable: bool, num_tokens: int) -> None:
-        self.scene.come(stream, resumable, num_tokens)
+    @rule(stream=st.booleans(), num_tokens=st.integers(0, 5000))
+    def come(self, stream: bool, num_tokens: int) -> None:
+        self.scene.come(stream, num_tokens)
 
-    @rule(resumable=st.booleans())
-    def stream_begins(self, resumable: bool) -> None:
+    @rule()
+    def stream_begins(self) -> None:
         """Come as far as that matters most in one step."""
-        asked = self.scene.come(True, resumable)
+        asked = self.scene.come()
         while self.scene.prompts.reading:
             self.scene.read_prompt()
         for dial in self.scene.dials:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_protocol.handoff import StreamState, decode_stream_state, encode_note, pack_tokens, unpack_tokens
+from pagefleet_protocol.handoff import Shown, StreamState, decode_stream_state, encode_note, pack_tokens, unpack_tokens
 from pagefleet_router.errors import Failure
 from pagefleet_router.exchange.answer_writer import EventHold
-from pagefleet_router.exchange.stream_tape import MAX_TOKENS, StreamTape
+from pagefleet_router.exchange.stream_tape import MAX_CHOICES, MAX_TOKENS, StreamTape
 
 from tests.fakes.noting_engine import DEAD, Noted, rest_of_answer, whole_answer
 
@@ -38,10 +40,8 @@ def test_at_every_cut_the_state_is_that_of_what_the_client_has(sizes: list[int],
     events = [noted.event for noted in EVENTS]
     num = next(n for n in range(len(events) + 1) if b"".join(events[:n]) == passed)
     state = state_of(tape)
-    assert state.num_chars == (EVENTS[num - 1].num_chars if num else 0)
-    rest = rest_of_answer(
-        StreamState(NAME.answer_id, NAME.created, state.num_tokens, state.num_chars), unpack_tokens(tape.tokens)
-    )
+    assert state.choices[0].num_chars == (EVENTS[num - 1].num_chars if num else 0)
+    rest = rest_of_answer(replace(NAME, choices=state.choices), unpack_tokens(tape.tokens))
     assert tape.done or [one.event for one in rest] == events[num:]
     assert tape.can_go_on
     assert tape.done == (num == len(events))
@@ -102,6 +102,26 @@ def test_text_goes_only_forward() -> None:
     tape.take(Noted((1,), 5, b"data: 1\n\n").wire)
     assert tape.take(Noted((2,), 4, b"data: 2\n\n").wire) == b""
     assert tape.failure is Failure.GARBAGE
+
+
+def test_each_choice_has_its_own_tokens_and_text() -> None:
+    tape = StreamTape(5)
+    for ids, chars, choice in (([1, 2], 3, 0), ([7], 9, 2), ([3], 4, 0), ([], 5, 1)):
+        assert tape.take(encode_note(ids, chars, choice) + b"data: 1\n\n") == b"data: 1\n\n"
+    assert state_of(tape).choices == (Shown(3, 4), Shown(0, 5), Shown(1, 9))
+    assert unpack_tokens(tape.tokens) == [1, 2, 3, 7]
+    tape.next_engine()
+    assert tape.take(encode_note([8], 8, 2) + b"data: 2\n\n") == b"", "of another choice it would be well"
+    assert tape.failure is Failure.GARBAGE
+
+
+def test_more_choices_than_are_kept_end_the_chance_to_go_on() -> None:
+    tape = StreamTape(5)
+    event = b"data: 1\n\n"
+    assert tape.take(encode_note([1], 1, MAX_CHOICES - 1) + event) == event
+    assert tape.can_go_on
+    assert tape.take(encode_note([1], 1, MAX_CHOICES) + event) == event
+    assert (tape.can_go_on, tape.tokens, tape.failure) == (False, b"", None)
 
 
 def test_an_engine_without_notes_is_believed_until_another_has_to_go_on() -> None:
