@@ -17,11 +17,9 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidia0").exists() e
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if find_spec("hypothesis"):  # a machine with a GPU may lack it: bench/gpu_check.sh needs none of its tests
-    from hypothesis import HealthCheck, settings
+    from tests.example_counts import register_profiles
 
-    # A busy machine makes examples slow, and that says nothing about the code.
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any machine")
+    register_profiles()
 
 if find_spec("xdist"):
     from xdist.remote import Producer

@@ -13,6 +13,8 @@ from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.prefill_attention import varlen_attention
 
+from tests.example_counts import examples
+
 MIXED = [(1, 133), (5, 18), (29, 63)]
 DECODE = [(1, 133), (1, 1), (1, 63)]
 Close = Callable[[torch.Tensor, torch.Tensor], None]
@@ -114,7 +116,7 @@ def test_decode_and_varlen_agree_on_a_decode_batch(make_batch: MakeBatch, assert
     assert_close(run_varlen(batch, "triton"), run_decode(batch, "triton"))
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lens=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=5),
     sliding_window=st.none() | st.integers(1, 40),

@@ -17,6 +17,8 @@ from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import AttentionTile
 
+from tests.example_counts import examples
+
 MIXED = [(1, 70), (14, 37)]
 DECODE = [(1, 70), (1, 1)]
 VERIFY = [(3, 60), (1, 17)]
@@ -182,7 +184,7 @@ def test_any_tile_gives_the_same(
     assert_close(out, attend(batch, "torch", features))
 
 
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lens=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 20)), min_size=1, max_size=3),
     padding_rows=st.integers(0, 3),

@@ -16,6 +16,8 @@ from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.prefill_attention import varlen_attention
 
+from tests.example_counts import examples
+
 BLOCK_SIZE = 8
 HEADS = (4, 2)
 
@@ -112,7 +114,7 @@ def test_parts_of_too_many_queries_are_not_made(monkeypatch: pytest.MonkeyPatch)
     assert not seen
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=examples(5))
 @given(
     common=st.integers(1, 6),
     rows=st.lists(st.tuples(st.integers(1, 10), st.integers(0, 20)), min_size=2, max_size=3),

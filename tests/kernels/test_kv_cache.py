@@ -11,6 +11,8 @@ from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
 
+from tests.example_counts import examples
+
 
 def write_one_by_one(
     k_TKH: torch.Tensor, v_TKH: torch.Tensor, kv_cache: torch.Tensor, slots: list[int], block_size: int
@@ -40,7 +42,7 @@ def test_every_token_lands_at_its_slot_and_nothing_else_changes(
     assert torch.equal(pool, expected)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(data=st.data(), block_size=st.sampled_from([1, 8, 16, 24]), num_blocks=st.integers(1, 5))
 def test_any_slot_mapping(data: st.DataObject, block_size: int, num_blocks: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagefleet_kernels.attention import paged_attention
 
+from tests.example_counts import examples
+
 MIXED = [(1, 133), (5, 18), (29, 63)]
 
 
@@ -110,7 +112,7 @@ def test_padding_of_the_batch_gives_zeros(make_batch: Callable[..., Any]) -> Non
     assert padded[5:].count_nonzero() == 0
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lens=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40)), min_size=1, max_size=5),
     sliding_window=st.none() | st.integers(1, 50),

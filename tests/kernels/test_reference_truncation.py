@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from pagefleet_kernels.reference_truncation import Cuts, cut_candidates, cut_vocabulary, num_candidates
 from torch import Tensor
 
+from tests.example_counts import examples
+
 
 def kept_tokens(scores: NDArray[np.float32], top_k: int, top_p: float, min_p: float) -> set[int]:
     """Tokens that may be drawn: the rule as written, one row, ties kept."""
@@ -55,7 +57,7 @@ PARAMETERS = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     parameters=st.lists(PARAMETERS, min_size=1, max_size=4),
     scale=st.sampled_from([0.0, 0.01, 1.0, 4.0, 30.0]),

@@ -20,6 +20,8 @@ from pagefleet_kernels.sampling_record import TokenRecord
 from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, RowParameters, SamplingRows
 from torch import Tensor
 
+from tests.example_counts import examples
+
 GREEDY = (0.0, 0, 1.0, 0.0)
 PLAIN = (1.0, 0, 1.0, 0.0)
 MIXED = [GREEDY, PLAIN, (0.7, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (0.9, 12, 0.6, 0.01), (1.0, 0, 1.0, 0.1)]
@@ -170,7 +172,7 @@ def kept_tokens(scores: Tensor, top_k: int, top_p: float, min_p: float) -> set[i
     return set(np.flatnonzero(kept).tolist())
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=True)
 @given(
     top_k=st.sampled_from([0, 2, 7, 50, 149, 400]),
     top_p=st.sampled_from([1.0, 0.95, 0.5, 1e-9]),

@@ -20,6 +20,8 @@ from pagefleet_kernels.sampling_edits import (
 )
 from torch import Tensor
 
+from tests.example_counts import examples
+
 BACKENDS = pytest.mark.parametrize("backend", ["triton", "torch"])
 
 
@@ -87,7 +89,7 @@ def test_a_word_longer_than_the_output_is_not_begun(backend: Backend, device: to
 
 
 @BACKENDS
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(
     lists=st.lists(
         st.tuples(st.lists(st.integers(0, 29), min_size=1, max_size=6), st.lists(st.integers(0, 29), max_size=8)),

@@ -11,6 +11,8 @@ from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.step_inputs import StepBuffers, prepare_step, scatter_writes
 
+from tests.example_counts import examples
+
 SLOTS, LENGTH, BLOCK_SIZE, GROUPS = 9, 96, 4, 2
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -81,7 +83,7 @@ def test_inputs_of_a_step(rows: Sequence[Row], num_tokens: int, backend: Backend
     check(rows, num_tokens, backend)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(data=st.data(), backend=st.sampled_from(BACKENDS))
 def test_inputs_of_any_step(data: st.DataObject, backend: Backend) -> None:
     rows: list[Row] = []

@@ -14,6 +14,7 @@ from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.inference_service import parse_inference_service
 
+from tests.example_counts import examples
 from tests.fakes.resource_documents import profile_document, service_document
 
 pytestmark = pytest.mark.usefixtures("established")
@@ -239,7 +240,10 @@ def test_each_value_of_a_profile_is_judged_alike(admin: httpx.Client, namespace:
 @example(document=service_document(model=HF, cache={"type": "pvc", "claim": "models"}))
 @given(document=documents())
 @settings(
-    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(250),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_documents_are_judged_alike_by_us_and_by_the_api_server(
     admin: httpx.Client, namespace: str, document: dict[str, Any]

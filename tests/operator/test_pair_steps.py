@@ -17,6 +17,7 @@ from pagefleet_operator.plan.workloads import PartSettings, Plan, plan_workloads
 from pagefleet_protocol.inference_service import parse_inference_service
 from pagefleet_protocol.inference_status import EngineRole
 
+from tests.example_counts import examples
 from tests.fakes.resource_documents import service_document
 
 Machine = dict[EngineRole, list[Instance]]
@@ -140,7 +141,7 @@ def test_a_change_of_one_part_changes_the_revision_of_both() -> None:
     assert flags == {"prefill": "prefill", "decode": "decode"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     counts=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=4),
     pauses=st.lists(st.integers(0, 3), min_size=4, max_size=4),

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pagefleet_operator.plan.rollout import Drain, Instance, Start, State, Step, next_steps
 from pagefleet_operator.plan.workloads import Rollout, Workload
 
+from tests.example_counts import examples
+
 SURGE = Rollout(max_surge=1, max_unavailable=0)
 IN_PLACE = Rollout(max_surge=0, max_unavailable=1)
 MANY = Rollout(max_surge=3, max_unavailable=2)
@@ -177,7 +179,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(rollout=st.sampled_from([SURGE, IN_PLACE, MANY, ADDRESSES]), history=events)
 def test_any_history_keeps_the_rules_and_reaches_a_fixed_point(
     rollout: Rollout, history: list[tuple[str, int]]

@@ -17,6 +17,7 @@ from pagefleet_protocol.otlp_traces import OtlpTracer, Outbox
 from pagefleet_protocol.trace_collector import TracesError, make_tracer, traces_url
 from pagefleet_protocol.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 
+from tests.example_counts import examples
 from tests.fakes.otlp_collector import CLIENT, SERVER, Collector, collector
 
 LOGGER = logging.getLogger("pagefleet_test.traces")
@@ -173,7 +174,7 @@ STATES = st.one_of(st.binary(max_size=80), st.from_regex(rb"\A([a-z0-9@*/_-]{1,9
 
 
 @given(parents=st.lists(PARENTS, max_size=2), states=st.lists(STATES, max_size=2))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_no_header_of_a_client_breaks_anything(quiet: Tracer, parents: list[bytes], states: list[bytes]) -> None:
     headers = [(b"traceparent", value) for value in parents] + [(b"tracestate", value) for value in states]
     context = quiet.serve("a", headers).part("b").context

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from pagefleet_engine.builtin import builtin_model_path
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.example_counts import examples
 from tiny.dataset import Knowledge
 from tiny.tokenizer import END_OF_TEXT, END_OF_TURN, START_OF_TURN, VOCABULARY, train_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(builtin_model_path("tiny"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
 def test_any_text_decodes_to_itself(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text

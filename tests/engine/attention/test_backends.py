@@ -14,6 +14,8 @@ from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_kernels.layout import KVLayout
 
+from tests.example_counts import examples
+
 LAYOUT = KVLayout(num_blocks=96, num_layers=3, num_kv_heads=2, block_size=8, head_dim=16)
 GROUPS = group_layers([None] * LAYOUT.num_layers)
 NUM_HEADS = 6
@@ -152,7 +154,7 @@ def test_one_step_serves_layers_with_different_windows() -> None:
         torch.testing.assert_close(out, expected(case, window), atol=2e-5, rtol=2e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     rows=st.lists(st.builds(Row, st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=8),
     window=st.none() | st.integers(1, 50),

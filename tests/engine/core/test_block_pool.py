@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from pagefleet_engine.core.block_pool import BlockPool, FreeList, IntegrityError
 from pagefleet_protocol.block_hash import BlockHash
 
+from tests.example_counts import examples
+
 
 def content(name: str) -> BlockHash:
     return BlockHash(name.encode())
@@ -24,7 +26,7 @@ def find(pool: BlockPool, names: str) -> list[int]:
     return pool.find_prefix([content(name) for name in names], len(names))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["take", "back", "front", "remove"]), st.integers(0, 7))))
 def test_free_list_behaves_like_a_list(num_blocks: int, operations: list[tuple[str, int]]) -> None:
     free = FreeList(num_blocks)
@@ -174,7 +176,7 @@ def test_integrity_finds_broken_links() -> None:
         free.check_integrity()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["fill", "drop", "find"]), st.lists(st.sampled_from("abcd"), max_size=4))))
 def test_whatever_is_found_holds_what_was_published(operations: list[tuple[str, list[str]]]) -> None:
     pool = BlockPool(6)

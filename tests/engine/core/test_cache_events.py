@@ -11,6 +11,7 @@ from pagefleet_engine.core.step import FailureKind
 from pagefleet_protocol.block_hash import BlockHash, extend_hashes, root_hash
 
 from tests.engine.core.test_scheduler_traces import FailingTrace, Failure, engines, events
+from tests.example_counts import examples
 from tests.fakes.paged_worker import SCOPE, FakeEngine, ToldCache
 from tests.fakes.request_traces import Event
 
@@ -26,7 +27,7 @@ def hashes(tokens: list[int], block_size: int = 4) -> list[BlockHash]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(engines, events)
 def test_what_was_told_is_what_is_cached(engine: FakeEngine, trace: list[Event | Failure]) -> None:
     played = FailingTrace(engine)

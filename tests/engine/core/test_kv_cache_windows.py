@@ -15,6 +15,8 @@ from pagefleet_engine.core.request import Request
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
+from tests.example_counts import examples
+
 FULL_AND_WINDOW = (None, 8)
 WINDOW = (8,)
 
@@ -330,7 +332,7 @@ def test_without_a_full_group_there_are_no_common_blocks() -> None:
     assert cache.num_common_blocks() == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=5),
     st.integers(1, 40),

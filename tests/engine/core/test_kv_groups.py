@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.kv_groups import MAX_GROUPS, KVGroup, group_layers
 
+from tests.example_counts import examples
+
 GEMMA3_27B = [None if layer % 6 == 5 else 1024 for layer in range(62)]
 GEMMA3_4B = [None if layer % 6 == 5 else 1024 for layer in range(34)]
 GEMMA2_9B = [None if layer % 2 else 4096 for layer in range(42)]
@@ -71,7 +73,7 @@ def test_windows_that_make_no_sense_are_refused(windows: list[int | None]) -> No
         group_layers(windows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(1, 12), st.sampled_from([512, 1024])), min_size=1, max_size=70))
 def test_every_layer_has_a_place_of_its_own_that_holds_its_window(windows: list[int | None]) -> None:
     groups = group_layers(windows)

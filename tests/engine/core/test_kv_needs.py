@@ -14,10 +14,12 @@ from pagefleet_engine.core.kv_needs import (
     most_window_blocks,
 )
 
+from tests.example_counts import examples
+
 layer_windows = st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 9))
 def test_a_chunk_with_its_window_touches_at_most_so_many_blocks_and_somewhere_does(
     window: int, chunk: int, block_size: int
@@ -39,7 +41,7 @@ def test_full_groups_need_every_block_and_windows_their_most() -> None:
     assert blocks_for_request(groups, 1600, 16, chunk=1) == 100 + 3 * 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layer_windows, st.integers(0, 80), st.integers(1, 8), st.integers(1, 30))
 def test_the_longest_request_fits_and_one_block_more_does_not(
     windows: list[int | None], num_blocks: int, block_size: int, chunk: int

@@ -11,6 +11,8 @@ from pagefleet_engine.core.kv_needs import first_needed_block
 from pagefleet_engine.core.prefix_hit import GroupIndex, find_hit
 from pagefleet_protocol.block_hash import BlockHash
 
+from tests.example_counts import examples
+
 NUM_HASHES = 12
 HASHES = [BlockHash(f"hash {number}".encode()) for number in range(NUM_HASHES)]
 
@@ -70,7 +72,7 @@ cached_blocks = st.sets(st.integers(0, NUM_HASHES - 1)).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.one_of(st.none(), st.integers(1, 20)), cached_blocks), min_size=1, max_size=4),
     st.integers(0, NUM_HASHES),

@@ -10,6 +10,7 @@ from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
 from pagefleet_engine.sampling_params import SamplingParams
 
+from tests.example_counts import examples
 from tests.fakes.paged_worker import EOS, VOCAB_SIZE, FakeEngine, Outcome
 
 PROMPT = [1, 2, 3, 4] * 5
@@ -40,7 +41,7 @@ def run(prompt: list[int], sampling: SamplingParams, resumed: list[int], **engin
     return fake.outcomes["r"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=48), samplings, st.integers(1, 8), st.integers(1, 3))
 def test_resumed_anywhere_the_rest_is_the_same(
     prompt: list[int], sampling: SamplingParams, block_size: int, depth: int

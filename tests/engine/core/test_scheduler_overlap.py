@@ -14,6 +14,7 @@ from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.errors import ContextTooLong
 from pagefleet_engine.sampling_params import SamplingParams
 
+from tests.example_counts import examples
 from tests.fakes.paged_worker import SCOPE, FakeEngine, Outcome, complete
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
@@ -203,7 +204,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(4, 24), st.integers(1, 6), st.integers(0, 20), st.sampled_from(["fcfs", "priority"]), arrivals)
 def test_a_trace_gives_the_same_outcomes_at_every_depth(
     num_blocks: int,

@@ -14,6 +14,7 @@ from pagefleet_engine.errors import ContextTooLong
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
+from tests.example_counts import examples
 from tests.fakes.paged_worker import FakeEngine, complete
 from tests.fakes.request_traces import MAX_QUEUED, Abort, Arrival, Event, Steps, Trace
 
@@ -109,7 +110,7 @@ class FailingTrace(Trace):
             self.failed.add(name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(engines, events)
 def test_every_request_ends_as_if_undisturbed(engine: FakeEngine, trace: list[Event | Failure]) -> None:
     played = FailingTrace(engine)
@@ -134,7 +135,7 @@ def test_every_request_ends_as_if_undisturbed(engine: FakeEngine, trace: list[Ev
     assert engine.scheduler.stats().kv_usage == 0.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(engines, events)
 def test_limits_of_a_step_hold(engine: FakeEngine, trace: list[Event | Failure]) -> None:
     played = FailingTrace(engine)
@@ -150,7 +151,7 @@ def test_limits_of_a_step_hold(engine: FakeEngine, trace: list[Event | Failure])
             assert max(row.num_new_tokens for row in plan.rows) <= config.long_prefill_token_threshold
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(3, 10), st.lists(prompts, min_size=3, max_size=8), st.sampled_from(["fcfs", "priority"]))
 def test_under_memory_pressure_all_outputs_hold_and_the_first_is_never_preempted(
     num_blocks: int, texts: list[list[int]], policy: Policy

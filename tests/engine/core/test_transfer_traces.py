@@ -15,6 +15,7 @@ from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
+from tests.example_counts import examples
 from tests.fakes.paged_connector import EVERYTHING, PagedConnector, Script
 from tests.fakes.paged_worker import FakeEngine
 from tests.fakes.request_traces import MAX_QUEUED, Abort, Arrival, Event, Steps, Trace
@@ -143,7 +144,7 @@ class TransferTrace(Trace):
         raise AssertionError(f"not done: {engine.scheduler.stats()}")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(engines, events)
 def test_every_request_ends_as_if_nothing_was_ever_transferred(
     setting: Setting, trace: list[Scripted | Reset | Event]
@@ -172,7 +173,7 @@ def test_every_request_ends_as_if_nothing_was_ever_transferred(
     engine.scheduler.check_integrity()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(engines, st.lists(arrivals, min_size=2, max_size=8))
 def test_loads_alone_never_lock_each_other_out(setting: Setting, trace: list[Scripted]) -> None:
     """All arrive at once, all want more than the pool has together."""

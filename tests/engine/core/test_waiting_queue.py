@@ -12,6 +12,8 @@ from pagefleet_engine.core.waiting_queue import FcfsQueue, PriorityQueue, Waitin
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
 
+from tests.example_counts import examples
+
 
 def make_request(arrival: int, priority: int = 0) -> Request:
     request = Request(f"r{arrival}", [1], SamplingParams(), (), PrefixScope("model"), priority)
@@ -88,7 +90,7 @@ def test_a_removed_request_can_enter_again(make: Callable[[], WaitingQueue]) -> 
     assert drain(queue) == ["r0", "r1"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove"]), st.integers(0, 3))))
 def test_the_heap_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
     queue = PriorityQueue()

@@ -13,6 +13,7 @@ from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
+from tests.example_counts import examples
 from tests.fakes.small_tokenizers import byte_level_backend
 
 TOKENIZER = Tokenizer(byte_level_backend(), {})
@@ -41,7 +42,7 @@ def chunks_of(text: OutputText, tokens: list[int], num_before: int = 0) -> list[
     return chunks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(texts, st.integers(0, 3), samplings)
 def test_a_text_resumed_after_any_token_goes_on_as_it_was(written: str, cut_off: int, sampling: SamplingParams) -> None:
     tokens = TOKENIZER.encode(written)

@@ -17,6 +17,8 @@ from pagefleet_engine.worker.token_counts import TokenCounts
 from pagefleet_kernels.sampling_edits import History
 from torch import Tensor
 
+from tests.example_counts import examples
+
 CPU = torch.device("cpu")
 VOCAB_SIZE = 12
 EOS = 3
@@ -127,7 +129,7 @@ def test_ends_are_banned_until_min_tokens_are_out() -> None:
     assert banned(edited(sampling, output=(1, 1))) == set()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=10),
     output=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=10),

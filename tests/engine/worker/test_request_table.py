@@ -15,6 +15,8 @@ from pagefleet_engine.worker.request_table import RequestTable, StagedWriter
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
 from pagefleet_engine.worker.transfer import HostUpload
 
+from tests.example_counts import examples
+
 CPU = torch.device("cpu")
 NUM_SLOTS = 4
 NUM_GROUPS = 2
@@ -78,7 +80,7 @@ def check(inputs: StepInputs, rows: list[ScheduledRow], known: dict[str, Known])
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_inputs_equal_those_built_token_by_token(staged: bool, data: st.DataObject) -> None:
     table = staged_table() if staged else RequestTable(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_GROUPS, CPU)

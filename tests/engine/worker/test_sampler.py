@@ -17,6 +17,8 @@ from pagefleet_engine.worker.logprobs import describe_tokens, read_entries
 from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampler, SampleRows
 from torch import Tensor
 
+from tests.example_counts import examples
+
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -147,7 +149,7 @@ def alone(logits_SV: Tensor, steps: int) -> list[list[int]]:
     return tokens
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(data=st.data(), scale=st.sampled_from([0.1, 1.0, 6.0]))
 def test_a_seeded_row_gets_the_same_tokens_in_any_batch(data: st.DataObject, scale: float) -> None:
     steps = 3

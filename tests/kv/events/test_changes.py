@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pagefleet_kv.events.changes import CacheChanges, Changes
 from pagefleet_protocol.block_hash import BlockHash
 
+from tests.example_counts import examples
+
 A, B, C = (BlockHash(name * 32) for name in (b"a", b"b", b"c"))
 
 
@@ -50,7 +52,7 @@ def test_clearing_forgets_what_was_to_be_told() -> None:
 names = st.sampled_from([BlockHash(bytes([number]) * 32) for number in range(6)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.one_of(names, st.sampled_from(["clear", "take"])), max_size=40))
 def test_a_listener_that_looks_now_and_then_knows_all(operations: list[BlockHash | str]) -> None:
     changes = CacheChanges()

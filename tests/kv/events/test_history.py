@@ -27,6 +27,7 @@ from pagefleet_protocol.kv_events import (
     unpack_keys,
 )
 
+from tests.example_counts import examples
 from tests.fakes.kv_events_router import apply
 
 
@@ -105,7 +106,7 @@ def test_what_is_not_kept_any_more_is_not_replayed_in_part(max_batches: int, max
     assert [decode_answer(m).seq for m in history.replay(Replay(7, 9))] == [7, 8, 9, 9]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), max_size=12))
 def test_replays_and_dumps_agree_with_the_batches(steps: list[tuple[bool, set[int], set[int]]]) -> None:
     history = History("i", keys_per_message=3)

@@ -16,6 +16,7 @@ from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.offload.build import build_offload
 from pagefleet_kv.port import LoadDone
 
+from tests.example_counts import examples
 from tests.fakes.byte_pages import SHAPE, BytePages, engine_side
 from tests.fakes.connector_scene import ConnectorScene, make_request
 
@@ -421,7 +422,7 @@ def test_disk_of_zero_bytes_is_no_disk(tmp_path: Path) -> None:
     scene.connector.close()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     policy=st.sampled_from(["lru", "arc"]),
     with_disk=st.booleans(),

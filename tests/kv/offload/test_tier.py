@@ -9,6 +9,8 @@ from pagefleet_kv.config import OffloadPolicy
 from pagefleet_kv.offload.eviction import Lru, make_policy
 from pagefleet_kv.offload.tier import Tier
 
+from tests.example_counts import examples
+
 
 def key(number: int) -> BlockKey:
     return BlockKey(number.to_bytes(2, "big"))
@@ -193,9 +195,9 @@ class ArcTierMachine(TierMachine):
 
 
 TestLruTier = TierMachine.TestCase
-TestLruTier.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLruTier.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestArcTier = ArcTierMachine.TestCase
-TestArcTier.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestArcTier.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_search_for_a_block_to_evict_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

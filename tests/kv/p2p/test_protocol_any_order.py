@@ -16,6 +16,7 @@ from pagefleet_kv.p2p.transfer.incoming import LoadJob
 from pagefleet_kv.p2p.transfer.settings import P2PSettings, SendType
 from pagefleet_protocol.kv_blob import BlobError
 
+from tests.example_counts import examples
 from tests.fakes.kv_p2p import BLOCK_BYTES, SHAPE, Decode, Leg, Letter, Net, Prefill, block_hash, forge, spoil
 
 ADDRESSES = ("p:1", "p:2")
@@ -368,4 +369,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = hypothesis_settings(max_examples=60, stateful_step_count=60)
+TestAnyOrder.settings = hypothesis_settings(max_examples=examples(60), stateful_step_count=60)

@@ -18,6 +18,7 @@ from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import begin
 from pagefleet_protocol.inference_service import Autoscaling, ScaleToZero, ScalingTarget
 
+from tests.example_counts import examples
 from tests.operator.autoscale.scaling_scene import BUSY, QUIET, SILENT, Scene, arriving
 
 
@@ -304,7 +305,7 @@ policies = st.builds(
 seen = st.builds(EnginesSeen, ready=st.integers(0, 70), warming=st.integers(0, 70), refused=st.integers(0, 3))
 
 
-@settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=examples(60), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(policies, st.integers(0, 64), st.lists(st.tuples(signal, seen, st.floats(0, 200)), max_size=25))
 def test_whatever_happens_the_bounds_hold(
     policy: ScalingPolicy, engines: int, steps: list[tuple[FleetSignals, EnginesSeen, float]]
@@ -330,7 +331,7 @@ def test_whatever_happens_the_bounds_hold(
             assert desired <= max(state.ceiling, before)
 
 
-@settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=examples(8), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.floats(0, 12), st.floats(0, 12), st.integers(1, 8))
 def test_more_demand_never_wants_fewer(one: float, other: float, engines: int) -> None:
     low, high = sorted((one, other))

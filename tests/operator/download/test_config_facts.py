@@ -12,6 +12,8 @@ from pagefleet_engine.models.config_file import arch_from_config
 from pagefleet_operator.download.config_facts import ConfigFacts, read_config, supported_architectures
 from pagefleet_operator.download.errors import BadModel
 
+from tests.example_counts import examples
+
 BASE = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -118,7 +120,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(configs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_facts_are_what_the_engine_reads(config: dict[str, Any]) -> None:
     assert from_facts(config) == from_engine(config)
 
@@ -144,7 +146,7 @@ def test_defaults_of_heads_and_windows_are_as_in_the_engine(kind: str) -> None:
     st.sampled_from(["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim"]),
     st.sampled_from([0, -1, 3, 2**31, "4", 1.5, True, [], {}]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_value_that_cannot_be_is_refused_where_the_engine_refuses_it(
     config: dict[str, Any], field: str, value: object
 ) -> None:

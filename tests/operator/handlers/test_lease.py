@@ -14,6 +14,7 @@ from pagefleet_operator.apply.kinds import LEASE
 from pagefleet_operator.errors import Conflict, NotLeading, Unavailable
 from pagefleet_operator.handlers.lease import AlwaysLeads, Leadership, LeaseTimes
 
+from tests.example_counts import examples
 from tests.fakes.kube_store_cluster import KINDS, StoreCluster
 
 TIMES = LeaseTimes()
@@ -191,7 +192,7 @@ def test_times_that_are_not_safe_are_our_own_mistake() -> None:
         LeaseTimes(lease_s=5.0, renew_deadline_s=6.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_never_two_lead_whatever_fails(seed: int) -> None:
     run(_history(Lab(), random.Random(seed)))

@@ -30,10 +30,11 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kube_names import LABEL_REVISION
 from pagefleet_protocol.model_facts import Progress
 
+from tests.example_counts import examples
 from tests.operator.plan.kube_world import FACTS, NOW, SETTINGS, World, condition, profile, result, service, told
 
 CONDITIONS = ["Ready", "ModelCached", "EngineReady", "RouterReady", "Progressing", "Degraded"]
-SLOW_MACHINE = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+SLOW_MACHINE = settings(deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 
 MODELS: list[dict[str, Any]] = [
     {"model": {"uri": "builtin://tiny"}},

@@ -13,6 +13,7 @@ from pagefleet_protocol.tenants import Tenant
 from pagefleet_router.admission.gate import GateLimits
 from pagefleet_router.request_view import ANONYMOUS
 
+from tests.example_counts import examples
 from tests.fakes.gate_scene import GateScene, Request
 
 TENANTS = (Tenant("a", weight=2.0, max_priority=3), Tenant("b", rpm=30), Tenant("c", weight=0.5, tpm=5000))
@@ -99,7 +100,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.scene.gate._unsettled
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 test_any_order = AnyOrder.TestCase
 
 
@@ -116,7 +117,7 @@ class Backlog:
             self.scene.come(name, self.size, 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(size_a=st.integers(1, 2000), size_b=st.integers(1, 2000), weight=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
 def test_two_backlogged_tenants_share_tokens_by_their_weights(size_a: int, size_b: int, weight: float) -> None:
     scene = GateScene(1, (Tenant("a", weight=weight), Tenant("b")))

@@ -30,6 +30,8 @@ from pagefleet_protocol.kv_events import (
 from pagefleet_router.events.feed import ANSWER_S, MAX_REPLAYS, MAX_WAITING, SILENCE_S, EngineFeed
 from pagefleet_router.prefix.exact import ExactIndex
 
+from tests.example_counts import examples
+
 NUM_BLOCKS = 8
 FIRST, SECOND = "1" * 32, "2" * 32
 
@@ -164,7 +166,7 @@ class FeedMachine(RuleBasedStateMachine):
         assert self.known() == self.cached
 
 
-FeedMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+FeedMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestFeed = FeedMachine.TestCase
 
 

@@ -12,6 +12,7 @@ from pagefleet_router.errors import Failure, shutting_down
 from pagefleet_router.exchange.prefill_leg import PrefillLeg
 from pagefleet_router.wire.upstream import AnswerHead
 
+from tests.example_counts import examples
 from tests.fakes.exchange_scene import SSE, Asked, Call, ExchangeScene
 from tests.fakes.noting_engine import DEAD, STOPPING, whole_answer
 
@@ -280,6 +281,6 @@ def test_what_an_engine_is_sent_is_known_to_the_next_choice() -> None:
 
 
 TestPairsInAnyOrder = PairsInAnyOrder.TestCase
-TestPairsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPairsInAnyOrder.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

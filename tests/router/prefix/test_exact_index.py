@@ -14,13 +14,14 @@ from pagefleet_router.prefix.index import PrefixIndex
 from pagefleet_router.prefix.knowledge import ApproximatePrefixes, PrefixBook
 from pagefleet_router.request_view import RequestView
 
+from tests.example_counts import examples
 from tests.router.signals.test_engine_facts import facts
 
 KEYS = st.lists(st.integers(0, 12), max_size=8)
 ENGINES = ("a", "b", "c")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "clear", "leave"]), st.sampled_from(ENGINES), KEYS)), KEYS)
 def test_equals_a_set_per_engine(steps: list[tuple[str, str, list[int]]], prompt: list[int]) -> None:
     index, model = ExactIndex(), {engine: set[int]() for engine in ENGINES}

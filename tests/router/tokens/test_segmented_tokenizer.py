@@ -10,6 +10,7 @@ from pagefleet_text.tokenizer import Tokenizer
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tests.example_counts import examples
 from tests.fakes.small_tokenizers import byte_fallback_backend, byte_level_backend
 
 TEMPLATE = "<|im_start|> <|im_end|> <think> <s> </s> <odd> <|im_start|>x [a]"
@@ -44,7 +45,7 @@ TEXTS = st.lists(PIECES, max_size=30).map("".join)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(start=TEXTS, ends=st.lists(TEXTS, min_size=1, max_size=3), min_chars=st.integers(1, 24))
 def test_equals_the_plain_tokenizer(name: str, start: str, ends: list[str], min_chars: int) -> None:
     plain, cache = Tokenizer(BACKENDS[name], {}), SegmentCache(10**6, min_chars)
