@@ -43,8 +43,19 @@ chat: $(VENV)/installed  ## Talk to what `make up` serves
 # Tests wait for processes as often as they compute: one worker more than cores keeps two cores busy.
 TEST_WORKERS ?= 3
 
-test: $(VENV)/installed-dev  ## Run the whole test suite
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --timings
+# Rooms whose tests start no process and load no torch.
+PURE := architecture/test_budgets.py architecture/test_docs.py chart engine/core images operator/autoscale operator/objects \
+	operator/plan protocol router/admission router/prefix router/scheduling text
+
+quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest -n 2 -m "not fleet" --hypothesis-profile quick $(PURE:%=tests/%)
+
+test: $(VENV)/installed-dev  ## Run the test suite, but for what is marked nightly
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not nightly" --timings
+
+test-all: $(VENV)/installed-dev  ## Run every test, on larger shapes and more examples
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile all --timings --timeout 1800
 
 lint: $(VENV)/installed-dev  ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
@@ -87,4 +98,4 @@ clean:  ## Remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install up chat test lint format rooms budget crds chart tiny bench bench-throughput docs clean
+.PHONY: help install up chat quick test test-all lint format rooms budget crds chart tiny bench bench-throughput docs clean

@@ -48,7 +48,6 @@ def answered_at_zero(fleet: FleetProcess, exchanges: Sequence[Exchange]) -> tupl
     return asyncio.run(scenario())
 
 
-@pytest.mark.slow
 def test_follows_the_load_to_none_to_three_and_back_without_losing_a_request(
     tmp_path: Path, exchanges: Sequence[Exchange]
 ) -> None:

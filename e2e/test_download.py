@@ -18,7 +18,6 @@ pytestmark = pytest.mark.fleet
 TINY = Path(__file__).parents[1] / "engine" / "pagefleet_engine" / "builtin" / "tiny"
 
 
-@pytest.mark.slow
 def test_a_model_of_a_hub_is_downloaded_once_and_answers_under_every_name(
     tmp_path: Path, exchanges: Sequence[Exchange]
 ) -> None:

@@ -22,7 +22,6 @@ def assert_nothing_failed(load: Load) -> None:
     assert load.num_right > 20
 
 
-@pytest.mark.slow
 def test_new_settings_reach_every_engine_without_a_failed_request(
     fleet: FleetProcess, exchanges: Sequence[Exchange]
 ) -> None:
@@ -45,7 +44,6 @@ def test_new_settings_reach_every_engine_without_a_failed_request(
     assert limits == [1024, 1024]
 
 
-@pytest.mark.slow
 def test_engines_come_and_go_without_a_failed_request(fleet: FleetProcess, exchanges: Sequence[Exchange]) -> None:
     async def scenario() -> Load:
         load = Load(fleet.url, exchanges)

@@ -23,7 +23,6 @@ def num_retries(fleet: FleetProcess) -> float:
     return sum(value for name, value in metrics.items() if name.startswith("pagefleet_router_retries_total"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["engine core", "server"])
 def test_no_request_vanishes_when_an_engine_is_killed(
     fleet: FleetProcess, exchanges: Sequence[Exchange], part: str

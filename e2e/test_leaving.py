@@ -38,7 +38,6 @@ def test_client_that_leaves_frees_its_blocks_soon(fleet: FleetProcess) -> None:
     assert fleet.metrics(engine)[metric_names.ENGINE_GENERATION_TOKENS] - generated < 12 * 900 / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopping_lets_a_stream_finish_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     async def scenario(fleet: FleetProcess) -> tuple[Streamed, list[int]]:

@@ -39,7 +39,6 @@ def tokens(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, str |
     return [(o.outputs[0].token_ids, o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs]
 
 
-@pytest.mark.slow
 def test_overlapping_steps_give_the_same_answers() -> None:
     alone, _ = run(overlap=False)
     overlapped, num_preemptions = run(overlap=True)

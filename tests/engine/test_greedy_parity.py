@@ -23,7 +23,6 @@ def case(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -
     return folder, reference_tokens(folder, PROMPTS, NUM_TOKENS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_greedy_tokens_equal_those_of_transformers(case: tuple[Path, list[list[int]]], mode: Mode) -> None:
     folder, expected = case

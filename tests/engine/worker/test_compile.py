@@ -80,7 +80,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
@@ -101,7 +100,6 @@ def test_results_are_the_same_and_nothing_is_compiled_while_serving(family: str,
     assert compiled_code() == before
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 @torch.inference_mode()
 def test_a_second_start_finds_what_the_first_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +123,6 @@ def test_a_second_start_finds_what_the_first_compiled(tmp_path: Path, monkeypatc
     assert folders[0].stat().st_mode & 0o077 == 0, "others must not put code there"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_an_engine_that_compiles_answers_as_one_that_does_not(tmp_path: Path) -> None:
     folder = write_small_model(tmp_path / "model")
@@ -146,7 +143,6 @@ def test_an_engine_that_compiles_answers_as_one_that_does_not(tmp_path: Path) ->
     assert answers[0] == answers[1]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 @torch.inference_mode()
 def test_a_step_that_was_not_foreseen_runs_uncompiled(tmp_path: Path) -> None:

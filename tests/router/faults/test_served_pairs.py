@@ -17,7 +17,7 @@ from tests.fakes.kv_serving import ServedEngine
 from tests.fakes.route_process import RouteProcess, route_process, until, write_endpoints
 from tiny.dataset import Exchange, load_knowledge
 
-pytestmark = [pytest.mark.fleet, pytest.mark.slow]
+pytestmark = pytest.mark.fleet
 KEY = FleetKey(b"k" * 40)
 MOST = 240
 """Questions until a router has to have split one: it does so by cost, and this machine may have other things to do."""

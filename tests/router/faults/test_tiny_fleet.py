@@ -28,7 +28,7 @@ from tests.fakes.faulty_engine import Answer, Client, post
 from tests.fakes.free_ports import free_ports
 from tests.fakes.route_process import RouteProcess, route_process, until, write_endpoints
 
-pytestmark = [pytest.mark.fleet, pytest.mark.slow]
+pytestmark = pytest.mark.fleet
 PATIENCE_S = 120.0
 BLOCK = 16
 PATH = "/v1/completions"
