@@ -8,14 +8,33 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pagefleet_kv.config import KvEventsConfig, KVTransferConfig
+from pagefleet_kv.config import KvEventsConfig, KVTransferConfig, TwoPorts
+from pagefleet_protocol.settings.fields import (
+    Between,
+    Bytes,
+    Count,
+    Port,
+    Seconds,
+    Share,
+    Spellings,
+    check_limits,
+)
 from pagefleet_protocol.trace_collector import TracesError, traces_url
 
 from pagefleet_engine.errors import ConfigError
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DType = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    Spellings(
+        {
+            "half": "float16",
+            "float": "float32",
+            **{f"torch.{name}": name for name in ("float16", "bfloat16", "float32")},
+        }
+    ),
+]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -23,9 +42,10 @@ Quantization = Literal["fp8"]
 KVCacheDType = Literal["auto", "fp8"]
 CudaGraphs = Literal["auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 
-# Far beyond what pays; buffers are made for this many.
-_MOST_SEQS = 2**16
-_MOST_BATCHED_TOKENS = 2**20
+# The upper limits are far beyond what pays; buffers are made for this many.
+_Seats = Annotated[int, Between(1, 2**16)]
+_StepTokens = Annotated[int, Between(1, 2**20)]
+_Size = Annotated[Bytes, Between(1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +79,13 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = 16
+    block_size: Count = 16
     """Tokens per block."""
-    num_kv_blocks: int | None = None
+    num_kv_blocks: Count | None = None
     """Fixes the pool's size in blocks; default: from memory."""
-    kv_cache_memory: int | None = None
+    kv_cache_memory: _Size | None = None
     """Bytes for the KV cache (also 512M, 4G); default: from what is free."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: Annotated[float, Between(0, 1, over=True)] = 0.9
     """Share of the device's memory that weights, activations and KV cache may take together."""
     kv_cache_dtype: KVCacheDType = "auto"
     """fp8: keep keys and values in 8 bits (e4m3), which holds twice the tokens; auto: in the model's type."""
@@ -73,41 +93,29 @@ class CacheConfig:
     """Reuse the blocks of equal prompt prefixes."""
 
     def __post_init__(self) -> None:
-        _at_least("block_size", self.block_size, 1)
-        _at_least("num_kv_blocks", self.num_kv_blocks, 1)
-        _at_least("kv_cache_memory", self.kv_cache_memory, 1)
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}: give a share over 0, at most 1"
-            )
+        check_limits(self, ConfigError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """How requests share the steps."""
 
-    max_num_seqs: int = 256
+    max_num_seqs: _Seats = 256
     """Requests that run at once; unless given, no more than max_num_batched_tokens."""
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: _StepTokens = 2048
     """Tokens computed per step, over all requests; unless given, no fewer than max_num_seqs."""
-    long_prefill_token_threshold: int | None = None
+    long_prefill_token_threshold: Count | None = None
     """Most tokens of one prompt in one step while others wait or run; default: a quarter of max_num_batched_tokens,
     at least 512 (and never over max_num_batched_tokens)."""
     policy: Policy = "fcfs"
     """priority: smaller `priority` first, then arrival."""
-    max_num_queued_reqs: int = 4096
+    max_num_queued_reqs: Count = 4096
     """Waiting requests beyond which new ones are refused with 429."""
-    max_num_queued_tokens: int | None = 2**24
+    max_num_queued_tokens: Count | None = 2**24
     """Waiting prompt tokens beyond which new requests are refused with 429, for want of memory (some 40 bytes each)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
-            _at_least(name, getattr(self, name), 1)
-        for name, high in (("max_num_seqs", _MOST_SEQS), ("max_num_batched_tokens", _MOST_BATCHED_TOKENS)):
-            if getattr(self, name) > high:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at most {high}")
-        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
-        _at_least("max_num_queued_tokens", self.max_num_queued_tokens, 1)
+        check_limits(self, ConfigError)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is under max_num_seqs ({self.max_num_seqs}): "
@@ -152,17 +160,17 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 takes a free one."""
     api_key_file: str | None = None
     """File of API keys, one a line; default: no key is asked for."""
-    drain_timeout: float = 30.0
+    drain_timeout: Annotated[Seconds, Between(0)] = 30.0
     """Seconds that running requests get after SIGTERM."""
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: Annotated[Bytes, Between(1024)] = 8 * 2**20
     """Largest request body."""
     access_log: bool = False
     """Log one line per request (never its text)."""
-    kv_events_port: int = 0
+    kv_events_port: TwoPorts = 0
     """Port where routers hear what the prefix cache gains and loses, and on the next one ask for what they missed;
     0: nowhere."""
     kv_events_host: str | None = None
@@ -172,7 +180,7 @@ class ServerConfig:
     routers that have it too."""
     otlp_traces_endpoint: str | None = None
     """URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each request; default: nobody."""
-    otlp_traces_sample: float = 1.0
+    otlp_traces_sample: Share = 1.0
     """Share of the requests that come without a trace for which one is begun; of others their trace decides."""
 
     @property
@@ -183,17 +191,8 @@ class ServerConfig:
         return KvEventsConfig(self.kv_events_host or self.host, self.kv_events_port, self.fleet_key_file)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}: give 0 to 65535")
+        check_limits(self, ConfigError)
         self._check_kv_events()
-        self._check_traces()
-        if self.drain_timeout < 0:
-            raise ConfigError(f"drain_timeout is {self.drain_timeout}: give seconds, at least 0")
-        _at_least("max_body_bytes", self.max_body_bytes, 1024)
-
-    def _check_traces(self) -> None:
-        if not 0.0 <= self.otlp_traces_sample <= 1.0:
-            raise ConfigError(f"otlp_traces_sample is {self.otlp_traces_sample:g}: give a share from 0 to 1")
         try:
             if self.otlp_traces_endpoint is not None:
                 traces_url(self.otlp_traces_endpoint)
@@ -201,10 +200,6 @@ class ServerConfig:
             raise ConfigError(f"otlp_traces_endpoint {error}") from None
 
     def _check_kv_events(self) -> None:
-        if not 0 <= self.kv_events_port <= 65534:
-            raise ConfigError(
-                f"kv_events_port is {self.kv_events_port}: give 1 to 65534 (the next port is taken too), or 0 for none"
-            )
         events = self.kv_events
         if events is None:
             return
@@ -235,8 +230,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise ConfigError(f"{name} is {value}: give at least {low}")

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from pagefleet_protocol.spelling import near_words
 from pagefleet_text.chat_prompt import ChatPrompt
 from pagefleet_text.chat_template import ChatTemplate
 from pagefleet_text.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out,
 from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.results import CompletionOutput, RequestOutput, all_candidates
 from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.settings import ENGINE_GROUPS, close_matches, engine_config, settings
+from pagefleet_engine.settings import ENGINE_SETTINGS, engine_config
 from pagefleet_engine.text.model_files import (
     has_tokenizer,
     load_chat_template,
@@ -343,14 +344,14 @@ def _known(keywords: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: a keyword is unknown, or asks for what this engine does not do.
     """
-    known = [name for name, setting in settings().items() if setting.group in ENGINE_GROUPS]
     values = {}
     for name, value in keywords.items():
-        if name in known:
+        if name in ENGINE_SETTINGS:
             if value is not None:  # vLLM's default of most of them
                 values[name] = value
         elif name not in _NEUTRAL:
-            raise TypeError(f"LLM() has no setting {name!r}{close_matches(name, known)}")
+            near = near_words(name, ENGINE_SETTINGS)
+            raise TypeError(f"LLM() has no setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
         elif value not in _NEUTRAL[name]:
             allowed = " or ".join(repr(choice) for choice in _NEUTRAL[name])
             raise TypeError(f"LLM() does not support {name}={value!r}, only {allowed}")

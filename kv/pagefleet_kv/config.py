@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pagefleet_protocol.kv_handoff import KvRole
+from pagefleet_protocol.settings.fields import Between, Bytes, Count, Seconds, check_limits
 
 from pagefleet_kv.errors import KVConfigError
 
 DataPlaneName = Literal["auto", "tcp", "nccl", "cuda_ipc"]
 SendType = Literal["put_async", "put", "get"]
 OffloadPolicy = Literal["lru", "arc"]
+TwoPorts = Annotated[int, Between(0, 65534, hint=", as the next port is taken too")]
+_Wait = Annotated[Seconds, Between(1, 3600)]
+_Size = Annotated[Bytes, Between(1)]
+_SizeOrNone = Annotated[Bytes, Between(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class KVTransferConfig:
     folder, for study), or several, as in p2p,offload: the first that has a prompt's K/V loads it, all save."""
     kv_role: KvRole = "both"
     """prefill: computes prompts for decode engines; decode: goes on from them; both: either, and whole requests."""
-    kv_port: int = 0
+    kv_port: TwoPorts = 0
     """p2p: port of its control socket; the next port takes data. 0: free ones."""
     kv_host: str = "127.0.0.1"
     """p2p: address of these two ports."""
@@ -35,42 +40,34 @@ class KVTransferConfig:
     kv_send_type: SendType = "put_async"
     """p2p: put_async: each chunk's blocks are sent while the next is computed; put: all at the end, and the prefill
     request ends when they have arrived; get: they are kept until the decode engine fetches them."""
-    kv_buffer_size: int = 256 * 1024 * 1024
+    kv_buffer_size: _Size = 256 * 2**20
     """p2p: bytes of K/V that may be under way to this engine, over all transfers (also 512M, 4G)."""
-    kv_overflow_size: int = 1024 * 1024 * 1024
+    kv_overflow_size: _SizeOrNone = 2**30
     """p2p: bytes of host memory for computed blocks whose receiver is not ready; beyond it they stay in the pool."""
-    kv_lease: float = 30.0
+    kv_lease: _Wait = 30.0
     """p2p: seconds that blocks are kept for a peer that does not renew its lease."""
-    kv_transfer_timeout: float = 60.0
+    kv_transfer_timeout: _Wait = 60.0
     """p2p: seconds that a request waits for its K/V at most."""
-    kv_recompute_budget: int = 65536
+    kv_recompute_budget: Annotated[int, Between(0)] = 65536
     """Prompt tokens a minute that a decode engine computes itself for transfers that failed; beyond it such requests
     end with an error that routers retry elsewhere."""
-    kv_max_communicators: int = 16
+    kv_max_communicators: Count = 16
     """nccl: pairs of engines that stay connected; the least recently used one is closed for another."""
-    kv_offload_memory: int = 4 * 1024 * 1024 * 1024
+    kv_offload_memory: _Size = 4 * 2**30
     """offload: bytes of host memory for K/V that the pool gives up."""
     kv_offload_dir: str | None = None
     """offload: folder for what the host memory gives up; file: the folder. Default of offload: no disk."""
-    kv_offload_disk: int = 16 * 1024 * 1024 * 1024
+    kv_offload_disk: _SizeOrNone = 16 * 2**30
     """offload: bytes of disk that the folder may take."""
     kv_offload_policy: OffloadPolicy = "lru"
     """offload: which blocks go first; arc also counts how often they were used."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.kv_port <= 65534:
-            raise KVConfigError(f"kv_port is {self.kv_port}: give 1 to 65534 (the next port is taken too), or 0")
+        check_limits(self, KVConfigError)
         if "p2p" not in self.connectors:
             for name, value in (("kv_role", self.kv_role != "both"), ("kv_peers", self.kv_peers is not None)):
                 if value:
                     raise KVConfigError(f"{name} is of kv_connector p2p, which is not on: give it, or leave {name} out")
-        for name in ("kv_buffer_size", "kv_max_communicators", "kv_offload_memory"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("kv_overflow_size", "kv_recompute_budget", "kv_offload_disk"):
-            _at_least(name, getattr(self, name), 0)
-        for name in ("kv_lease", "kv_transfer_timeout"):
-            if not 1.0 <= getattr(self, name) <= 3600.0:
-                raise KVConfigError(f"{name} is {getattr(self, name)}: give 1 to 3600 seconds")
 
     @property
     def connectors(self) -> tuple[str, ...]:
@@ -91,8 +88,3 @@ class KvEventsConfig:
     port: int
     fleet_key_file: str | None
     """Its content stays out of arguments and messages: the core reads the file itself."""
-
-
-def _at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise KVConfigError(f"{name} is {value}: give at least {low}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -13,13 +12,37 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
-from pagefleet_operator.errors import ChatError
+from pagefleet_protocol.settings.program import Program
+
+from pagefleet_operator.errors import ChatError, SettingsError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_S = 600.0
 _HELP = "/reset forgets the conversation, /quit ends (as Ctrl-D does), Ctrl-C stops an answer"
 
 Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """What `pagefleet chat` can be told."""
+
+    url: str = _DEFAULT_URL
+    """Server."""
+    model: str | None = None
+    """Model's name; default: the first that the server has."""
+    system: str | None = None
+    """Instruction that every conversation begins with."""
+
+
+CHAT = Program(
+    name="pagefleet chat",
+    description=f"Talks to a model. {_HELP}.",
+    groups={"chat": ChatConfig},
+    environment="PAGEFLEET_CHAT_",
+    error=SettingsError,
+    positional=("url",),
+)
 
 
 class ChatClient:
@@ -203,7 +226,7 @@ def converse(conversation: Conversation, lines: TextIO, out: TextIO, interactive
             except ChatError as error:
                 out.write("\n" if interactive else "")
                 out.flush()
-                print(f"error: {error}", file=sys.stderr)
+                CHAT.tell(error)
                 status = 0 if interactive else 1
 
 
@@ -220,25 +243,24 @@ def _next_line(lines: TextIO, interactive: bool) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status."""
-    parser = argparse.ArgumentParser(prog="pagefleet chat", description=f"Talks to a model. {_HELP}.")
-    parser.add_argument("url", metavar="URL", nargs="?", default=_DEFAULT_URL, help="server (default: %(default)s)")
-    parser.add_argument("--model", help="model's name (default: the first that the server has)")
-    parser.add_argument("--system", help="instruction that every conversation begins with")
-    arguments = parser.parse_args(argv)
+    try:
+        config = CHAT.build(ChatConfig, CHAT.read(sys.argv[1:] if argv is None else argv, os.environ))
+    except SettingsError as error:
+        return CHAT.tell(error)
     interactive = sys.stdin.isatty()
     if interactive:
         with contextlib.suppress(ImportError):  # not every Python has it
             import readline  # noqa: F401, PLC0415 - gives input() a history
     try:
-        client = ChatClient(arguments.url, os.environ.get("OPENAI_API_KEY"))
-        model = arguments.model or client.first_model()
+        client = ChatClient(config.url, os.environ.get("OPENAI_API_KEY"))
+        model = config.model or client.first_model()
     except ChatError as error:
-        print(f"error: {error}", file=sys.stderr)
+        CHAT.tell(error)
         return 1
     if interactive:
         print(f"{model} at {client.url}; {_HELP}")
     try:
-        return converse(Conversation(client, model, arguments.system), sys.stdin, sys.stdout, interactive)
+        return converse(Conversation(client, model, config.system), sys.stdin, sys.stdout, interactive)
     except BrokenPipeError:
         # Whoever read the answers has left; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from pagefleet_protocol.settings.fields import Port
+from pagefleet_protocol.settings.program import Program
+
+from pagefleet_operator.errors import ManifestError, OperatorError, SettingsError
 
 _DESCRIPTION = """\
 Serves the InferenceServices of a YAML file, or of all YAML files of a folder, as processes of this machine: engines,
@@ -18,49 +23,54 @@ environment (HF_TOKEN, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS). Infer
 Fields that mean something in a cluster alone are named when a service starts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """What `pagefleet up` can be told."""
+
+    file: Path
+    """YAML file, or folder of YAML files."""
+    host: str = "127.0.0.1"
+    """Address of the routers."""
+    port: Port = 8000
+    """Port of the first router, further ones get the next free ports; 0 takes any."""
+    state_dir: Path | None = None
+    """Folder for logs and records; default: one for each FILE in ~/.local/state/pagefleet."""
+
+
+UP = Program(
+    name="pagefleet up",
+    description=_DESCRIPTION,
+    groups={"fleet": UpConfig},
+    environment="PAGEFLEET_UP_",
+    error=SettingsError,
+    positional=("file",),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 after a clean stop, 1 when it cannot run, 130 when a second Ctrl-C ended it."""
-    arguments = _parser().parse_args(argv)
+    """Run the command.
+
+    Returns:
+        0 after a clean stop, 1 when it cannot run, 2 when flags or the file have mistakes, 130 when a second Ctrl-C
+        ended it.
+    """
     try:
+        config = UP.build(UpConfig, UP.read(sys.argv[1:] if argv is None else argv, os.environ))
         # After parsing: --help is instant, and a mistake on the command line costs nothing.
         from pagefleet_operator.local.up import up  # noqa: PLC0415
 
         return up(
-            manifest=arguments.manifest,
-            host=arguments.host,
-            port=arguments.port,
-            state_dir=arguments.state_dir,
+            manifest=config.file,
+            host=config.host,
+            port=config.port,
+            state_dir=config.state_dir,
             environment=os.environ,
         )
+    except OperatorError as error:
+        status = UP.tell(error)
+        return status if isinstance(error, SettingsError | ManifestError) else 1
     except KeyboardInterrupt:
         return 130  # a Ctrl-C before there was anything to stop
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pagefleet up", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("manifest", metavar="FILE", type=Path, help="YAML file, or folder of YAML files")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the routers (default: %(default)s)")
-    parser.add_argument(
-        "--port",
-        type=_port,
-        default=8000,
-        help="port of the first router, further ones get the next free ports; 0 takes any (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder for logs and records (default: one for each FILE in ~/.local/state/pagefleet)",
-    )
-    return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535")
-    return int(text)
 
 
 if __name__ == "__main__":

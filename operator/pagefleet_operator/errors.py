@@ -6,7 +6,7 @@ OperatorError
 ├── PortError          an address cannot be listened on
 ├── CommandMissing     a program that the fleet starts is not installed
 ├── ChatError          something stands between `pagefleet chat` and an answer
-├── SettingsError      `pagefleet operate` was started with settings that cannot work
+├── SettingsError      a program was started with settings that cannot work
 └── ClusterError       the API server was asked and did not do it
     ├── Conflict       409: somebody else was faster; look again, then try again
     ├── Refused        any other 4xx: the same request will be refused again; `status`, `reason` and `message` say why
@@ -49,7 +49,7 @@ class ChatError(OperatorError):
 
 
 class SettingsError(OperatorError):
-    """A flag or a file that `pagefleet operate` needs is missing or wrong."""
+    """A flag, or a file that it names, is missing or wrong."""
 
 
 class ClusterError(OperatorError):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pagefleet_protocol.spelling import near_words
 from pagefleet_protocol.version import VERSION
 
 _PREFIX = "pagefleet-"
@@ -89,8 +90,6 @@ def refusal(verb: str, installed: Mapping[str, Path]) -> str:
     """Say why a verb cannot be run, and what to do."""
     if verb in _KNOWN:
         return f"'{verb}' belongs to {_KNOWN[verb][1]}, which is not installed in this environment"
-    import difflib  # noqa: PLC0415 - only a mistake pays for it
-
-    near = difflib.get_close_matches(verb, installed, n=1)
+    near = near_words(verb, installed)
     hint = f"did you mean '{near[0]}'?" if near else "pagefleet --help lists the verbs"
     return f"there is no verb {verb[:40]!a}; {hint}"

@@ -6,13 +6,14 @@ a document are told at once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from pagefleet_protocol.spelling import near_words
 
 Path = tuple[str | int, ...]
 
@@ -69,9 +70,8 @@ def field_errors(model: type[BaseModel], failure: ValidationError) -> tuple[Fiel
 
 def closest(word: str, allowed: Iterable[str]) -> str:
     """Return ` Did you mean X?`, or nothing when no allowed word is near."""
-    by_folded = {candidate.casefold(): candidate for candidate in allowed}
-    found = difflib.get_close_matches(word.replace("_", "").casefold(), by_folded, n=1, cutoff=0.6)
-    return f" Did you mean {by_folded[found[0]]}?" if found else ""
+    near = near_words(word, allowed)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:

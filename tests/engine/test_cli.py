@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.cli import build_parser, main, read_configuration
+from pagefleet_engine.cli import main, read_configuration
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.settings import ALL_GROUPS, engine_config, settings
+from pagefleet_engine.settings import SERVE, engine_config
 from pagefleet_kv.config import KvEventsConfig
 
 
@@ -16,15 +16,14 @@ def test_no_options_give_the_defaults() -> None:
 
 
 def test_every_field_is_a_flag_with_help() -> None:
-    text = build_parser().format_help()
-    for group in ALL_GROUPS:
-        for field in dataclasses.fields(group):
-            assert field.name == "model" or "--" + field.name.replace("_", "-") in text
-            assert settings()[field.name].help.endswith("."), field.name
+    text = SERVE.parser().format_help()
+    for name, setting in SERVE.settings.items():
+        assert name == "model" or setting.flag in text
+        assert setting.help.endswith("."), name
 
 
 def test_names_are_unique_over_the_groups() -> None:
-    assert len(settings()) == sum(len(dataclasses.fields(group)) for group in ALL_GROUPS)
+    assert len(SERVE.settings) == sum(len(dataclasses.fields(group)) for group in SERVE.groups.values())
 
 
 def test_flags_of_every_type() -> None:
@@ -79,14 +78,18 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_ours() -> None:
     ("arguments", "says"),
     [
         ([], "no model is given"),
-        (["/m", "--block-size", "x"], "block_size is 'x': give a whole number"),
-        (["/m", "--block-size", "0"], "block_size is 0: give at least 1"),
-        (["/m", "--dtype", "int4"], "dtype is 'int4': give one of auto, float32"),
+        (["/m", "--block-size", "x"], "--block-size is 'x': give a whole number"),
+        (["/m", "--block-size", "0"], "--block-size is 0: give at least 1"),
+        (["/m", "--access-log=ja"], "--access-log is 'ja': give true or false"),
+        (["/m", "--dtype", "int4"], "--dtype is 'int4': give one of auto, float32"),
         (["/m", "--kv-cache-memory", "much"], "give bytes, or a size such as 512M"),
-        (["/m", "--gpu-memory-utilization", "2"], "give a share over 0"),
-        (["/m", "--port", "70000"], "port is 70000"),
-        (["/m", "--kv-events-port", "65535"], "kv_events_port is 65535: give 1 to 65534"),
-        (["/m", "--kv-events-port", "-1"], "kv_events_port is -1: give 1 to 65534"),
+        (["/m", "--gpu-memory-utilization", "2"], "give more than 0, at most 1"),
+        (["/m", "--port", "70000"], "--port is 70000"),
+        (
+            ["/m", "--kv-events-port", "65535"],
+            "is 65535: give 0 to 65534, as the next port is taken too",
+        ),
+        (["/m", "--kv-events-port", "-1"], "--kv-events-port is -1: give 0 to 65534"),
         (["/m", "--kv-events-port", "8000"], "takes ports 8000 and 8001, and port is one of them"),
         (["/m", "--kv-events-port", "7999"], "takes ports 7999 and 8000, and port is one of them"),
         (["/m", "--kv-events-port", "5557", "--host", "0.0.0.0"], "KV events on 0.0.0.0 could be read by others: give"),
@@ -118,7 +121,7 @@ def test_a_model_that_cannot_be_loaded_is_status_3(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("max_model_length: 5", "max_model_length is not a setting; did you mean max_model_len?"),
+        ("max_model_length: 5", "'max_model_length' is not a setting; did you mean max_model_len?"),
         ("- 1", "holds no settings"),
         ("{", "is not YAML"),
         ("block_size: true", "block_size is 'True'"),
@@ -180,5 +183,5 @@ def test_public_names_are_found_lazily() -> None:
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
 def test_a_step_beyond_any_device_is_refused_before_buffers_are_made(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is 3000000000: give at most"):
+    with pytest.raises(ConfigError, match=f"{name} is 3000000000: give 1 to"):
         engine_config({"model": "/m", name: 3 * 10**9})

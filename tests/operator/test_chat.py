@@ -120,7 +120,7 @@ def test_what_went_wrong_is_told_in_one_line(
 ) -> None:
     server.status, server.stream = status, stream
     assert talk(server, "hi\n")[0] == 1
-    assert capsys.readouterr().err == f"error: {said}\n"
+    assert capsys.readouterr().err == f"pagefleet chat: error: {said}\n"
 
 
 def test_a_question_without_a_full_answer_is_forgotten(server: Script) -> None:
@@ -188,5 +188,6 @@ def test_nothing_that_answers_is_told_with_the_remedy() -> None:
     result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 1
     assert result.stderr == (
-        "error: nothing answers at http://127.0.0.1:1 (Connection refused); start it with: pagefleet up FILE\n"
+        "pagefleet chat: error: nothing answers at http://127.0.0.1:1 (Connection refused); "
+        "start it with: pagefleet up FILE\n"
     )

@@ -150,7 +150,7 @@ def test_two_fleets_of_one_file_are_told_apart(start_up: StartUp, document: Any)
     up.read_until("qwen is ready at")
     second = start_up(document())
     assert second.finish() == 1
-    assert second.text.startswith(f"error: another pagefleet up (process {up.process.pid}) uses ")
+    assert second.text.startswith(f"pagefleet up: error: another pagefleet up (process {up.process.pid}) uses ")
 
 
 def test_a_terminal_gets_a_table(start_up: StartUp, document: Any) -> None:
@@ -169,9 +169,10 @@ def test_a_terminal_gets_a_table(start_up: StartUp, document: Any) -> None:
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
-        (("--port", "99999"), 2, "'99999' is not a port: give 0 to 65535"),
-        (("--host", "192.0.2.1"), 1, "error: cannot listen on 192.0.2.1 port 8000"),
-        (("--state-dir", "/proc/none"), 1, "error: /proc/none: cannot be written"),
+        (("--port", "99999"), 2, "pagefleet up: error: --port is 99999: give 0 to 65535\n"),
+        (("--prot", "1"), 2, "pagefleet up: error: unknown argument '--prot'; did you mean --port? (see pagefleet up"),
+        (("--host", "192.0.2.1"), 1, "pagefleet up: error: cannot listen on 192.0.2.1 port 8000"),
+        (("--state-dir", "/proc/none"), 1, "pagefleet up: error: /proc/none: cannot be written"),
     ],
 )
 def test_wrong_flags_are_one_line(
@@ -185,16 +186,16 @@ def test_wrong_flags_are_one_line(
 
 def test_each_mistake_in_the_file_is_one_line(start_up: StartUp, document: Any, tmp_path: Path) -> None:
     up = start_up(document(replicas="x", rooter={}))
-    assert up.finish() == 1
+    assert up.finish() == 2
     assert [line.partition("spec")[2][:9] for line in up.text.splitlines()] == [".replicas", ".rooter: "]
-    assert all(line.startswith(f"error: {tmp_path}/fleet.yaml:") for line in up.text.splitlines())
+    assert all(line.startswith(f"pagefleet up: error: {tmp_path}/fleet.yaml:") for line in up.text.splitlines())
 
 
 def test_programs_that_are_not_installed_are_told(start_up: StartUp, document: Any, tmp_path: Path) -> None:
     (tmp_path / "bin" / "pagefleet-serve").unlink()
     up = start_up(document())
     assert up.finish() == 1
-    assert up.text.startswith("error: pagefleet-serve is not installed in this environment")
+    assert up.text.startswith("pagefleet up: error: pagefleet-serve is not installed in this environment")
 
 
 def test_help_imports_nothing_slow() -> None:

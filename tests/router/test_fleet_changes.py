@@ -237,7 +237,7 @@ def test_nothing_is_left_after_many_requests(tmp_path: Path) -> None:
 
 def test_help_needs_no_event_loop_and_starting_no_http_client() -> None:
     code = (
-        "import sys; from pagefleet_router.cli import build_parser; build_parser(); print('uvloop' in sys.modules); "
+        "import sys; from pagefleet_router.cli import ROUTE; ROUTE.parser(); print('uvloop' in sys.modules); "
         "import pagefleet_router.app; print('aiohttp' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 import re
 from pathlib import Path
 
 import pytest
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_router.app import Router
-from pagefleet_router.cli import build_parser, main, read_configuration
+from pagefleet_router.cli import ROUTE, main, read_configuration
 from pagefleet_router.config import RouterConfig, check_engine_url
 from pagefleet_router.discovery.source import FileSource, StaticSource
 from pagefleet_router.engines.endpoints import EndpointTable
@@ -21,7 +20,6 @@ from pagefleet_router.exchange.answer_writer import EventHold
 from pagefleet_router.signals.figures import EngineFigures, GeneratedTokens, parse_figures
 from pagefleet_router.telemetry.access_log import AccessLog, AccessRecord
 from pagefleet_router.telemetry.histogram import SecondsHistogram
-from pagefleet_router.telemetry.log import LineFormatter
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.wire.access import ROUTES, ApiKeys, Kind, route_of
 
@@ -59,25 +57,30 @@ def test_flags_environment_and_defaults() -> None:
         (["--kubernetes-service", "s", "--kubernetes-namespace", "N", "--model-name", "m"], "give a Kubernetes name"),
         (["--endpoints-file", "f", "--kubernetes-namespace", "n"], "--kubernetes-service NAME is: give that too"),
         (["--endpoints-file", "f", "--model-alias", "a"], "--model-alias needs --model-name"),
-        (["--endpoints-file", "f", "--model-name", "m", "--model-alias", ""], "empty name"),
+        (["--endpoints-file", "f", "--model-name", "m", "--model-alias", ""], "--model-alias is '': give text"),
         (["--engine", "a:1", "--model-name", "m"], "write http://HOST:PORT"),
-        (["--endpoints-file", "f", "--port", "x"], "port is 'x': give a number"),
+        (["--endpoints-file", "f", "--port", "x"], "--port is 'x': give a whole number"),
         (["--endpoints-file", "f", "--port", "70000"], "give 0 to 65535"),
         (["--endpoints-file", "f", "--policy", "best"], "one of auto, prefix, least-load"),
-        (["--endpoints-file", "f", "--pd-fallback", "retry"], "pd_fallback is 'retry': give one of recompute, fail"),
-        (["--endpoints-file", "f", "--pd-threshold", "-1"], "pd_threshold is -1: give a number from 0"),
-        (["--endpoints-file", "f", "--gap-timeout", "0"], "above 0"),
-        (["--endpoints-file", "f", "--drain-timeout", "nan"], "from 0"),
-        (["--endpoints-file", "f", "--max-concurrent", "0"], "above 0"),
+        (["--endpoints-file", "f", "--pd-fallback", "retry"], "--pd-fallback is 'retry': give one of recompute, fail"),
+        (["--endpoints-file", "f", "--pd-threshold", "-1"], "--pd-threshold is -1: give at least 0"),
+        (["--endpoints-file", "f", "--gap-timeout", "0"], "give more than 0 seconds"),
+        (["--endpoints-file", "f", "--drain-timeout", "nan"], "give seconds, or such as 500ms or 5m, at least 0"),
+        (["--endpoints-file", "f", "--max-concurrent", "0"], "give at least 1"),
+        (["--endpoints-file", "f", "--no-such-flag"], "unknown argument '--no-such-flag' (see pagefleet route --help)"),
+        (["--endpoints-file", "f", "--kv-events=perhaps"], "--kv-events is 'perhaps': give true or false"),
     ],
 )
 def test_mistakes_are_named(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 2
-    assert says in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("pagefleet route: error: ")
+    assert says in error
+    assert error.count("\n") == 1
 
 
 def test_every_setting_has_a_flag_and_a_help() -> None:
-    text = build_parser().format_help()
+    text = ROUTE.parser().format_help()
     for name in RouterConfig.__dataclass_fields__:
         assert "--" + name.replace("_", "-") in text
 
@@ -238,13 +241,6 @@ def test_the_access_log_writes_lines_and_survives_its_sink() -> None:
     log.flush()
 
 
-def test_log_lines_stay_one_line() -> None:
-    record = logging.LogRecord("x", logging.INFO, "f", 1, "a\nb\x1b[0m\u2028", None, None)
-    line = LineFormatter().format(record)
-    assert line.isprintable()
-    assert line.endswith("router: a\\nb\\x1b[0m\\u2028")
-
-
 def test_histogram_buckets_are_cumulative() -> None:
     histogram = SecondsHistogram()
     for seconds in (0.0005, 0.001, 0.3, 1000.0):
@@ -270,7 +266,7 @@ def test_outside_a_pod_kubernetes_is_a_mistake(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main(["--kubernetes-service", "s", "--model-name", "m"]) == 2
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert last_line.startswith("pagefleet route: --kubernetes-service works in a pod")
+    assert last_line.startswith("pagefleet route: error: --kubernetes-service works in a pod")
 
 
 @pytest.mark.parametrize(

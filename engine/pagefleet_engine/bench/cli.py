@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from pagefleet_protocol.settings.program import FlagError, OneLineParser
+
 from pagefleet_engine.bench.report import Report
-from pagefleet_engine.cli import OneLineParser
 from pagefleet_engine.errors import ConfigError, InvalidRequest
 
 BENCHMARKS = {
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(given)
-    except (ConfigError, InvalidRequest) as error:
+    except (FlagError, ConfigError, InvalidRequest) as error:
         print(f"pagefleet bench: error: {error}", file=sys.stderr)
         return 2
 

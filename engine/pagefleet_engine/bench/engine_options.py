@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagefleet_protocol.settings.program import add_flag
+
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
-from pagefleet_engine.cli import add_option
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.settings import ENGINE_GROUPS, settings
+from pagefleet_engine.settings import ENGINE_SETTINGS
 
 if TYPE_CHECKING:
     from pagefleet_engine.llm import LLM
@@ -28,9 +29,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--model", metavar="FOLDER", help="A folder in Hugging Face layout, or builtin://tiny.")
     which.add_argument("--shape", choices=named_shapes(), help="A model of this shape with random weights.")
     group = parser.add_argument_group("engine")
-    for setting in settings().values():
-        if setting.group in ENGINE_GROUPS and setting.name not in _OWN:
-            add_option(group, setting, _PREFIX + setting.name)
+    for name, setting in ENGINE_SETTINGS.items():
+        if name not in _OWN:
+            add_flag(group, setting, _PREFIX + name)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:

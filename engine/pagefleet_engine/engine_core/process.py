@@ -22,6 +22,7 @@ from pagefleet_kv.config import KvEventsConfig
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_kv.port import EngineIdentity
+from pagefleet_protocol.settings.log import set_up_logging
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.cache_events import CacheEvents
@@ -42,7 +43,6 @@ from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError, ModelLoadError
-from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.startup import StartupTimes
 
 IDLE_WAIT_S = 1.0
@@ -208,7 +208,7 @@ def run_core(build: BuildCore) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    set_up_logging("engine core")
+    set_up_logging("engine core", "pagefleet_engine", "pagefleet_kv")
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoreStart)
     os.set_inheritable(start.sentinel, False)
     folder = Path(start.folder)

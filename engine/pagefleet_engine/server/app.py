@@ -18,6 +18,7 @@ import uvloop
 from fastapi import FastAPI
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, EngineFacts
 from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
+from pagefleet_protocol.settings.log import set_up_logging
 from pagefleet_protocol.tracing import NO_TRACER, NoTracer, Tracer
 from pagefleet_text.text_model import TextModel
 from starlette.exceptions import HTTPException
@@ -28,7 +29,6 @@ from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.log import set_up_logging
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import AccessGate, ApiKeys
 from pagefleet_engine.server.body import BodyReader
@@ -140,7 +140,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     Raises:
         ConfigError: a setting cannot work, or the model cannot be loaded.
     """
-    set_up_logging("server")
+    set_up_logging("server", "pagefleet_engine", "pagefleet_kv")
     _log_errors_of_uvicorn()
     folder = resolve_model_folder(config.model.model)
     tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder

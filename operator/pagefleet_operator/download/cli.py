@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -10,15 +9,20 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pagefleet_protocol.model_facts import DownloadResult, encode_result
+from pagefleet_protocol.settings.fields import Port
+from pagefleet_protocol.settings.log import set_up_logging
+from pagefleet_protocol.settings.program import Program
 
 from pagefleet_operator.download.download import amount, download, inspect
 from pagefleet_operator.download.errors import BadSettings
 from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.progress_server import serve_progress
 from pagefleet_operator.download.settings import settings_for
+from pagefleet_operator.errors import SettingsError
 
 _DESCRIPTION = """\
 Brings the files of a model into FOLDER, verified and resumable, and prints one line of JSON: the facts that are needed
@@ -31,44 +35,78 @@ _REPORT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadConfig:
+    """What `pagefleet download` can be told."""
+
+    uri: str
+    """hf://organization/name, s3://, gs:// or file:///folder."""
+    folder: Path | None = None
+    """Where the files go."""
+    revision: str | None = None
+    """Branch, tag or commit of an hf:// repository."""
+    endpoint: str | None = None
+    """URL of a mirror of the hub, or of the store's own address."""
+    inspect: bool = False
+    """Only tell what the model is; writes nothing."""
+    port: Port | None = None
+    """Answer GET /progress and /livez here meanwhile."""
+    host: str | None = None
+    """Of --port; default: every address (it tells numbers only)."""
+    termination_message: Path | None = None
+    """Write the result there too, as Kubernetes reads it."""
+
+
+DOWNLOAD = Program(
+    name="pagefleet download",
+    description=_DESCRIPTION,
+    groups={"download": DownloadConfig},
+    environment="PAGEFLEET_DOWNLOAD_",
+    error=SettingsError,
+    positional=("uri", "folder"),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    try:
+        config = DOWNLOAD.build(DownloadConfig, DOWNLOAD.read(sys.argv[1:] if argv is None else argv, os.environ))
+    except SettingsError as error:
+        return DOWNLOAD.tell(error)
+    set_up_logging("download")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells every request
     try:
-        result = asyncio.run(_run(arguments, os.environ))
+        result = asyncio.run(_run(config, os.environ))
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("pagefleet download: stopped; what has arrived is kept for the next run", file=sys.stderr)
         return 1
-    _tell(result, arguments.termination_message)
+    _tell(result, config.termination_message)
     return result.exit_code
 
 
-async def _run(arguments: argparse.Namespace, environment: Mapping[str, str]) -> DownloadResult:
-    settings = settings_for(arguments.uri, arguments.revision or None, arguments.endpoint, environment)
+async def _run(config: DownloadConfig, environment: Mapping[str, str]) -> DownloadResult:
+    settings = settings_for(config.uri, config.revision, config.endpoint, environment)
     progress = ProgressMeter()
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        async with _reporting(progress), _serving(arguments, progress):
-            if arguments.inspect:
-                uri = arguments.uri
-                return await inspect(uri, settings, progress)
-            if arguments.folder is None:
+        async with _reporting(progress), _serving(config, progress):
+            if config.inspect:
+                return await inspect(config.uri, settings, progress)
+            if config.folder is None:
                 raise BadSettings("say into which FOLDER, or --inspect")
-            return await download(arguments.uri, arguments.folder, settings, progress)
+            return await download(config.uri, config.folder, settings, progress)
     except BadSettings as error:
         return DownloadResult(reason=error.reason, message=str(error))
 
 
 @asynccontextmanager
-async def _serving(arguments: argparse.Namespace, progress: ProgressMeter) -> AsyncIterator[None]:
-    if arguments.port is None:
+async def _serving(config: DownloadConfig, progress: ProgressMeter) -> AsyncIterator[None]:
+    if config.port is None:
         yield
         return
-    async with serve_progress(arguments.host, arguments.port, progress.snapshot) as port:
+    async with serve_progress(config.host, config.port, progress.snapshot) as port:
         _log.info("progress at port %s", port)
         yield
 
@@ -106,29 +144,6 @@ def _tell(result: DownloadResult, termination_message: Path | None) -> None:
     sys.stdout.flush()
     if result.reason:
         print(f"pagefleet download: {result.reason}: {result.message}", file=sys.stderr)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pagefleet download", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("uri", metavar="URI", help="hf://organization/name, s3://, gs:// or file:///folder")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", help="where the files go")
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of an hf:// repository")
-    parser.add_argument("--endpoint", metavar="URL", help="a mirror of the hub, or the store's own address")
-    parser.add_argument("--inspect", action="store_true", help="only tell what the model is; writes nothing")
-    parser.add_argument("--port", type=_port, metavar="PORT", help="answer GET /progress and /livez here meanwhile")
-    parser.add_argument("--host", metavar="ADDRESS", help="of --port (default: every address; it tells numbers only)")
-    parser.add_argument(
-        "--termination-message", type=Path, metavar="FILE", help="write the result there too, as Kubernetes reads it"
-    )
-    return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535")
-    return int(text)
 
 
 if __name__ == "__main__":

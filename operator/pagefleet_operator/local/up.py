@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pagefleet_operator.errors import OperatorError
 from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.reporter import LiveReporter, PlainReporter, Reporter
 from pagefleet_operator.local.settings import Commands, LocalSettings, default_models_dir
@@ -18,21 +17,20 @@ from pagefleet_operator.local.state_dir import StateDir, default_state_dir
 
 
 def up(*, manifest: Path, host: str, port: int, state_dir: Path | None, environment: Mapping[str, str]) -> int:
-    """Run `pagefleet up`. Returns its exit status; a mistake is one `error:` line for each thing that is wrong."""
-    try:
-        settings = LocalSettings(
-            manifest=manifest,
-            state_dir=state_dir or default_state_dir(manifest, environment),
-            models_dir=default_models_dir(environment),
-            commands=Commands.installed(),
-            host=host,
-            port=port,
-        )
-        return run_fleet(settings, _reporter)
-    except OperatorError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        return 1
+    """Run `pagefleet up`. Returns its exit status.
+
+    Raises:
+        OperatorError: it cannot start.
+    """
+    settings = LocalSettings(
+        manifest=manifest,
+        state_dir=state_dir or default_state_dir(manifest, environment),
+        models_dir=default_models_dir(environment),
+        commands=Commands.installed(),
+        host=host,
+        port=port,
+    )
+    return run_fleet(settings, _reporter)
 
 
 def run_fleet(settings: LocalSettings, make_reporter: Callable[[], Reporter]) -> int:

@@ -56,7 +56,7 @@ def run_workers(config: RouterConfig, serve: Callable[[RouterConfig, Seat], int]
         try:
             return serve(share, seat)
         except ConfigError as error:
-            print(f"pagefleet route: {error}", file=sys.stderr)
+            print(f"pagefleet route: error: {error}", file=sys.stderr)
             return WRONG_SETTINGS
 
     return Parent(num, work).run(config.host, config.port)

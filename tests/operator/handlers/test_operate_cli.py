@@ -93,8 +93,8 @@ def test_outside_a_cluster_the_lease_is_where_the_services_are(started: list[Ope
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "error: give --engine-image, --router-image, --operator-image"),
-        (IMAGES, "error: give --operator-namespace"),
+        ([], "pagefleet operate: error: give --engine-image, --router-image, --operator-image"),
+        (IMAGES, "pagefleet operate: error: give --operator-namespace"),
     ],
 )
 def test_what_is_missing_is_told(
@@ -116,10 +116,32 @@ def test_what_is_missing_is_told(
     ],
 )
 def test_a_value_that_cannot_be_is_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        operate_cli.main([*IMAGES, flag, value])
-    assert ended.value.code == 2
-    assert value in capsys.readouterr().err
+    assert operate_cli.main([*IMAGES, flag, value]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"pagefleet operate: error: {flag} is ")
+    assert value in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("variable", ["ALLOW_ANY_POD_TEMPLATE", "NO_NETWORK_POLICIES", "LEADER_ELECTION"])
+def test_a_misspelt_boolean_is_no_no(
+    variable: str, started: list[OperateSettings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"PAGEFLEET_OPERATOR_{variable}", "ture")
+    assert operate_cli.main([*IMAGES, "--operator-namespace", "c"]) == 2
+    assert capsys.readouterr().err == (
+        f"pagefleet operate: error: PAGEFLEET_OPERATOR_{variable} is 'ture': give true or false\n"
+    )
+    assert started == []
+
+
+def test_a_file_sets_the_same(started: list[OperateSettings], tmp_path: Path) -> None:
+    file = tmp_path / "operator.yaml"
+    file.write_text("namespace: [a, b]\nresync-seconds: 1h\nnetwork_policies: no\nworkers: 3\n")
+    assert operate_cli.main([*IMAGES, "--config", str(file), "--workers", "4"]) == 0
+    (settings,) = started
+    assert (settings.namespaces, settings.timing.resync, settings.workers) == (("a", "b"), 3600.0, 4)
+    assert not settings.cluster.network_policies
 
 
 def test_help_imports_nothing_heavy() -> None:

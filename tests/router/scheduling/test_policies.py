@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
-from pagefleet_router.config import POLICIES
+from pagefleet_router.config import PolicyName
 from pagefleet_router.engines.endpoints import EngineView, PolledLoad, build_snapshot
 from pagefleet_router.engines.rates import EngineRates
 from pagefleet_router.prefix.index import PrefixIndex
@@ -265,7 +266,7 @@ def test_a_cold_prompt_counts_by_its_tokens() -> None:
     assert Counter(chosen[20:]) == {"a": 5, "b": 5}, "both took in as much by then"
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", get_args(PolicyName))
 def test_every_policy_is_deterministic_and_explains_itself(name: str) -> None:
     def chosen() -> list[str]:
         policy = make_policy(name, Known({"b": 300}), Clock(), random.Random(3))  # type: ignore[arg-type]

@@ -228,7 +228,7 @@ def test_a_port_that_is_taken_is_not_shared_with_a_stranger() -> None:
 
 STUBBORN = """
 import os, signal, sys, time
-from pagefleet_router.telemetry.log import set_up_logging
+from pagefleet_protocol.settings.log import set_up_logging
 from pagefleet_router.workers.parent import Parent
 
 def work(seat):
@@ -240,7 +240,7 @@ def work(seat):
         seat.beat(time.monotonic())
         time.sleep(0.05)
 
-set_up_logging()
+set_up_logging("router", "pagefleet_router")
 sys.exit(Parent(2, work, silent_s=5.0).run("127.0.0.1", 0))
 """
 

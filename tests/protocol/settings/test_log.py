@@ -1,8 +1,7 @@
 import logging
 
 import pytest
-from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.log import LineFormatter, escape_control, set_up_logging
+from pagefleet_protocol.settings.log import LineFormatter, escape_control, log_level, set_up_logging
 
 
 def test_what_a_client_sent_cannot_forge_a_line() -> None:
@@ -16,10 +15,11 @@ def test_plain_text_is_left_alone() -> None:
     assert escape_control("grüße 你好 😀") == "grüße 你好 😀"
 
 
-def test_logging_goes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up_logging("core", "warning")
-    set_up_logging("core", "warning")
-    packages = ("pagefleet_engine", "pagefleet_kv")
+def test_logging_goes_to_stderr_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEFLEET_LOG_LEVEL", "warning")
+    packages = ("pagefleet_example", "pagefleet_other")
+    set_up_logging("core", *packages)
+    set_up_logging("core", *packages)
     try:
         for package in packages:
             logging.getLogger(f"{package}.x").warning("once from %s", package)
@@ -34,6 +34,14 @@ def test_logging_goes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None
             logger.setLevel(logging.NOTSET)
 
 
+@pytest.mark.parametrize(
+    ("environment", "level"),
+    [({}, "INFO"), ({"PAGEFLEET_LOG_LEVEL": ""}, "INFO"), ({"PAGEFLEET_LOG_LEVEL": "debug"}, "DEBUG")],
+)
+def test_levels(environment: dict[str, str], level: str) -> None:
+    assert log_level(environment) == level
+
+
 def test_an_unknown_level_is_a_clear_error() -> None:
-    with pytest.raises(ConfigError, match="give one of DEBUG, INFO"):
-        set_up_logging("core", "chatty")
+    with pytest.raises(ValueError, match="PAGEFLEET_LOG_LEVEL is 'CHATTY': give one of DEBUG, INFO"):
+        log_level({"PAGEFLEET_LOG_LEVEL": "chatty"})

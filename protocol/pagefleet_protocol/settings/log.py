@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 
-from pagefleet_engine.errors import ConfigError
-
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-_PACKAGES = ("pagefleet_engine", "pagefleet_kv")
+LOG_LEVEL = "PAGEFLEET_LOG_LEVEL"
+"""Variable of the level, for every program."""
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class LineFormatter(logging.Formatter):
@@ -30,23 +30,32 @@ def escape_control(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def set_up_logging(process: str, level: str | None = None) -> None:
-    """Send the log of the engine and of its connectors to standard error.
+def log_level(environment: Mapping[str, str]) -> str:
+    """Return the level that the environment asks for; INFO where it says nothing.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    level = (environment.get(LOG_LEVEL) or "INFO").upper()
+    if level not in LEVELS:
+        raise ValueError(f"{LOG_LEVEL} is {level[:80]!r}: give one of {', '.join(LEVELS)}")
+    return level
+
+
+def set_up_logging(process: str, *packages: str) -> None:
+    """Send the log to standard error, at the level that the environment asks for.
 
     Args:
         process: named in each line, e.g. `engine core`.
-        level: default: PAGEFLEET_LOG_LEVEL, else INFO.
+        packages: whose log, e.g. `pagefleet_engine`; none: of all that logs in this process.
 
     Raises:
-        ConfigError: the level is unknown.
+        ValueError: there is no such level.
     """
-    level = (level or os.environ.get("PAGEFLEET_LOG_LEVEL") or "INFO").upper()
-    if level not in _LEVELS:
-        raise ConfigError(f"PAGEFLEET_LOG_LEVEL is {level}: give one of {', '.join(_LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(process))
-    for package in _PACKAGES:
+    for package in packages or ("",):
         logger = logging.getLogger(package)
         logger.handlers[:] = [handler]
-        logger.setLevel(level)
+        logger.setLevel(log_level(os.environ))
         logger.propagate = False
