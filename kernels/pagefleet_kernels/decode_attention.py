@@ -29,7 +29,7 @@ def decode_attention(
     chunk: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    num_splits: int | None = None,
+    num_splits: int | Splits | None = None,
     tile: AttentionTile | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
@@ -51,12 +51,13 @@ def decode_attention(
     )
     queries = PagedQueries(q_SNH, kv_cache, block_tables_SB, None, seq_lens_S)
     queries.check(rule)
-    if num_splits is not None and (num_splits < 1 or num_splits & (num_splits - 1)):
-        raise UnsupportedShapeError(f"num_splits must be a power of two, not {num_splits}")
+    splits = Splits(num_splits) if isinstance(num_splits, int) else num_splits
+    if splits is not None and (splits.parts < 1 or splits.parts & (splits.parts - 1)):
+        raise UnsupportedShapeError(f"num_splits must be a power of two, not {splits.parts}")
     if choose_backend(q_SNH.device, backend) == "torch":
         return reference_attention.decode_attention(q_SNH, kv_cache, block_tables_SB, seq_lens_S, rule)
     out_SNH = torch.empty(q_SNH.shape, dtype=q_SNH.dtype, device=q_SNH.device)
-    run_short(short_queries(queries, rule, tile, num_splits), out_SNH, queries, rule)
+    run_short(short_queries(queries, rule, tile, splits), out_SNH, queries, rule)
     return out_SNH
 
 
@@ -64,7 +65,7 @@ def short_queries(
     queries: PagedQueries,
     rule: ScoreRule,
     tile: AttentionTile | None = None,
-    num_splits: int | None = None,
+    splits: Splits | None = None,
     prefix_len: int = 0,
 ) -> Launch:
     """The launch for sequences of one query or few: as many parts as fill the device.
@@ -75,8 +76,7 @@ def short_queries(
     table = launch_table(architecture(q_TNH.device))
     if tile is None:
         tile = attention_tile(table.decode, q_TNH.shape[2], q_TNH.dtype)
-    splits = Splits(num_splits or 1)
-    if num_splits is None:
+    if splits is None:
         longest = rule.visible_span(queries.block_tables_SB.shape[1] * queries.kv_cache.shape[3] - prefix_len)
         splits = decode_splits(table, queries.num_seqs * queries.num_kv_heads, longest, tile.block_n)
     return short_launch(queries, tile, splits, prefix_len=prefix_len)

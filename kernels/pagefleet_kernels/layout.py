@@ -3,18 +3,25 @@
 The pool is one tensor per worker, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: one block is
 contiguous over all layers (transfer and offload move whole blocks), and a range of heads is contiguous in a block.
 A layer sees the strided view `kv_cache = [num_blocks, 2, num_kv_heads, block_size, head_dim]`. Sizes need no torch.
+
+With `order="layers"` the same tensor lies in memory with its layers outside: one layer's pages are neighbours, and a
+block is in as many pieces as there are layers, which nothing that moves blocks takes. Kernels run both, and
+`pagefleet bench kernels` compares them; the order that serves is the default below.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pagefleet_kernels.errors import UnsupportedShapeError
 
 if TYPE_CHECKING:
     import torch
+
+Order = Literal["blocks", "layers"]
+"""Which axis is outermost in memory."""
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
@@ -28,9 +35,10 @@ class KVLayout:
     num_kv_heads: int
     block_size: int
     head_dim: int
+    order: Order = "blocks"
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("num_blocks", "num_layers", "num_kv_heads", "block_size", "head_dim"):
             if getattr(self, name) < 1:
                 raise UnsupportedShapeError(f"{name} of a KV pool must be at least 1, not {getattr(self, name)}")
 
@@ -45,6 +53,13 @@ class KVLayout:
         if name not in _ITEM_BYTES:
             raise UnsupportedShapeError(f"a KV pool cannot hold {name}: choose one of {', '.join(_ITEM_BYTES)}")
         return prod(self.shape[1:]) * _ITEM_BYTES[name]
+
+    def as_pool(self, flat: torch.Tensor) -> torch.Tensor:
+        """The pool tensor over `prod(shape)` contiguous elements, in the layout's order."""
+        if self.order == "blocks":
+            return flat.view(self.shape)
+        blocks, layers, *page = self.shape
+        return flat.view(layers, blocks, *page).transpose(0, 1)
 
     def layer_view(self, pool: torch.Tensor, layer: int) -> torch.Tensor:
         """The `kv_cache` of one layer: a view of `pool`, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""

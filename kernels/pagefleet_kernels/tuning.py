@@ -22,7 +22,8 @@ TABLE_VARIABLE = "PAGEFLEET_LAUNCH_TABLE"
 _TABLES = Path(__file__).with_name("tables")
 
 MAX_HEAD_DIM = 256
-MIN_PART_SHARE = 8  # of the longest part: what the shortest is where the device is full anyway
+MIN_PART_SHARE = 2  # of the longest part: what the shortest is where the device is full anyway
+PARTS_WHERE_FULL = 16  # at most; their sums take memory
 MIN_DOT_SIDE = 16  # tensor cores multiply tiles of at least 16 by 16
 
 
@@ -173,13 +174,14 @@ def decode_splits(table: LaunchTable, programs: int, max_seq_len: int, block_n: 
 
     `programs` is the launch size without splitting (sequences times key heads); `max_seq_len` is what the block
     tables could hold. A device with room gets as many parts as fill it. On a full one, only long contexts are cut: a
-    step takes as long as its longest program.
+    step takes as long as its longest program, and to read 16,384 keys alone takes longer than the rest of a step of 64
+    sequences with 1,000 each.
     """
     parts = 1
     while parts < table.max_splits and programs * parts * 2 <= table.decode_programs and parts * block_n < max_seq_len:
         parts *= 2
     if parts > 1:
         return Splits(parts)
-    while parts < table.max_splits and parts * table.longest_part < max_seq_len:
+    while parts < min(table.max_splits, PARTS_WHERE_FULL) and parts * table.longest_part < max_seq_len:
         parts *= 2
     return Splits(parts, min_keys=table.longest_part // MIN_PART_SHARE)

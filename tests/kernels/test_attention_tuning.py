@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 from pagefleet_kernels.attention_tuning import (
     AttentionWorkload,
     Family,
+    RandomPages,
     attention_candidates,
+    milliseconds,
     prepare_attention,
     tune_attention,
     with_tile,
 )
+from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.tuning import (
     AttentionTile,
     attention_tile,
@@ -25,8 +29,10 @@ from pagefleet_kernels.tuning import (
 )
 
 KIB = 1024
-DECODE = AttentionWorkload(num_seqs=2, query_len=1, seq_len=40, num_heads=4, num_kv_heads=2, head_dim=32)
-PREFILL = AttentionWorkload(num_seqs=1, query_len=20, seq_len=40, num_heads=4, num_kv_heads=2, head_dim=32)
+DECODE = AttentionWorkload(num_seqs=2, query_len=1, seq_len=40, num_heads=4, num_kv_heads=2, head_dim=32, num_layers=3)
+PREFILL = AttentionWorkload(
+    num_seqs=1, query_len=20, seq_len=40, num_heads=4, num_kv_heads=2, head_dim=32, num_layers=3
+)
 
 
 @pytest.mark.parametrize("family", ["prefill", "decode"])
@@ -46,6 +52,49 @@ def test_less_shared_memory_leaves_smaller_tiles() -> None:
     assert small
 
 
+def test_a_workloads_pool_is_laid_out_like_one_that_serves() -> None:
+    workload, device = DECODE, torch.device("cpu")
+    pages = RandomPages(workload, device)
+    assert len(pages) == 3
+    assert pages.layer(1).stride() == torch.empty(workload.layout.shape)[:, 1].stride()
+    assert RandomPages(replace(workload, order="layers"), device).layer(1).is_contiguous()
+    assert torch.equal(pages.layer(4), pages.layer(1))
+    assert not torch.equal(pages.layer(1), pages.layer(2))
+    assert sorted(pages.tables_SB.flatten().tolist()) == list(range(workload.layout.num_blocks))
+
+
+def test_a_pool_has_as_many_layers_as_there_is_room_for() -> None:
+    layer_bytes = 2 * 3 * 2 * 2 * 16 * 32 * 2
+    assert [DECODE.within(room * layer_bytes).num_layers for room in (0, 1, 2.9, 99)] == [1, 1, 2, 3]
+
+
+def test_every_timed_call_reads_another_layer() -> None:
+    layers: list[int] = []
+
+    def attend(tile: AttentionTile | None, layer: int) -> torch.Tensor:
+        layers.append(layer)
+        return torch.zeros(1)
+
+    def clock(call: Callable[[], object]) -> float:
+        for _ in range(4):
+            call()
+        return 1.0
+
+    assert milliseconds(attend, None, clock) == 1.0
+    assert layers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("workload", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_kernels_read_a_pool_with_layers_outside(workload: AttentionWorkload) -> None:
+    found = []
+    backends: tuple[Backend, ...] = ("triton", "torch")
+    for backend in backends:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            found.append(prepare_attention(replace(workload, order="layers"), torch.device("cpu"), backend=backend))
+    torch.testing.assert_close(found[0](None, 2), found[1](None, 2), atol=2e-2, rtol=2e-2)
+
+
 def test_one_query_each_is_a_decode_step() -> None:
     assert (DECODE.family, PREFILL.family) == ("decode", "prefill")
 
@@ -60,7 +109,7 @@ def test_the_fastest_tile_comes_first(workload: AttentionWorkload) -> None:
     assert [timing.milliseconds for timing in timings] == [1.0, 2.0, 3.0]
 
 
-def attend_wrongly(tile: Any) -> torch.Tensor:
+def attend_wrongly(tile: Any, layer: int) -> torch.Tensor:
     if tile is not None and tile.block_n == 64:
         raise MemoryError
     return torch.full((1,), 0.0 if tile is None or tile.block_n == 16 else 1.0)

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_unknown_dtype_is_refused_with_the_known_ones() -> None:
 def test_counts_must_be_positive(field: str) -> None:
     counts = {"num_blocks": 1, "num_layers": 1, "num_kv_heads": 1, "block_size": 1, "head_dim": 1}
     with pytest.raises(UnsupportedShapeError, match=field):
-        KVLayout(**(counts | {field: 0}))
+        KVLayout(**(counts | {field: 0}))  # type: ignore[arg-type]
 
 
 def test_layer_view_shares_memory_and_is_strided() -> None:
@@ -55,6 +57,16 @@ def test_one_block_is_contiguous_over_all_layers() -> None:
     pool = torch.empty(LAYOUT.shape)
     assert pool[3].is_contiguous()
     assert pool[3].untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
+
+
+def test_with_layers_outside_a_layer_is_contiguous_and_means_the_same() -> None:
+    layout = replace(LAYOUT, order="layers")
+    pool = layout.as_pool(torch.arange(prod(layout.shape)))
+    assert pool.shape == layout.shape
+    assert layout.layer_view(pool, 1).is_contiguous()
+    assert not pool[3].is_contiguous()
+    assert int(pool[0, 1, 0, 0, 0, 0]) == prod(layout.shape) // layout.num_layers
+    assert LAYOUT.as_pool(torch.arange(prod(layout.shape))).is_contiguous()
 
 
 def test_foreign_pools_and_layers_are_refused() -> None:

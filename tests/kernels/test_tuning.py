@@ -57,8 +57,9 @@ def test_larger_heads_and_other_dtypes_are_refused() -> None:
         (64, 4096, 4),  # up to the 396 programs that fill the device
         (198, 4096, 2),
         (199, 4096, 1),  # a full device needs no parts
-        (512, 131072, 8),  # but for contexts so long that others would wait for them
-        (512, 16384, 1),
+        (512, 131072, 16),  # but for contexts so long that others would wait for them
+        (512, 16384, 4),
+        (512, 4096, 1),
         (1, 64, 1),  # one tile cannot be cut
         (1, 100, 2),
         (1, 0, 1),

@@ -1,6 +1,7 @@
 """What `pagefleet bench kernels` runs: each kernel at the sizes of serving, beside torch's own way to the same result.
 
-A case makes its inputs when it is run and counts the fewest bytes and operations that any implementation needs.
+A case makes its inputs when it is run and counts the fewest bytes and operations that any implementation needs. Pages
+lie as in serving, in a pool of many layers, and each call reads another layer.
 Shapes: T tokens, S sequences, N query heads, K key heads, H head dim.
 """
 
@@ -9,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, cycle
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.attention_tuning import AttentionWorkload, RandomPages
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.heads import prepare_heads
+from pagefleet_kernels.layout import Order
 from pagefleet_kernels.norm import rms_norm
 from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
-from pagefleet_kernels.tuning import AttentionTile
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -30,6 +33,8 @@ from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 
 BLOCK_SIZE = 16
+_MORE_THAN_A_CACHE = 256 * 2**20
+_ROOM_ON_A_CPU = 4 * 2**20
 _FLASH_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Run = Callable[[], object]
 
@@ -69,15 +74,7 @@ LLAMA_HEADS = Heads(32, 8, 128)
 
 def all_cases(*, small: bool) -> Iterator[KernelCase]:
     """Every kernel over its sizes; `small` for machines without a GPU, to see that all run."""
-    batches, contexts = ((2,), (64,)) if small else ((1, 16, 64, 256), (1024, 4096, 16384))
-    for batch in batches:
-        for context in contexts:
-            if batch * context <= 2**20:
-                yield KernelCase("decode attention", f"{batch} x {context}", partial(decode_case, batch, context))
-    for length in (64,) if small else (512, 2048, 8192, 16384):
-        yield KernelCase("prefill attention", f"{length}", partial(prefill_case, length))
-    for batch, shared, own in ((2, 32, 16),) if small else ((64, 8192, 512),):
-        yield KernelCase("cascade attention", f"{batch} x ({shared} + {own})", partial(_cascade, batch, shared, own))
+    yield from _attention_cases(small)
     for tokens in (4,) if small else (1, 256, 8192):
         yield KernelCase("rms norm", f"{tokens} x 4096", partial(_norm, tokens))
         yield KernelCase("heads: norm, rotate, write", f"{tokens}", partial(_heads, tokens))
@@ -96,29 +93,43 @@ def all_cases(*, small: bool) -> Iterator[KernelCase]:
         yield KernelCase("fp8 product", f"{rows} x {inputs} x {outputs}", partial(_product, rows, inputs, outputs))
 
 
+def _attention_cases(small: bool) -> Iterator[KernelCase]:
+    batches, contexts = ((2,), (64,)) if small else ((1, 16, 64, 256), (1024, 4096, 16384))
+    for batch in batches:
+        for context in contexts:
+            if batch * context <= 2**20:
+                yield KernelCase("decode attention", f"{batch} x {context}", partial(decode_case, batch, context))
+    for batch, context in ((2, 64),) if small else ((16, 4096), (64, 4096)):
+        case = partial(decode_case, batch, context, order="layers")
+        yield KernelCase("decode attention, pool by layer", f"{batch} x {context}", case)
+    for length in (64,) if small else (512, 2048, 8192, 16384):
+        yield KernelCase("prefill attention", f"{length}", partial(prefill_case, length))
+    for batch, shared, own in ((2, 32, 16),) if small else ((64, 8192, 512),):
+        yield KernelCase("cascade attention", f"{batch} x ({shared} + {own})", partial(_cascade, batch, shared, own))
+
+
 def decode_case(
-    batch: int, context: int, device: torch.device, *, heads: Heads = LLAMA_HEADS, tile: AttentionTile | None = None
+    batch: int, context: int, device: torch.device, *, heads: Heads = LLAMA_HEADS, order: Order = "blocks"
 ) -> Prepared:
     """One query for each of `batch` sequences; torch's way has keys and values dense, each sequence's own."""
-    pages = _Pages(batch, context, heads, device)
+    pages = _Pages(batch, context, heads, device, order)
     q_SNH = torch.randn(batch, heads.num_heads, heads.head_dim, device=device).bfloat16()
     scale = heads.head_dim**-0.5
     num_bytes = 2 * batch * context * heads.num_kv_heads * heads.head_dim * 2.0
     flops = 4.0 * batch * context * heads.num_heads * heads.head_dim
-    k, v = pages.dense()
+    dense = cycle(pages.dense())
 
     def ours() -> Tensor:
-        return decode_attention(q_SNH, pages.kv_cache, pages.tables_SB, pages.seq_lens_S, scale, tile=tile)
+        return decode_attention(q_SNH, pages.next_layer(), pages.tables_SB, pages.seq_lens_S, scale)
 
     def peer() -> Tensor:
+        k, v = next(dense)
         return F.scaled_dot_product_attention(q_SNH.unsqueeze(2), k, v, scale=scale, enable_gqa=True)
 
     return Prepared(ours, peer, num_bytes, flops)
 
 
-def prefill_case(
-    length: int, device: torch.device, *, heads: Heads = LLAMA_HEADS, tile: AttentionTile | None = None
-) -> Prepared:
+def prefill_case(length: int, device: torch.device, *, heads: Heads = LLAMA_HEADS) -> Prepared:
     """One whole prompt; the peer is torch's flash attention over dense tensors."""
     pages = _Pages(1, length, heads, device)
     q_TNH = torch.randn(length, heads.num_heads, heads.head_dim, device=device).bfloat16()
@@ -126,16 +137,15 @@ def prefill_case(
     scale = heads.head_dim**-0.5
     q = q_TNH.transpose(0, 1).unsqueeze(0).contiguous()
     group = heads.num_heads // heads.num_kv_heads
-    k, v = (dense.repeat_interleave(group, 1) for dense in pages.dense())
+    dense = cycle([(k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)) for k, v in pages.dense()])
     flops = 4.0 * length * length / 2 * heads.num_heads * heads.head_dim
     num_bytes = 2.0 * length * heads.head_dim * (2 * heads.num_heads + 2 * heads.num_kv_heads)
 
     def ours() -> Tensor:
-        return varlen_attention(
-            q_TNH, pages.kv_cache, pages.tables_SB, starts, pages.seq_lens_S, scale, length, tile=tile
-        )
+        return varlen_attention(q_TNH, pages.next_layer(), pages.tables_SB, starts, pages.seq_lens_S, scale, length)
 
     def peer() -> Tensor:
+        k, v = next(dense)
         with sdpa_kernel(_FLASH_FIRST, set_priority=True):
             return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
 
@@ -153,10 +163,12 @@ def _cascade(batch: int, shared: int, own: int, device: torch.device) -> Prepare
     scale = heads.head_dim**-0.5
 
     def ours() -> Tensor:
-        return cascade_attention(q_SNH, pages.kv_cache, pages.tables_SB, starts, pages.seq_lens_S, scale, 1, num_common)
+        return cascade_attention(
+            q_SNH, pages.next_layer(), pages.tables_SB, starts, pages.seq_lens_S, scale, 1, num_common
+        )
 
     def peer() -> Tensor:
-        return decode_attention(q_SNH, pages.kv_cache, pages.tables_SB, pages.seq_lens_S, scale)
+        return decode_attention(q_SNH, pages.next_layer(), pages.tables_SB, pages.seq_lens_S, scale)
 
     num_bytes = 4.0 * (shared + batch * own) * heads.num_kv_heads * heads.head_dim
     flops = 4.0 * batch * (shared + own) * heads.num_heads * heads.head_dim
@@ -190,7 +202,7 @@ def _heads(tokens: int, device: torch.device) -> Prepared:
             heads.num_kv_heads,
             table_PR,
             positions_T,
-            pages.kv_cache,
+            pages.next_layer(),
             positions_T,
             q_norm_H=weight_H,
             k_norm_H=weight_H,
@@ -260,20 +272,35 @@ def _product(rows: int, inputs: int, outputs: int, device: torch.device) -> Prep
 
 
 class _Pages:
-    """A layer's pool with the pages of `batch` sequences of equal length in random order."""
+    """Random pages of `batch` sequences of equal length, layer by layer."""
 
-    def __init__(self, batch: int, length: int, heads: Heads, device: torch.device) -> None:
-        per_sequence = -(-length // BLOCK_SIZE)
-        num_blocks = batch * per_sequence
-        shape = (num_blocks, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
-        self.kv_cache = torch.randn(shape, dtype=torch.bfloat16, device=device)
-        order = torch.randperm(num_blocks, dtype=torch.int64, device=device).to(torch.int32)
-        self.tables_SB = order.view(batch, per_sequence).contiguous()
-        self.seq_lens_S = torch.full((batch,), length, dtype=torch.int32, device=device)
-        self._length = length
+    def __init__(self, batch: int, length: int, heads: Heads, device: torch.device, order: Order = "blocks") -> None:
+        workload = AttentionWorkload(
+            num_seqs=batch,
+            query_len=1,
+            seq_len=length,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            order=order,
+        )
+        room = torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else _ROOM_ON_A_CPU
+        self._pages = RandomPages(workload.within(room), device)
+        self._layers, self._length = count(), length
+        self.tables_SB, self.seq_lens_S = self._pages.tables_SB, self._pages.seq_lens_S
 
-    def dense(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [S, K, length, H], as torch's attention wants them."""
-        pages = self.kv_cache[self.tables_SB.long()]  # [S, B, 2, K, block_size, H]
+    def next_layer(self) -> Tensor:
+        """The `kv_cache` of a layer, another one at each call; the first at first."""
+        return self._pages.layer(next(self._layers))
+
+    def dense(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [S, K, length, H], as torch's attention wants them, of as many layers as no cache holds."""
+        first = self._dense(0)
+        num_bytes = first[0].nbytes + first[1].nbytes
+        turns = min(len(self._pages), -(-_MORE_THAN_A_CACHE // num_bytes))
+        return [first, *(self._dense(layer) for layer in range(1, turns))]
+
+    def _dense(self, layer: int) -> tuple[Tensor, Tensor]:
+        pages = self._pages.layer(layer)[self.tables_SB.long()]  # [S, B, 2, K, block_size, H]
         kv = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[..., : self._length, :].contiguous()
         return kv[0], kv[1]

@@ -8,23 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
 from pagefleet_kernels.attention_tuning import (
+    SERVING_LAYERS,
     AttentionWorkload,
     Clock,
+    RandomPages,
     attention_candidates,
+    milliseconds,
     prepare_attention,
     tune_attention,
     with_tile,
 )
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
-from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
-from pagefleet_kernels.tuning import LaunchTable, MatmulTile, attention_tile, decode_splits
+from pagefleet_kernels.tuning import AttentionTile, LaunchTable, MatmulTile, Splits, attention_tile, decode_splits
 
 _WARPS = (4, 8)
 _REGISTERS_PER_THREAD = 255
@@ -58,6 +61,8 @@ class TunedDevice:
     shared_bytes: int
     """Shared memory that one program may have."""
     num_processors: int
+    free_bytes: int
+    """Of memory; a workload's pool takes up to half."""
     clock: Clock
     does_not_fit: tuple[type[Exception], ...] = ()
     """What launching a tile raises that the device has no room for."""
@@ -74,8 +79,14 @@ class TuningSizes:
     prefill_len: int = 8192
     decode_batch: int = 64
     decode_context: int = 4096
+    num_layers: int = SERVING_LAYERS
+    """Of the pool, where they fit."""
     small_batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Of decode steps that leave a device idle unless their contexts are cut."""
+    longest_parts: tuple[int, ...] = (2048, 4096, 8192, 16384)
+    """Where the device is full."""
+    long_context: int = 32768
+    """Of one sequence among `decode_batch` others."""
     inputs: int = 4096
     outputs: int = 14336
     rows: int = 4096
@@ -100,8 +111,12 @@ def tuning_steps(tuned: TunedDevice, sizes: TuningSizes) -> Iterator[TuningStep]
             ("prefill", _workload(sizes, head_dim, 1, sizes.prefill_len, sizes.prefill_len)),
             ("decode", _workload(sizes, head_dim, sizes.decode_batch, 1, sizes.decode_context)),
         ):
-            yield TuningStep(f"{name} attention, heads of {head_dim}", partial(_search_tile, workload, tuned))
+            yield TuningStep(
+                f"{name} attention, heads of {head_dim}",
+                partial(_search_tile, workload.within(tuned.free_bytes / 2), tuned),
+            )
     yield TuningStep("decode attention, parts", partial(_search_parts, sizes, tuned))
+    yield TuningStep("decode attention, longest part", partial(_search_longest_part, sizes, tuned))
     for place, name in enumerate(("fp8 product, few rows", "fp8 product, some rows", "fp8 product, many rows")):
         yield TuningStep(name, partial(_search_product, place, sizes, tuned))
 
@@ -160,6 +175,7 @@ def _workload(sizes: TuningSizes, head_dim: int, num_seqs: int, query_len: int, 
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
         head_dim=head_dim,
+        num_layers=sizes.num_layers,
     )
 
 
@@ -168,7 +184,7 @@ def _search_tile(
 ) -> tuple[LaunchTable, dict[str, Any]]:
     attend = prepare_attention(workload, tuned.device, backend=tuned.backend)
     tiles = attention_candidates(workload.family, workload.head_dim, workload.dtype, tuned.shared_bytes)
-    before = tuned.clock(lambda: attend(None))
+    before = milliseconds(attend, None, tuned.clock)
     best = tune_attention(attend, tiles, tuned.clock, does_not_fit=tuned.does_not_fit)[0]
     if best.milliseconds is None:
         return table, _figures(len(tiles), before, before, {})
@@ -184,36 +200,71 @@ def _search_parts(sizes: TuningSizes, tuned: TunedDevice, table: LaunchTable) ->
     scores = dict.fromkeys([table.decode_programs, *candidates], 0.0)
     totals = dict.fromkeys(scores, 0.0)
     for batch in sizes.small_batches:
-        attend = _decode_in_parts(_workload(sizes, head_dim, batch, 1, context), tuned)
+        workload = _workload(sizes, head_dim, batch, 1, context).within(tuned.free_bytes / 2)
+        decode = _DecodeStep(workload, tuned)
         parts = {
             programs: decode_splits(
                 replace(table, decode_programs=programs), batch * sizes.num_kv_heads, context, tile.block_n
             ).parts
             for programs in scores
         }
-        taken = {count: tuned.clock(partial(attend, count)) for count in sorted(set(parts.values()))}
-        for programs, count in parts.items():
-            scores[programs] += taken[count] / min(taken.values())
-            totals[programs] += taken[count]
+        taken = {number: decode.milliseconds(tile, Splits(number)) for number in sorted(set(parts.values()))}
+        for programs, number in parts.items():
+            scores[programs] += taken[number] / min(taken.values())
+            totals[programs] += taken[number]
     best = min(scores, key=lambda programs: scores[programs])
     figures = _figures(len(scores), totals[table.decode_programs], totals[best], {"decode_programs": best})
     return replace(table, architecture=tuned.architecture, measured=True, decode_programs=best), figures
 
 
-def _decode_in_parts(workload: AttentionWorkload, tuned: TunedDevice) -> Callable[[int], torch.Tensor]:
-    blocks_each = -(-workload.seq_len // workload.block_size)
-    layout = KVLayout(workload.num_seqs * blocks_each, 1, workload.num_kv_heads, workload.block_size, workload.head_dim)
-    pool = torch.empty(layout.shape, dtype=workload.dtype, device=tuned.device).normal_()
-    tables_SB = torch.randperm(layout.num_blocks, device=tuned.device).to(torch.int32).view(workload.num_seqs, -1)
-    lens_S = torch.full((workload.num_seqs,), workload.seq_len, dtype=torch.int32, device=tuned.device)
-    shape = workload.num_seqs, workload.num_heads, workload.head_dim
-    q_SNH = torch.randn(shape, device=tuned.device).to(workload.dtype)
-    kv_cache, scale = layout.layer_view(pool, 0), workload.head_dim**-0.5
+def _search_longest_part(
+    sizes: TuningSizes, tuned: TunedDevice, table: LaunchTable
+) -> tuple[LaunchTable, dict[str, Any]]:
+    """On a full device: one long context among many of a thirty-second of it."""
+    head_dim, batch = sizes.head_dims[len(sizes.head_dims) // 2], sizes.decode_batch
+    workload = _workload(sizes, head_dim, batch, 1, sizes.long_context).within(tuned.free_bytes / 2)
+    decode = _DecodeStep(workload, tuned)
+    decode.lens_S[1:] //= 32
+    tile = attention_tile(table.decode, head_dim, torch.bfloat16)
 
-    def attend(num_parts: int) -> torch.Tensor:
-        return decode_attention(q_SNH, kv_cache, tables_SB, lens_S, scale, num_splits=num_parts, backend=tuned.backend)
+    def taken(longest_part: int) -> float:
+        full = replace(table, longest_part=longest_part, decode_programs=0)
+        splits = decode_splits(full, batch * sizes.num_kv_heads, sizes.long_context, tile.block_n)
+        return decode.milliseconds(tile, splits)
 
-    return attend
+    times = {longest: taken(longest) for longest in dict.fromkeys((table.longest_part, *sizes.longest_parts))}
+    best = min(times, key=lambda longest: times[longest])
+    figures = _figures(len(times), times[table.longest_part], times[best], {"longest_part": best})
+    return replace(table, architecture=tuned.architecture, measured=True, longest_part=best), figures
+
+
+class _DecodeStep:
+    """Decode attention whose contexts are cut as the caller says."""
+
+    def __init__(self, workload: AttentionWorkload, tuned: TunedDevice) -> None:
+        self._pages = RandomPages(workload, tuned.device)
+        self._clock, self._backend = tuned.clock, tuned.backend
+        shape = workload.num_seqs, workload.num_heads, workload.head_dim
+        self._q_SNH = torch.randn(shape, device=tuned.device).to(workload.dtype)
+        self._layers = count()
+        self.lens_S = self._pages.seq_lens_S
+
+    def milliseconds(self, tile: AttentionTile, splits: Splits) -> float:
+        """What a step takes with such parts."""
+        return self._clock(partial(self._attend, tile, splits))
+
+    def _attend(self, tile: AttentionTile, splits: Splits) -> torch.Tensor:
+        kv_cache, scale = self._pages.layer(next(self._layers)), self._q_SNH.shape[2] ** -0.5
+        return decode_attention(
+            self._q_SNH,
+            kv_cache,
+            self._pages.tables_SB,
+            self.lens_S,
+            scale,
+            num_splits=splits,
+            tile=tile,
+            backend=self._backend,
+        )
 
 
 def _search_product(
@@ -227,12 +278,12 @@ def _search_product(
         for weight_OI, weight_scale in weights:
             scaled_matmul(x_q, x_scale, weight_OI, weight_scale, None, torch.bfloat16, tile=tile, backend=tuned.backend)
 
-    def milliseconds(tile: MatmulTile) -> float:
+    def each(tile: MatmulTile) -> float:
         return tuned.clock(partial(product, tile)) / sizes.matrices
 
-    before = milliseconds(old)
+    before = each(old)
     candidates = product_candidates(old.max_rows, tuned.shared_bytes)
-    best = fastest(candidates, milliseconds, tuned.does_not_fit)
+    best = fastest(candidates, each, tuned.does_not_fit)
     if best is None:
         return table, _figures(len(candidates), before, before, {})
     tile, taken = best

@@ -110,6 +110,7 @@ def _tuned_device(device: torch.device, name: str) -> TunedDevice:
         architecture=name,
         shared_bytes=properties["max_shared_mem"],
         num_processors=properties["multiprocessor_count"],
+        free_bytes=torch.cuda.mem_get_info(device)[0],
         clock=lambda run: kernel_seconds(run, device) * 1e3,
         does_not_fit=(OutOfResources, CompilationError),
     )

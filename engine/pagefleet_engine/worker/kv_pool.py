@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from math import prod
 
 import torch
 from pagefleet_kernels.layout import KVLayout
@@ -19,10 +20,10 @@ def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device)
     a large pool costs nothing before it is used.
     """
     if device.type != "cpu":
-        return torch.zeros(layout.shape, dtype=dtype, device=device)
+        return layout.as_pool(torch.zeros(prod(layout.shape), dtype=dtype, device=device))
     num_bytes = layout.num_blocks * layout.bytes_per_block(dtype)
     memory = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages serves as well
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize).view(layout.shape)
+    return layout.as_pool(torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize))

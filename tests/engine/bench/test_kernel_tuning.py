@@ -34,6 +34,8 @@ SIZES = TuningSizes(
     outputs=48,
     rows=100,
     matrices=2,
+    num_layers=2,
+    long_context=128,
 )
 
 
@@ -56,6 +58,7 @@ def tuned(clock: Callable[[Callable[[], object]], float]) -> TunedDevice:
         architecture="sm_90",
         shared_bytes=227 * KIB,
         num_processors=132,
+        free_bytes=2**24,
         clock=clock,
         does_not_fit=(MemoryError,),
         backend="torch",
@@ -112,7 +115,7 @@ def test_contexts_are_cut_as_the_sum_over_batches_wants(table: LaunchTable) -> N
     cuts: list[int] = []
 
     def clock(run: Any) -> float:
-        cuts.append(run.args[0])
+        cuts.append(run.args[1].parts)
         return float(len(cuts))
 
     better, figures = step("decode attention, parts", clock).search(table)
@@ -122,6 +125,14 @@ def test_contexts_are_cut_as_the_sum_over_batches_wants(table: LaunchTable) -> N
     assert better.decode_programs in (132, 264, 396, 528, 792)
     assert figures["chosen"] == {"decode_programs": better.decode_programs}
     assert figures["best_microseconds"] <= figures["before_microseconds"]
+
+
+def test_the_longest_part_is_what_a_long_context_among_many_takes_least_with(table: LaunchTable) -> None:
+    better, figures = step("longest part", Clock(fastest=1)).search(table)
+    assert table.longest_part == 4096
+    assert better.longest_part == 2048
+    assert figures["candidates"] == 4
+    assert figures["chosen"] == {"longest_part": 2048}
 
 
 def test_what_does_not_fit_is_passed_over() -> None:
@@ -155,7 +166,7 @@ def test_every_step_runs_in_small(table: LaunchTable) -> None:
     """On the torch twins, to which tiles mean nothing, with a clock that likes what comes late."""
     times: Iterator[int] = itertools.count(-1, -1)
     names = [step.name for step in tuning_steps(tuned(Clock(0)), SIZES)]
-    assert len(set(names)) == len(names) == 2 * len(SIZES.head_dims) + 1 + len(table.matmul)
+    assert len(set(names)) == len(names) == 2 * len(SIZES.head_dims) + 2 + len(table.matmul)
     better, _ = step("fp8 product, many rows", lambda run: (run(), float(next(times)))[1]).search(table)
     assert better.matmul[-1] == product_candidates(2**31, 227 * KIB)[-1]
 
