@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,12 @@ if find_spec("hypothesis"):  # a machine with a GPU may lack it: bench/gpu_check
     from tests.example_counts import register_profiles
 
     register_profiles()
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules and tests that are there to the end out of every collection of garbage: it takes 0.2 s."""
+    gc.freeze()
+
 
 if find_spec("xdist"):
     from xdist.remote import Producer

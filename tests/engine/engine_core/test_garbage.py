@@ -50,6 +50,7 @@ def watch() -> Iterator[Watch]:
     yield watch
     gc.callbacks.remove(watch)
     gc.unfreeze()
+    gc.freeze()  # what pytest has collected, as conftest.py left it
     gc.enable()
 
 
