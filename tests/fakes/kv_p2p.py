@@ -20,6 +20,7 @@ from pagefleet_kv.p2p.data_plane import (
     FrameRefused,
     FrameSent,
     Landed,
+    Landing,
     LinkDown,
     LinkUp,
     PlaneEvent,
@@ -29,20 +30,17 @@ from pagefleet_kv.p2p.planes.landing import FrameName, Landings
 from pagefleet_kv.p2p.transfer.actions import (
     Connect,
     Dial,
-    Disconnect,
     DropSpill,
-    Forget,
     HangUp,
-    Land,
     LegSettled,
     LoadEnded,
+    OnPlane,
     Send,
     SendFrame,
     SourceAction,
     Spill,
     TargetAction,
     Unpin,
-    Withdraw,
 )
 from pagefleet_kv.p2p.transfer.incoming import LoadJob
 from pagefleet_kv.p2p.transfer.settings import P2PSettings
@@ -170,19 +168,26 @@ class Prefill:
                 self.net.from_prefill(self, action.peer, action.message)
             elif isinstance(action, SendFrame):
                 self.queue.append(action)
-            elif isinstance(action, Withdraw):
-                self.queue = [frame for frame in self.queue if frame.transfer_id != action.transfer_id]
-                if self.reading is not None and self.reading.transfer_id == action.transfer_id:
-                    self.read_withdrawn = True
-                else:
-                    self.events.append(Withdrawn(action.transfer_id))
-            elif isinstance(action, Disconnect):
-                self.net.break_link(self.incarnation, action.peer, "disconnected", tell_prefill=False)
+            elif isinstance(action, OnPlane):
+                self._on_plane(action)
             elif isinstance(action, Spill | DropSpill | Unpin):
                 self._in_memory(action)
             elif isinstance(action, LegSettled):
                 assert action.transfer_id not in self.settled
                 self.settled[action.transfer_id] = action
+
+    def _on_plane(self, action: OnPlane) -> None:
+        match action.method, action.arguments:
+            case "withdraw", (bytes(transfer_id),):
+                self.queue = [frame for frame in self.queue if frame.transfer_id != transfer_id]
+                if self.reading is not None and self.reading.transfer_id == transfer_id:
+                    self.read_withdrawn = True
+                else:
+                    self.events.append(Withdrawn(transfer_id))
+            case "disconnect", (str(peer), "source"):
+                self.net.break_link(self.incarnation, peer, "disconnected", tell_prefill=False)
+            case _:
+                raise AssertionError(f"a source asks for {action}")
 
     def _in_memory(self, action: Spill | DropSpill | Unpin) -> None:
         if isinstance(action, Spill):
@@ -261,16 +266,23 @@ class Decode:
                 self.dialled.discard(action.peer)
             elif isinstance(action, Connect):
                 self.net.connect(self, action)
-            elif isinstance(action, Disconnect):
-                self.net.break_link(action.peer, self.incarnation, "disconnected", tell_decode=False)
-            elif isinstance(action, Land):
-                assert action.landing.transfer_id not in self.landed_in
-                self.landings.add(action.peer, action.landing)
-                self.landed_in[action.landing.transfer_id] = action.landing.blocks
-            elif isinstance(action, Forget):
-                self._forget(action.transfer_id)
+            elif isinstance(action, OnPlane):
+                self._on_plane(action)
             elif isinstance(action, LoadEnded):
                 self._load_ended(action)
+
+    def _on_plane(self, action: OnPlane) -> None:
+        match action.method, action.arguments:
+            case "disconnect", (str(peer), "target"):
+                self.net.break_link(peer, self.incarnation, "disconnected", tell_decode=False)
+            case "land", (str(peer), Landing() as landing):
+                assert landing.transfer_id not in self.landed_in
+                self.landings.add(peer, landing)
+                self.landed_in[landing.transfer_id] = landing.blocks
+            case "forget", (bytes(transfer_id),):
+                self._forget(transfer_id)
+            case _:
+                raise AssertionError(f"a target asks for {action}")
 
     def _forget(self, transfer_id: bytes) -> None:
         self.landings.remove(transfer_id)

@@ -7,22 +7,22 @@ steps are told together, since each batch takes the interpreter from the loop fo
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import zmq
+from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_events import TOPIC
 
+from pagefleet_kv.bell import Bell
 from pagefleet_kv.config import KvEventsConfig
-from pagefleet_kv.events.answers import Answers
-from pagefleet_kv.events.changes import CacheChanges
 from pagefleet_kv.events.history import History
-from pagefleet_kv.events.sockets import EventSockets
+from pagefleet_kv.events.sockets import Answers, EventSockets
 
 HEARTBEAT_S = 1.0
 """So a router can tell silence from a lost subscription, and learns soon that it missed the last batch."""
@@ -59,9 +59,7 @@ class KvEventPublisher:
         self._history = History(incarnation)
         self._sockets = EventSockets(config)
         self._answers = Answers(self._history, self._sockets.answers)
-        self._bell, self._ears = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ears.setblocking(False)
+        self._bell = Bell()
         self._closing = False
         self._rung = False
         """The bell has been rung for changes that the thread has not taken yet."""
@@ -81,15 +79,14 @@ class KvEventPublisher:
         """Have the changes so far published; returns at once."""
         if self._changes.pending and not self._rung:
             self._rung = True
-            self._ring()
+            self._bell.ring()
 
     def close(self) -> None:
         """Close the ports."""
         self._closing = True
-        self._ring()
+        self._bell.ring()
         self._thread.join(CLOSE_S)
         self._bell.close()
-        self._ears.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,15 +96,11 @@ class KvEventPublisher:
     ) -> None:
         self.close()
 
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it rings already
-            self._bell.send(b"\x00")
-
     def _run(self) -> None:
         bell = zmq.Poller()
-        bell.register(self._ears, zmq.POLLIN)
+        bell.register(self._bell, zmq.POLLIN)
         everything = zmq.Poller()
-        for watched in (self._ears, *self._sockets.inbound):
+        for watched in (self._bell, *self._sockets.inbound):
             everything.register(watched, zmq.POLLIN)
         try:
             while not self._closing:
@@ -126,9 +119,8 @@ class KvEventPublisher:
         return max(0, int(wait_s * 1000) + 1) if wait_s > 0 else 0
 
     def _turn(self, something_came: bool) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._ears.recv(4096)
-            self._news = True
+        self._bell.silence()
+        self._news = self._news or self._rung
         now = time.monotonic()
         # Before a question is read: its answer holds all that was noted before it was asked.
         if something_came or now >= self._told_at + (BATCH_INTERVAL_S if self._news else self._heartbeat_s):
@@ -157,3 +149,65 @@ class KvEventPublisher:
         num_dropped = self._sockets.let_in() + self._sockets.take_subscriptions()
         num_dropped += sum(not self._answers.ask(frames, now) for frames in self._sockets.take_requests())
         self.num_dropped += num_dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """To be told in this order; no block is in both lists."""
+
+    cleared: bool
+    removed: Sequence[BlockHash]
+    stored: Sequence[BlockHash]
+
+
+class CacheChanges:
+    """Implements the engine's `CacheEvents` for one thread, and is emptied by another: all that the two share.
+
+    It is no queue but a difference: between what is cached and what was told. A block that came and went in between,
+    or went and came back, is not in it. So it never holds more than all blocks of the pool twice, however late the
+    publisher is, and nothing has to be dropped.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cleared = False
+        self._is_stored: dict[BlockHash, bool] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to tell."""
+        return self._cleared or bool(self._is_stored)
+
+    def stored(self, contents: Sequence[BlockHash]) -> None:
+        """See CacheEvents."""
+        self._note(contents, True)
+
+    def removed(self, contents: Sequence[BlockHash]) -> None:
+        """See CacheEvents."""
+        self._note(contents, False)
+
+    def cleared(self) -> None:
+        """See CacheEvents."""
+        with self._lock:
+            self._is_stored = {}
+            self._cleared = True
+
+    def take(self) -> Changes | None:
+        """Return what there is to tell and forget it; None for nothing."""
+        with self._lock:
+            if not self.pending:
+                return None
+            cleared, self._cleared = self._cleared, False
+            is_stored, self._is_stored = self._is_stored, {}
+        stored = [content for content, present in is_stored.items() if present]
+        removed = (
+            [content for content, present in is_stored.items() if not present] if len(stored) < len(is_stored) else []
+        )
+        return Changes(cleared, removed, stored)
+
+    def _note(self, contents: Sequence[BlockHash], present: bool) -> None:
+        with self._lock:
+            is_stored = self._is_stored
+            for content in contents:
+                if is_stored.pop(content, None) is None:  # else it is again as it was told
+                    is_stored[content] = present

@@ -1,23 +1,24 @@
-"""Makes the offload connector from an engine's settings."""
+"""Makes the offload connector from an engine's settings, and takes the host memory that it keeps blocks in."""
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from pagefleet_protocol.kv_blob import KvShape
 
-from pagefleet_kv.blob_store.manifest import claim_folder
-from pagefleet_kv.blob_store.store import BlobStore
-from pagefleet_kv.block_mover.mover import BlockMover
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.offload.connector import OffloadConnector
 from pagefleet_kv.offload.eviction import make_policy
-from pagefleet_kv.offload.host_memory import HostMemory
 from pagefleet_kv.offload.tier import Tier
 from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide
+from pagefleet_kv.store.blob_store import BlobStore
+from pagefleet_kv.store.manifest import claim_folder
+from pagefleet_kv.store.mover import BlockMover
 
 MOST_FILES = 2**20
 """Blocks on disk, however large it is: what is known of each takes some 300 bytes of memory."""
@@ -75,3 +76,44 @@ def _open_store(
             f"kv_offload_disk is {config.kv_offload_disk} and one block takes {store.file_bytes} bytes: raise it"
         )
     return store
+
+
+_GIB = 1024**3
+
+
+class HostMemory:
+    """Writable bytes, pinned where a GPU copies to and from it, so that copies run beside the steps.
+
+    The system gives plain memory page by page, as it is first used, and pinned memory at once.
+
+    Memory is pinned where it lies: torch's own pinned memory comes in powers of two, up to twice what is asked for.
+    """
+
+    def __init__(self, num_bytes: int, free: int, *, pinned: bool) -> None:
+        """Take the memory.
+
+        Raises:
+            KVConfigError: it is more than `free` bytes, or cannot be pinned.
+        """
+        if num_bytes > free:  # the system would give it, and end a process when it is used
+            raise KVConfigError(
+                f"kv_offload_memory takes {num_bytes / _GIB:.2f} GiB of memory and {free / _GIB:.2f} GiB are free: "
+                "lower it, or give the engine more"
+            )
+        self._address: int | None = None
+        try:
+            self.view = memoryview(mmap.mmap(-1, num_bytes))
+            if pinned:
+                address = torch.frombuffer(self.view, dtype=torch.uint8).data_ptr()
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))  # type: ignore[no-untyped-call]
+                self._address = address
+        except (OSError, RuntimeError):
+            raise KVConfigError(
+                f"kv_offload_memory takes {num_bytes} bytes and the system does not give as much: lower it"
+            ) from None
+
+    def release(self) -> None:
+        """Pin it no more; no copy may be under way. May be called twice."""
+        if self._address is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+            self._address = None

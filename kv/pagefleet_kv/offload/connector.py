@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import extend_hashes
 
-from pagefleet_kv.block_key import BlockKey, block_keys, run_keys
-from pagefleet_kv.block_mover.jobs import CopyOutJob, DropJob, LoadJob, MoveDone, SpillJob
-from pagefleet_kv.block_mover.mover import BlockMover
-from pagefleet_kv.offload.spiller import Spiller
-from pagefleet_kv.offload.tier import Tier
+from pagefleet_kv.offload.tier import Spiller, Tier
 from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_kv.store.block_io import CopyOutJob, DropJob, LoadJob, MoveDone, SpillJob
+from pagefleet_kv.store.block_key import BlockKey, block_keys, run_keys
+from pagefleet_kv.store.mover import BlockMover
 
 METRIC = "pagefleet_engine_kv_transfer_offload"
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol
 
-from pagefleet_kv.block_key import BlockKey
 from pagefleet_kv.config import OffloadPolicy
+from pagefleet_kv.store.block_key import BlockKey
 
 
 class EvictionPolicy(Protocol):

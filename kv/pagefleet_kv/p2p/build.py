@@ -9,16 +9,16 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p.connector import P2PConnector
 from pagefleet_kv.p2p.control_plane import ControlPlane
 from pagefleet_kv.p2p.data_plane import DataPlane
 from pagefleet_kv.p2p.driver import DriverParts
-from pagefleet_kv.p2p.listening import check_listening, fleet_key, has_tcp
 from pagefleet_kv.p2p.peers import AllowedPeers, parse_peers
 from pagefleet_kv.p2p.planes.cuda_ipc.carrier import host_identity
 from pagefleet_kv.p2p.planes.device.build import device_planes
-from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
+from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane, listen
 from pagefleet_kv.p2p.transfer.settings import P2PSettings
 from pagefleet_kv.p2p.transfer.source import Source
 from pagefleet_kv.p2p.transfer.target import Target
@@ -103,3 +103,31 @@ def _listen(config: KVTransferConfig, side: EngineSide, key: FleetKey) -> tuple[
             control.close()
             if not tries:
                 raise
+
+
+def check_listening(config: KVTransferConfig, identity: EngineIdentity) -> None:
+    """Refuse, before anything is loaded, what nobody could be heard with. A port may still be taken afterwards.
+
+    Raises:
+        KVConfigError: there is no fleet key, or an address cannot be used.
+    """
+    fleet_key(identity)
+    listen(config.kv_host, config.kv_port).close()
+    if config.kv_port and has_tcp(config):
+        listen(config.kv_host, config.kv_port + 1).close()
+
+
+def fleet_key(identity: EngineIdentity) -> FleetKey:
+    """Return the key of the fleet, without which nobody is heard.
+
+    Raises:
+        KVConfigError: there is none.
+    """
+    if identity.fleet_key_file is None:
+        raise KVConfigError("kv_connector p2p passes K/V to who has the fleet's key: give fleet_key_file")
+    return load_fleet_key(identity.fleet_key_file)
+
+
+def has_tcp(config: KVTransferConfig) -> bool:
+    """Return whether blocks may travel by tcp, which takes the port after the control port."""
+    return config.kv_data_plane in ("auto", "tcp")

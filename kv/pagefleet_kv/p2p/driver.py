@@ -14,21 +14,17 @@ from pagefleet_kv.p2p.peers import Address, AllowedPeers
 from pagefleet_kv.p2p.transfer.actions import (
     Connect,
     Dial,
-    Disconnect,
     DropSpill,
-    Forget,
     HangUp,
-    Hear,
-    Land,
     LegSettled,
     LoadEnded,
+    OnPlane,
     Send,
     SendFrame,
     SourceAction,
     Spill,
     TargetAction,
     Unpin,
-    Withdraw,
 )
 from pagefleet_kv.p2p.transfer.source import Source
 from pagefleet_kv.p2p.transfer.target import Target
@@ -112,7 +108,7 @@ class Driver:
                     self._end_leg(action)
                 case Dial() | HangUp() | Connect():
                     self._reach(action)
-                case _:
+                case OnPlane() | SendFrame():
                     self._move(action)
 
     def end_copies(self, now: float) -> list[SourceAction]:
@@ -129,21 +125,12 @@ class Driver:
                 actions += self._parts.source.spilled(number, now)
         return actions
 
-    def _move(self, action: SendFrame | Land | Forget | Withdraw | Hear | Disconnect) -> None:
+    def _move(self, action: OnPlane | SendFrame) -> None:
         plane = self._parts.planes[action.plane]
-        match action:
-            case SendFrame():
-                plane.send(action.peer, self._frame(action))
-            case Land():
-                plane.land(action.peer, action.landing)
-            case Forget():
-                plane.forget(action.transfer_id)
-            case Withdraw():
-                plane.withdraw(action.transfer_id)
-            case Hear():
-                plane.hear(action.peer, action.data)
-            case Disconnect():
-                plane.disconnect(action.peer, action.end)
+        if isinstance(action, SendFrame):
+            plane.send(action.peer, self._frame(action))
+        else:
+            getattr(plane, action.method)(*action.arguments)
 
     def _reach(self, action: Dial | HangUp | Connect) -> None:
         """Act on connections to prefill engines; one that is off the list by now is not reached, and seems silent."""

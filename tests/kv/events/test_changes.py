@@ -6,7 +6,7 @@ import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagefleet_kv.events.changes import CacheChanges, Changes
+from pagefleet_kv.events.publisher import CacheChanges, Changes
 from pagefleet_protocol.block_hash import BlockHash
 
 from tests.example_counts import examples

@@ -15,9 +15,9 @@ import pytest
 import zmq
 from pagefleet_kv.config import KvEventsConfig
 from pagefleet_kv.errors import KVConfigError
-from pagefleet_kv.events.answers import MOST_PEERS, Answers
 from pagefleet_kv.events.history import History
 from pagefleet_kv.events.publisher import KvEventPublisher
+from pagefleet_kv.events.sockets import MOST_PEERS, Answers
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_events import Done, Dump, Replay, encode, routing_key

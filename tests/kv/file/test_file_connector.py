@@ -9,7 +9,7 @@ import pytest
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.errors import KVConfigError
-from pagefleet_kv.file.connector import build
+from pagefleet_kv.file import build
 
 from tests.fakes.byte_pages import SHAPE, BytePages, engine_side
 from tests.fakes.connector_scene import ConnectorScene, make_request

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from pagefleet_engine import LLM, SamplingParams
-from pagefleet_kv.blob_store.store import BlobStore
-from pagefleet_kv.block_mover.block_io import BlockIO
+from pagefleet_kv.store.blob_store import BlobStore
+from pagefleet_kv.store.block_io import BlockIO
 
 PROMPT = [number % 200 + 1 for number in range(12 * 16)]
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

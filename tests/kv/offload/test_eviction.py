@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_kv.block_key import BlockKey
 from pagefleet_kv.offload.eviction import Arc, EvictionPolicy, Lru, make_policy
+from pagefleet_kv.store.block_key import BlockKey
 
 
 def key(number: int) -> BlockKey:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_kv.errors import KVConfigError
-from pagefleet_kv.offload.host_memory import HostMemory
+from pagefleet_kv.offload.build import HostMemory
 
 FREE = 2**30
 

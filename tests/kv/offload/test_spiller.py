@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from pagefleet_kv.block_key import BlockKey
-from pagefleet_kv.offload import spiller as spiller_module
+from pagefleet_kv.offload import tier as spiller_module
 from pagefleet_kv.offload.eviction import Lru
-from pagefleet_kv.offload.spiller import Spiller
-from pagefleet_kv.offload.tier import Tier
+from pagefleet_kv.offload.tier import Spiller, Tier
+from pagefleet_kv.store.block_key import BlockKey
 
 
 def key(number: int) -> BlockKey:

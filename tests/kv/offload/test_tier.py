@@ -4,10 +4,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from pagefleet_kv.block_key import BlockKey
 from pagefleet_kv.config import OffloadPolicy
 from pagefleet_kv.offload.eviction import Lru, make_policy
 from pagefleet_kv.offload.tier import Tier
+from pagefleet_kv.store.block_key import BlockKey
 
 from tests.example_counts import examples
 

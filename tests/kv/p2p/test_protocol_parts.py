@@ -8,20 +8,18 @@ from hypothesis import strategies as st
 from pagefleet_kv.p2p.transfer.actions import (
     Connect,
     Dial,
-    Disconnect,
     DropSpill,
     HangUp,
+    OnPlane,
     Piece,
     Send,
     Unpin,
 )
-from pagefleet_kv.p2p.transfer.commit import FrameLedger
-from pagefleet_kv.p2p.transfer.credit import CreditPool
-from pagefleet_kv.p2p.transfer.holdings import Holdings
-from pagefleet_kv.p2p.transfer.lease import Lease, Tombstones
+from pagefleet_kv.p2p.transfer.credit import CreditPool, RecomputeBudget
+from pagefleet_kv.p2p.transfer.ledger import FrameLedger
 from pagefleet_kv.p2p.transfer.links import Link, LinkState
-from pagefleet_kv.p2p.transfer.recompute_budget import RecomputeBudget
-from pagefleet_kv.p2p.transfer.sessions import Sessions
+from pagefleet_kv.p2p.transfer.outgoing import Holdings
+from pagefleet_kv.p2p.transfer.sessions import Lease, Sessions, Tombstones
 from pagefleet_kv.p2p.transfer.settings import P2PSettings, PeerTiming
 from pagefleet_protocol.kv_control import Cancel, ControlMessage, Hello, Ping, Welcome
 
@@ -298,7 +296,7 @@ def test_silence_makes_a_link_suspect_then_dead(silent: float, state: LinkState)
     made.heard(100.0)
     actions = made.tick(100.0 + silent)
     assert made.state is state
-    dead = [Disconnect("tcp", "p" * 32, "target"), HangUp("p:1")]
+    dead = [OnPlane("tcp", "disconnect", ("p" * 32, "target")), HangUp("p:1")]
     assert (actions == dead) == (state is LinkState.DEAD)
 
 
@@ -330,7 +328,7 @@ def test_another_incarnation_gets_another_data_connection() -> None:
     made.data_changed(True)
     made.greet(110.0)
     assert welcome(made, "r" * 32, seq=2) == [
-        Disconnect("tcp", "p" * 32, "target"),
+        OnPlane("tcp", "disconnect", ("p" * 32, "target")),
         Connect("tcp", "r" * 32, "p:1", b"token"),
     ]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pagefleet_protocol.kv_control import ControlMessage, PlaneName
 from pagefleet_protocol.kv_handoff import KvFault
 
-from pagefleet_kv.p2p.data_plane import End, Landing
+from pagefleet_kv.p2p.data_plane import Landing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +23,12 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Hear:
-    """Give bytes to `DataPlane.hear`. `peer`: an incarnation."""
+class OnPlane:
+    """Call the method of this name of a `DataPlane`, with these arguments; peers are incarnations."""
 
     plane: PlaneName
-    peer: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """`DataPlane.disconnect`: all frames of one link with this incarnation end at once, without an event."""
-
-    plane: PlaneName
-    peer: str
-    end: End
+    method: Literal["hear", "disconnect", "withdraw", "land", "forget"]
+    arguments: tuple[str | bytes | Landing, ...]
 
 
 # P, the prefill side
@@ -69,14 +61,6 @@ class SendFrame:
     epoch: int
     seq: int
     piece: Piece
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """`DataPlane.withdraw`."""
-
-    plane: PlaneName
-    transfer_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +124,6 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Land:
-    """`DataPlane.land`."""
-
-    plane: PlaneName
-    peer: str
-    landing: Landing
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """`DataPlane.forget`."""
-
-    plane: PlaneName
-    transfer_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class LoadEnded:
     """A load is over, nothing writes to its blocks: a `LoadDone`. Comes exactly once for each `Target.load`."""
 
@@ -171,5 +138,5 @@ class LoadEnded:
     """The same for programs, where the request must fail."""
 
 
-SourceAction = Send | Hear | Disconnect | SendFrame | Withdraw | Spill | DropSpill | Unpin | LegSettled
-TargetAction = Send | Hear | Disconnect | Dial | HangUp | Connect | Land | Forget | LoadEnded
+SourceAction = Send | OnPlane | SendFrame | Spill | DropSpill | Unpin | LegSettled
+TargetAction = Send | OnPlane | Dial | HangUp | Connect | LoadEnded

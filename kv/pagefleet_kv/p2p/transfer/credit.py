@@ -1,4 +1,7 @@
-"""How many bytes D lets its peers have under way: credit, given before it is used, instead of losses after."""
+"""What D allows: bytes that its peers may have under way, and tokens that it computes itself where they fail.
+
+Credit is given before it is used, instead of losses after.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +100,24 @@ def _whole(num_bytes: int, block: int) -> int:
 
 def _whole_up(num_bytes: int, block: int) -> int:
     return _whole(num_bytes + block - 1, block)
+
+
+class RecomputeBudget:
+    """Prompt tokens that are computed for transfers that failed, so that decoding stays even: a bucket of a minute's.
+
+    A prompt larger than all of it may go when it is full, and is paid off after."""
+
+    def __init__(self, tokens_per_minute: int) -> None:
+        self._per_minute = tokens_per_minute
+        self._level = float(tokens_per_minute)
+        self._at: float | None = None
+
+    def take(self, num_tokens: int, now: float) -> bool:
+        """Take tokens if there are enough; False: nothing is taken."""
+        elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._at = now
+        self._level = min(float(self._per_minute), self._level + elapsed * self._per_minute / 60)
+        if not self._per_minute or self._level < min(num_tokens, self._per_minute):
+            return False
+        self._level -= num_tokens
+        return True

@@ -11,8 +11,8 @@ from pagefleet_protocol.kv_control import Body, Commit, ControlMessage, PlaneNam
 from pagefleet_protocol.kv_handoff import OnFailure
 
 from pagefleet_kv.p2p.data_plane import FrameArrived, Landing
-from pagefleet_kv.p2p.transfer.actions import Forget, Land, LoadEnded
-from pagefleet_kv.p2p.transfer.commit import FrameLedger
+from pagefleet_kv.p2p.transfer.actions import LoadEnded, OnPlane
+from pagefleet_kv.p2p.transfer.ledger import FrameLedger
 from pagefleet_kv.p2p.transfer.links import Link
 
 
@@ -76,16 +76,16 @@ class Incoming:
         self.ledger = FrameLedger(self.job.first_block)
 
     @property
-    def landing(self) -> Land:
+    def landing(self) -> OnPlane:
         """Let the data plane write to the reserved blocks, and to nothing else."""
         job = self.job
         landing = Landing(job.transfer_id, self.epoch, job.first_block, job.blocks)
-        return Land(self.plane, job.peer_incarnation, landing)
+        return OnPlane(self.plane, "land", (job.peer_incarnation, landing))
 
     @property
-    def forget(self) -> Forget:
+    def forget(self) -> OnPlane:
         """Let the data plane write to them no more."""
-        return Forget(self.plane, self.job.transfer_id)
+        return OnPlane(self.plane, "forget", (self.job.transfer_id,))
 
     def message(self, body: Body) -> ControlMessage:
         """Return a message about this load."""

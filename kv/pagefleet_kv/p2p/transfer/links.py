@@ -14,7 +14,7 @@ import msgspec
 from pagefleet_protocol.kv_control import Cancel, ControlMessage, Hello, Ping, PlaneName, Welcome
 from pagefleet_protocol.kv_handoff import KvFault
 
-from pagefleet_kv.p2p.transfer.actions import Connect, Dial, Disconnect, HangUp, Send, TargetAction
+from pagefleet_kv.p2p.transfer.actions import Connect, Dial, HangUp, OnPlane, Send, TargetAction
 from pagefleet_kv.p2p.transfer.settings import PeerTiming
 
 MAX_NOTICES = 256
@@ -206,7 +206,7 @@ class Link:
         self.data_changed(False)
         if not was or self.incarnation is None:
             return []
-        return [Disconnect(self.plane, self.incarnation, "target")]
+        return [OnPlane(self.plane, "disconnect", (self.incarnation, "target"))]
 
     def _tell_notices(self) -> list[TargetAction]:
         told = [(transfer_id, body) for transfer_id, to, body in self._notices if to == self.incarnation]

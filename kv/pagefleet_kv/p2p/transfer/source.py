@@ -34,19 +34,10 @@ from pagefleet_protocol.kv_control import (
 )
 
 from pagefleet_kv.p2p.data_plane import FrameSent, LinkDown, PlaneEvent, Tell, Withdrawn
-from pagefleet_kv.p2p.transfer.actions import (
-    Disconnect,
-    Hear,
-    LegSettled,
-    Send,
-    SourceAction,
-    Spill,
-    Unpin,
-)
-from pagefleet_kv.p2p.transfer.counters import SourceCounters
-from pagefleet_kv.p2p.transfer.lease import Lease, Tombstones
+from pagefleet_kv.p2p.transfer.actions import LegSettled, OnPlane, Send, SourceAction, Spill, Unpin
+from pagefleet_kv.p2p.transfer.ledger import SourceCounters
 from pagefleet_kv.p2p.transfer.outgoing import Leg, Outgoing, Reservation
-from pagefleet_kv.p2p.transfer.sessions import Session, Sessions
+from pagefleet_kv.p2p.transfer.sessions import Lease, Session, Sessions, Tombstones
 from pagefleet_kv.p2p.transfer.settings import P2PSettings
 from pagefleet_kv.port import BlockRun
 
@@ -161,7 +152,7 @@ class Source:
             return [self._answer(peer, message, Pong(self._incarnation, self._draining))]
         if isinstance(body, Plane):
             agreed = body.name == session.plane
-            return [Hear(body.name, session.incarnation, body.payload)] if agreed else []
+            return [OnPlane(body.name, "hear", (session.incarnation, body.payload))] if agreed else []
         if isinstance(body, Reserve):
             return self._reserve(session, message, body, now)
         return self._about(session, message, now)
@@ -341,7 +332,7 @@ class Source:
         return actions
 
     def _lost(self, session: Session, reason: str) -> list[SourceAction]:
-        actions: list[SourceAction] = [Disconnect(session.plane, session.incarnation, "source")]
+        actions: list[SourceAction] = [OnPlane(session.plane, "disconnect", (session.incarnation, "source"))]
         for found in self._transfers():
             if found.reservation is None or found.reservation.session is not session:
                 continue

@@ -45,13 +45,12 @@ from pagefleet_kv.p2p.data_plane import (
     PlaneEvent,
     Tell,
 )
-from pagefleet_kv.p2p.transfer.actions import Hear, LoadEnded, TargetAction
-from pagefleet_kv.p2p.transfer.counters import TargetCounters
-from pagefleet_kv.p2p.transfer.credit import CreditPool
+from pagefleet_kv.p2p.transfer.actions import LoadEnded, OnPlane, TargetAction
+from pagefleet_kv.p2p.transfer.credit import CreditPool, RecomputeBudget
 from pagefleet_kv.p2p.transfer.incoming import Incoming, LoadJob, Phase
-from pagefleet_kv.p2p.transfer.lease import Tombstones
+from pagefleet_kv.p2p.transfer.ledger import TargetCounters
 from pagefleet_kv.p2p.transfer.links import Link, LinkState
-from pagefleet_kv.p2p.transfer.recompute_budget import RecomputeBudget
+from pagefleet_kv.p2p.transfer.sessions import Tombstones
 from pagefleet_kv.p2p.transfer.settings import P2PSettings
 
 
@@ -143,7 +142,7 @@ class Target:
             return self._link_refused(link, body, now)
         if isinstance(body, Plane):
             agreed = link.incarnation is not None and body.name == link.plane
-            return [Hear(body.name, link.incarnation or "", body.payload)] if agreed else []
+            return [OnPlane(body.name, "hear", (link.incarnation or "", body.payload))] if agreed else []
         return self._about(link, message, now)
 
     def refused(self, peer: str, error: KvControlError, now: float) -> list[TargetAction]:

@@ -18,7 +18,7 @@ from pagefleet_kv.p2p.data_plane import (
     Tell,
     Withdrawn,
 )
-from pagefleet_kv.p2p.planes.device import redial
+from pagefleet_kv.p2p.planes.device import plane as redial
 
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.device_planes import DeviceEnd, Scene, ipc_maker, nccl_maker

@@ -8,7 +8,8 @@ import pytest
 import torch
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark
 from pagefleet_kv.p2p.planes.device.link import LinkBroken
-from pagefleet_kv.p2p.planes.device.redial import FIRST_S, MAX_PEERS, MOST_S, Redial
+from pagefleet_kv.p2p.planes.device.plane import FIRST_S, MAX_PEERS, MOST_S, Redial
+from pagefleet_kv.p2p.planes.nccl.carrier import MIN_FREE_BYTES, Seats
 from pagefleet_kv.p2p.planes.nccl.communicator import (
     SOURCE_RANK,
     TARGET_RANK,
@@ -17,7 +18,6 @@ from pagefleet_kv.p2p.planes.nccl.communicator import (
     NcclTransfer,
 )
 from pagefleet_kv.p2p.planes.nccl.library import NcclError, State
-from pagefleet_kv.p2p.planes.nccl.pool import MIN_FREE_BYTES, Seats
 
 from tests.fakes.device_planes import SLOT_BYTES, TorchPool
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from selectors import EVENT_READ
 from typing import Protocol
 
 from pagefleet_kv.p2p.data_plane import PlaneEvent
 from pagefleet_kv.p2p.planes.tcp.hello import HELLO_BYTES
-from pagefleet_kv.p2p.planes.tcp.page_views import PageViews
+from pagefleet_kv.port import KVPages
 
 QUANTUM_BYTES = 4 << 20
 """Moved for one link before the others have their turn."""
@@ -121,3 +121,50 @@ def tune(opened: socket.socket) -> None:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with contextlib.suppress(AttributeError, OSError):  # not every system has it: then silence lasts until a frame
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+
+
+class PageViews:
+    """One worker's pages as a few views: neighbours are one view, and pages on a device pass through a buffer.
+
+    Args:
+        pages: to read and write.
+    """
+
+    def __init__(self, pages: KVPages) -> None:
+        self._pages = pages
+        self._host = pages.host
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self._pages.bytes_per_block
+
+    def to_send(self, blocks: Sequence[int]) -> list[memoryview]:
+        """Return what blocks hold. Waits for a copy where they are on a device."""
+        if self._host is not None:
+            return self._runs(self._host, blocks)
+        copy = memoryview(bytearray(len(blocks) * self.block_bytes))
+        self._pages.read(blocks, copy).wait()
+        return [copy]
+
+    def to_fill(self, blocks: Sequence[int]) -> list[memoryview]:
+        """Return memory to receive blocks in; they are filled once `fill` was called with it."""
+        if self._host is not None:
+            return self._runs(self._host, blocks)
+        return [memoryview(bytearray(len(blocks) * self.block_bytes))]
+
+    def fill(self, received: memoryview | None, blocks: Sequence[int]) -> None:
+        """Copy what was received to a device, and wait for it; `received`: the one view of `to_fill`."""
+        if self._host is None:
+            assert received is not None
+            self._pages.write(received, blocks).wait()
+
+    def _runs(self, host: memoryview, blocks: Sequence[int]) -> list[memoryview]:
+        size = self.block_bytes
+        views = []
+        start = 0
+        for at in range(1, len(blocks) + 1):
+            if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
+                views.append(host[blocks[start] * size : (blocks[at - 1] + 1) * size])
+                start = at
+        return views

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p.data_plane import (
     End,
     Frame,
@@ -25,12 +26,10 @@ from pagefleet_kv.p2p.data_plane import (
     PlaneEvent,
     Withdrawn,
 )
-from pagefleet_kv.p2p.listening import listen
 from pagefleet_kv.p2p.planes.invitations import Invitations
 from pagefleet_kv.p2p.planes.landing import Landings
 from pagefleet_kv.p2p.planes.tcp.hello import BadHello, Invitation, invitation_number
-from pagefleet_kv.p2p.planes.tcp.link import Connection, LinkError, LinkSettings, Newcomer, tune
-from pagefleet_kv.p2p.planes.tcp.page_views import PageViews
+from pagefleet_kv.p2p.planes.tcp.link import Connection, LinkError, LinkSettings, Newcomer, PageViews, tune
 from pagefleet_kv.p2p.planes.tcp.source import SourceLink
 from pagefleet_kv.p2p.planes.tcp.target import TargetLink
 from pagefleet_kv.p2p.planes.thread import PlaneThread
@@ -312,3 +311,20 @@ class TcpPlane:
         for connection in self._connections():
             connection.socket.close()
         self._selector.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a non-blocking socket that listens.
+
+    Raises:
+        KVConfigError: the address cannot be used.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise KVConfigError(
+            f"cannot listen for K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
+        ) from error
+    listener.setblocking(False)
+    return listener

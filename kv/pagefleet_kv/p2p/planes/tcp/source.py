@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE
 
+from isal.isal_zlib import crc32
 from pagefleet_protocol.kv_blob import BlobHeader
 
-from pagefleet_kv.checksum import crc32
 from pagefleet_kv.p2p.data_plane import Frame, FrameSent
 from pagefleet_kv.p2p.planes.landing import FrameName
 from pagefleet_kv.p2p.planes.tcp.link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE
 
+from isal.isal_zlib import crc32
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, decode_header
 
-from pagefleet_kv.checksum import crc32
 from pagefleet_kv.p2p.data_plane import FrameArrived, FrameRefused, LinkUp
 from pagefleet_kv.p2p.planes.landing import MAX_FRAME_BYTES, FrameName, Landings
 from pagefleet_kv.p2p.planes.tcp.hello import WELCOME_BYTES, BadHello, Invitation

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pagefleet_kv.blob_store.manifest import MANIFEST, MANIFEST_LOCK, FolderClaim, claim_folder
 from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.store.manifest import MANIFEST, MANIFEST_LOCK, FolderClaim, claim_folder
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE
 
@@ -182,7 +182,7 @@ import sys
 from pathlib import Path
 import msgspec
 from pagefleet_kv.errors import KVConfigError
-from pagefleet_kv.blob_store.manifest import claim_folder
+from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_protocol.kv_blob import KvShape
 
 print("ready", flush=True)

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pagefleet_kv.blob_store.manifest import claim_folder
-from pagefleet_kv.blob_store.store import BlobStore
-from pagefleet_kv.block_key import BlockKey
-from pagefleet_kv.block_mover import block_io, mover
-from pagefleet_kv.block_mover.jobs import (
+from pagefleet_kv.errors import KVConfigError, TransfersDead
+from pagefleet_kv.store import block_io, mover
+from pagefleet_kv.store.blob_store import BlobStore
+from pagefleet_kv.store.block_io import (
     ClearJob,
     CopyOutJob,
     DropJob,
@@ -23,8 +22,9 @@ from pagefleet_kv.block_mover.jobs import (
     SpillJob,
     StoreJob,
 )
-from pagefleet_kv.block_mover.mover import BlockMover
-from pagefleet_kv.errors import KVConfigError, TransfersDead
+from pagefleet_kv.store.block_key import BlockKey
+from pagefleet_kv.store.manifest import claim_folder
+from pagefleet_kv.store.mover import BlockMover
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages
 

@@ -12,11 +12,6 @@ from pathlib import Path
 
 from pagefleet_protocol.block_hash import extend_hashes
 
-from pagefleet_kv.blob_store.manifest import claim_folder
-from pagefleet_kv.blob_store.store import BlobStore
-from pagefleet_kv.block_key import block_keys, run_keys
-from pagefleet_kv.block_mover.jobs import ClearJob, DropJob, LoadJob, ProbeJob, StoreJob
-from pagefleet_kv.block_mover.mover import BlockMover
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.port import (
@@ -29,6 +24,11 @@ from pagefleet_kv.port import (
     LoadDone,
     TransfersDone,
 )
+from pagefleet_kv.store.blob_store import BlobStore
+from pagefleet_kv.store.block_io import ClearJob, DropJob, LoadJob, ProbeJob, StoreJob
+from pagefleet_kv.store.block_key import block_keys, run_keys
+from pagefleet_kv.store.manifest import claim_folder
+from pagefleet_kv.store.mover import BlockMover
 
 METRIC = "pagefleet_engine_kv_transfer_file"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pagefleet_kv.blob_store.manifest import claim_folder
-from pagefleet_kv.blob_store.store import DAMAGE_TOLD_S, RETRY_S, BlobStore
-from pagefleet_kv.block_key import BlockKey, block_keys, group_of, hash_of
+from pagefleet_kv.store.blob_store import DAMAGE_TOLD_S, RETRY_S, BlobStore
+from pagefleet_kv.store.block_key import BlockKey, block_keys, group_of, hash_of
+from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_blob import HEADER_BYTES
 

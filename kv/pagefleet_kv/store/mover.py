@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagefleet_kv.bell import Bell
-from pagefleet_kv.blob_store.store import BlobStore
-from pagefleet_kv.block_key import BlockKey
-from pagefleet_kv.block_mover.block_io import BlockIO, MoveError
-from pagefleet_kv.block_mover.jobs import (
+from pagefleet_kv.errors import TransfersDead
+from pagefleet_kv.port import KVPages
+from pagefleet_kv.store.blob_store import BlobStore
+from pagefleet_kv.store.block_io import (
+    BlockIO,
     ClearJob,
     CopyOutJob,
     Job,
     LoadJob,
     MoveDone,
+    MoveError,
     ProbeJob,
 )
-from pagefleet_kv.block_mover.lane import Lane
-from pagefleet_kv.errors import TransfersDead
-from pagefleet_kv.port import KVPages
+from pagefleet_kv.store.block_key import BlockKey
 
 FOUND_AT_ONCE = 512
 """Of the blocks that a scan finds, so many are taken in between two steps: a few milliseconds."""
@@ -185,3 +186,47 @@ class BlockMover:
     def _put_on_disk_lane(self, job: Job) -> None:
         assert self._disk is not None, "a job for a folder, and there is none"
         self._disk.put(job)
+
+
+logger = logging.getLogger(__name__)
+
+
+class Lane:
+    """One thread, which runs `work` on each job in the order in which they came, and `first` before any.
+
+    `work` must handle what goes wrong;
+    `crashed` is called where one of them did not, by a mistake of ours: no job of this lane ends any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Job], None],
+        crashed: Callable[[], None],
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        self._work = work
+        self._crashed = crashed
+        self._first = first
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Add a job; returns at once."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread once the jobs so far are done."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if self._first is not None:
+                self._first()
+            while (job := self._jobs.get()) is not None:
+                self._work(job)
+        except Exception:  # the thread's top: the engine ends rather than wait for jobs that never end
+            logger.exception("no K/V is moved any more")
+            self._crashed()

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from isal.isal_zlib import crc32
 from pagefleet_protocol.block_hash import HASH_BYTES
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, KvShape, decode_header
 
-from pagefleet_kv.blob_store.manifest import FolderClaim
-from pagefleet_kv.block_key import BlockKey, group_of, hash_of
-from pagefleet_kv.checksum import crc32
+from pagefleet_kv.store.block_key import BlockKey, group_of, hash_of
+from pagefleet_kv.store.manifest import FolderClaim
 
 RETRY_S = 30.0
 DAMAGE_TOLD_S = 60.0

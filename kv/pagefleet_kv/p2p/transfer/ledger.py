@@ -1,9 +1,10 @@
-"""What both ends write down about a transfer's frames, and compare when it is committed."""
+"""What both ends write down: each transfer's frames, compared when it is committed, and totals of all transfers."""
 
 from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import asdict, dataclass
 
 from pagefleet_protocol.kv_control import Commit
 
@@ -43,3 +44,48 @@ class FrameLedger:
         if here == there:
             return ""
         return f"{here[0]} blocks in {here[2]} frames came, other ones ({there[0]} in {there[2]}) were committed"
+
+
+@dataclass(slots=True)
+class SourceCounters:
+    """Totals at P, under the names of docs/metrics.md (without the prefix)."""
+
+    sent_bytes: float = 0
+    sent_blocks: float = 0
+    delivered: float = 0
+    failures: float = 0
+    credit_stalls: float = 0
+    lease_expiries: float = 0
+    nacks: float = 0
+    """That it sent or got."""
+    blocks_spilled: float = 0
+    refused_messages: float = 0
+
+    def totals(self) -> dict[str, float]:
+        """Return all by name."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class TargetCounters:
+    """Totals at D."""
+
+    received_bytes: float = 0
+    received_blocks: float = 0
+    completed: float = 0
+    failures: float = 0
+    seconds_sum: float = 0
+    """From the load's beginning to its end, of those that brought their blocks."""
+    exposed_seconds: float = 0
+    """Of that, after P had computed the last block."""
+    hidden_seconds: float = 0
+    """Of that, from the first frame on and before P had computed the last block."""
+    nacks: float = 0
+    refused_frames: float = 0
+    refused_messages: float = 0
+    recomputed_tokens: float = 0
+    peer_deaths: float = 0
+
+    def totals(self) -> dict[str, float]:
+        """Return all by name."""
+        return asdict(self)

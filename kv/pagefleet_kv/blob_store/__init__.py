@@ -1,1 +1,0 @@
-"""Blocks of K/V in a folder on disk: one file a block, named by what it holds."""

@@ -1,1 +1,0 @@
-"""Keeps every computed block in a folder, to be looked at."""
