@@ -1,10 +1,10 @@
-"""Which architectures are served is said twice, because the operator cannot import the engine. Both say the same."""
+"""The kinds of models whose configurations are read are those that the engine builds."""
 
 from __future__ import annotations
 
 from pagefleet_engine.models.registry import MODEL_MODULES
-from pagefleet_operator.download.config_facts import supported_architectures
+from pagefleet_protocol.model_config.shape import MODEL_TYPES
 
 
-def test_the_downloader_knows_the_engines_architectures() -> None:
-    assert supported_architectures() == tuple(MODEL_MODULES)
+def test_what_protocol_reads_is_what_the_engine_builds() -> None:
+    assert tuple(MODEL_MODULES) == MODEL_TYPES

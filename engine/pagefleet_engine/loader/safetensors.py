@@ -25,6 +25,8 @@ _STORED_AS = {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
 }
+# Of models that end in a classification.
+_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 # What fills a slot of such a type; others are filled from any floating type.
 _ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
@@ -72,6 +74,12 @@ def _check_names(
             seen[name] = file.path
     missing = sorted(destinations.keys() - seen.keys())
     if missing:
+        heads = sorted(name for name in seen if name.startswith(_OTHER_HEADS))
+        if heads and all("lm_head." in name for name in missing):
+            raise ModelLoadError(
+                f"{folder}: the weights have {name_some(heads)} and no {name_some(missing)}: this model classifies or "
+                "scores text and generates none; give one that was saved as ...ForCausalLM"
+            )
         raise ModelLoadError(f"{folder}: the weights lack {name_some(missing)}: download the checkpoint again")
     extra = sorted(name for name in seen if name not in destinations and not is_ignorable(name, passed_over))
     if extra:

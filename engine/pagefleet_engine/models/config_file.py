@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError, read_json_file
+from pagefleet_protocol.model_config.shape import read_shape
+
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.models.config_fields import ConfigFields
-from pagefleet_engine.models.registry import MODEL_MODULES, model_family
+from pagefleet_engine.models.registry import model_family
 
 
 def read_arch(folder: Path) -> ModelArch:
@@ -33,26 +34,29 @@ def read_arch(folder: Path) -> ModelArch:
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return arch
-    more = ConfigFields(read_json(generation), str(generation)).token_ids("eos_token_id")
+    try:
+        more = ConfigFields(read_json(generation), str(generation)).token_ids("eos_token_id")
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None
     return replace(arch, eos_token_ids=tuple(dict.fromkeys((*arch.eos_token_ids, *more))))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ModelLoadError when it is not one."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON ({error}): download the file again") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object: download the file again")
-    return value
+        return read_json_file(path)
+    except (ModelConfigError, FileNotFoundError) as error:
+        raise ModelLoadError(str(error)) from None
 
 
 def arch_from_config(config: Mapping[str, Any], source: str) -> ModelArch:
-    """The architecture that a configuration describes; `source` names it in errors."""
-    fields = ConfigFields(config, source)
-    model_type = fields.text("model_type", "")
-    if model_type not in MODEL_MODULES:
-        supported = ", ".join(MODEL_MODULES)
-        raise ModelLoadError(f"{source}: model_type is {model_type or 'not given'}; pagefleet runs {supported}")
-    return model_family(model_type).read(fields)
+    """The architecture that a configuration describes; `source` names it in errors.
+
+    Raises:
+        ModelLoadError: a value cannot be, or the model is of a kind we do not run.
+    """
+    try:
+        shape = read_shape(config, source)
+        return model_family(shape.model_type).read(shape)
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pagefleet_protocol.model_config.shape import ModelShape
+
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.config_fields import ConfigFields
 from pagefleet_engine.models.config_shared import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 
 
-def read(fields: ConfigFields) -> ModelArch:
+def read(shape: ModelShape) -> ModelArch:
     """The plain form."""
-    return read_shared(fields)
+    return read_shared(shape)
 
 
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pagefleet_protocol.model_config.shape import ModelShape
 
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.config_fields import ConfigFields
-from pagefleet_engine.models.config_shared import read_shared, uniform_windows
+from pagefleet_engine.models.config_shared import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 
-# transformers.MistralConfig
-_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
 
-
-def read(fields: ConfigFields) -> ModelArch:
+def read(shape: ModelShape) -> ModelArch:
     """One window for all layers, or none."""
-    fields = fields.with_defaults(_DEFAULTS)
-    arch = read_shared(fields)
-    return replace(arch, windows=uniform_windows(fields, arch.num_layers))
+    return read_shared(shape)
 
 
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:

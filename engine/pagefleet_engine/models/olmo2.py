@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagefleet_protocol.model_config.shape import ModelShape
+
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.config_fields import ConfigFields
 from pagefleet_engine.models.config_shared import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 
-# transformers.Olmo2Config
-_DEFAULTS = {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 50279,
-}
 
-
-def read(fields: ConfigFields) -> ModelArch:
-    """As Llama, with defaults of its own; the MLP has no biases."""
-    return replace(read_shared(fields.with_defaults(_DEFAULTS)), mlp_bias=False)
+def read(shape: ModelShape) -> ModelArch:
+    """As Llama; the MLP has no biases."""
+    return replace(read_shared(shape), mlp_bias=False)
 
 
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:

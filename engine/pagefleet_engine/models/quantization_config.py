@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from pagefleet_protocol.model_config.fields import ConfigFields
+
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.scheme import (
     InputScales,
@@ -19,7 +21,6 @@ from pagefleet_engine.layers.quantization.scheme import (
     WeightScales,
     fp8_on_load,
 )
-from pagefleet_engine.models.config_fields import ConfigFields
 
 SUPPORTED = (
     "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized), symmetric, "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Protocol, cast
 
+from pagefleet_protocol.model_config.shape import ModelShape
+
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.models.config_fields import ConfigFields
 from pagefleet_engine.models.model import Model
 
 MODEL_MODULES = {
@@ -27,8 +28,8 @@ MODEL_MODULES = {
 class ModelFamily(Protocol):
     """What a module in `models/` offers."""
 
-    def read(self, fields: ConfigFields) -> ModelArch:
-        """The shape that a configuration of the family describes; ModelLoadError for what cannot be run."""
+    def read(self, shape: ModelShape) -> ModelArch:
+        """The architecture of a configuration of the family; ModelLoadError for what cannot be run."""
         ...
 
     def build(self, arch: ModelArch, placement: Placement) -> Model:

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import math
 
+from pagefleet_protocol.model_config.fields import ConfigFields
+
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
-from pagefleet_engine.models.config_fields import ConfigFields
 
 
 def read_rope(fields: ConfigFields, head_dim: int) -> RopeParameters:
     """The one set of rotary parameters that all layers share."""
     scaling = fields.section("rope_parameters" if fields.present("rope_parameters") else "rope_scaling")
-    if nested := scaling.section_names():
-        raise ModelLoadError(
-            f"{scaling.source}: separate values for {', '.join(nested)} are not supported; give one set for all layers"
-        )
     return rope_from(scaling, fields, head_dim, scaling.number("rope_theta", fields.number("rope_theta", 10_000.0)))
 
 
@@ -56,23 +53,6 @@ def rope_from(scaling: ConfigFields, fields: ConfigFields, head_dim: int, theta:
                 f"{scaling.source}: rope_type is {rope_type}; pagefleet knows default, linear, dynamic, llama3, yarn, "
                 "longrope"
             )
-
-
-def stretched_context(rope: RopeParameters, max_position: int) -> int:
-    """The context that a rotation is meant for, where `max_position_embeddings` is from before it was stretched."""
-    match rope.rope_type:
-        case "linear" | "dynamic":
-            return int(max_position * rope.factor)
-        case "yarn":
-            return max(max_position, int(rope.original_max_position * rope.factor))
-        case _:
-            return max_position
-
-
-def unstretched_length(rope: RopeParameters, context_length: int) -> int:
-    """The longest sequence for which the rotation is as it was first trained: LongRoPE's long factors would cost
-    shorter sequences quality, so they wait to be asked for."""
-    return min(rope.original_max_position, context_length) if rope.rope_type == "longrope" else context_length
 
 
 def _llama3(scaling: ConfigFields, theta: float, share: float, max_position: int) -> RopeParameters:

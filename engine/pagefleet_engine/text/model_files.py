@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from pagefleet_protocol.model_config.fields import ModelConfigError, read_json_file
 from pagefleet_text.chat_template import ChatTemplate
 from pagefleet_text.errors import PromptRefused, TextDamaged
 from pagefleet_text.text_model import TextModel
@@ -91,14 +91,11 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelLoadError: the file holds something else.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return read_json_file(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} cannot be read ({_one_line(error)}): copy the model again") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file} is not a JSON object: copy the model again")
-    return value
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None
 
 
 def load_chat_template(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
 
 from pagefleet_operator.download.attempts import persist
-from pagefleet_operator.download.config_facts import read_config
 from pagefleet_operator.download.errors import BadModel, Interrupted
 from pagefleet_operator.download.reading import read_json, read_range, side_by_side
 from pagefleet_operator.download.selection import CONFIG, INDEX, check_config, choose_weights, companions, top_names
@@ -39,17 +42,36 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     names = top_names(file.name for file in listing.files)
     check_config(names)
     found = {file.name: file for file in listing.files}
-    config = await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings)
-    config_facts = read_config(config, CONFIG)
+    shape, quantization = _read_config(await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings))
     index = await read_json(source, found[INDEX], _MAX_INDEX_BYTES, settings) if INDEX in names else None
     weights = [found[name] for name in choose_weights(names, index)]
     wanted = tuple(found[name] for name in companions(names)) + tuple(weights)
-    facts = config_facts.of_model(
+    windows = [window for window in shape.windows if window is not None]
+    facts = ModelFacts(
         revision=listing.revision,
         weights_bytes=await _weights_bytes(source, weights, settings),
         num_files=len(wanted),
+        architecture=shape.model_type,
+        dtype=shape.dtype,
+        quantization=quantization,
+        num_layers=shape.num_layers,
+        num_window_layers=len(windows),
+        window=max(windows, default=0),
+        num_attention_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context_length,
+        default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )
     return ModelOutline(wanted, facts)
+
+
+def _read_config(config: Mapping[str, Any]) -> tuple[ModelShape, str]:
+    try:
+        shape = read_shape(config, CONFIG)
+        return shape, quantized_as(shape.fields)
+    except ModelConfigError as error:
+        raise BadModel(str(error)) from None
 
 
 async def _list(source: ModelSource, settings: DownloadSettings) -> Listing:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
+
+from pagefleet_protocol.model_config.fields import ModelConfigError, json_object
 
 from pagefleet_operator.download.attempts import persist
 from pagefleet_operator.download.errors import BadModel, Interrupted
@@ -56,12 +57,9 @@ async def read_json(source: ModelSource, file: RemoteFile, most: int, settings: 
     if not 0 < file.size <= most:
         raise BadModel(f"{file.name} has {file.size} bytes; it must have some, and at most {most}: repair the model")
     try:
-        value = json.loads(await read_range(source, file, 0, file.size, settings))
-    except (ValueError, RecursionError) as error:
-        raise BadModel(f"{file.name} cannot be read as JSON ({error}): repair the model") from error
-    if not isinstance(value, dict):
-        raise BadModel(f"{file.name} does not hold a JSON object: repair the model")
-    return value
+        return json_object(await read_range(source, file, 0, file.size, settings), file.name)
+    except ModelConfigError as error:
+        raise BadModel(str(error)) from None
 
 
 async def side_by_side(work: Callable[[T], Awaitable[None]], items: Iterable[T], most: int) -> None:

@@ -156,6 +156,15 @@ def test_a_missing_part_of_a_merged_weight(copy: Path) -> None:
     assert "lack model.layers.0.self_attn.k_proj.weight:" in refusal(copy)
 
 
+def test_weights_that_end_in_a_classification_say_what_they_are(copy: Path) -> None:
+    score = {"score.weight": torch.ones(2, 64)}
+    edit(copy, lambda tensors: {name: t for name, t in tensors.items() if name != "lm_head.weight"} | score)
+    assert refusal(copy) == (
+        f"{copy}: the weights have score.weight and no lm_head.weight: this model classifies or scores text and "
+        "generates none; give one that was saved as ...ForCausalLM"
+    )
+
+
 def test_extra_tensors(copy: Path) -> None:
     extra = {f"model.layers.{layer}.mlp.up_proj.weight": torch.ones(160, 64) for layer in range(3, 9)}
     edit(copy, lambda tensors: tensors | extra)

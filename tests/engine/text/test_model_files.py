@@ -40,7 +40,7 @@ def test_special_tokens_of_the_older_file_are_known(tmp_path: Path) -> None:
     [
         ({}, "has no tokenizer.json"),
         ({"tokenizer.json": "{"}, "tokenizer.json cannot be read"),
-        ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "is not a JSON object"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "does not hold a JSON object"),
         ({"tokenizer_config.json": "{"}, "tokenizer_config.json cannot be read"),
     ],
 )

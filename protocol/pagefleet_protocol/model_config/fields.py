@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
-import math
+import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pagefleet_engine.errors import ModelLoadError
+_MOST_BYTES = 256 << 20
+_LEAST, _MOST = 1e-30, 1e30
+"""Numbers beyond these are damage, and would not survive a product."""
+
+
+class ModelConfigError(Exception):
+    """A model's file cannot be read, or says what cannot be or is not run; the message is one line with the remedy."""
+
+
+def read_json_file(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ModelConfigError: it holds something else.
+    """
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= _MOST_BYTES else b""
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelConfigError(f"{path} cannot be read ({error.strerror}): change its permissions") from None
+    if size > _MOST_BYTES:
+        raise ModelConfigError(f"{path} has {size} bytes, over {_MOST_BYTES}: repair the file")
+    return json_object(data, str(path))
+
+
+def json_object(data: bytes, source: str) -> dict[str, Any]:
+    """Parse a JSON object; `source` names it in errors.
+
+    Raises:
+        ModelConfigError: it is none, or nested so deeply that nothing could read it.
+    """
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ModelConfigError(f"{source} is nested too deeply to be a model's file: repair the file") from None
+    except ValueError as error:
+        said = " ".join(str(error).split())[:160]
+        raise ModelConfigError(f"{source} cannot be read as JSON ({said}): download the file again") from None
+    if not isinstance(value, dict):
+        raise ModelConfigError(f"{source} does not hold a JSON object: download the file again")
+    return value
 
 
 class ConfigFields:
@@ -78,17 +122,16 @@ class ConfigFields:
         value = self._values.get(name)
         if value is not None and value is not False:
             said = f"{name} is {reprlib.repr(value)}; pagefleet runs this kind of model without it only"
-            raise ModelLoadError(f"{self.source}: {said}")
+            raise ModelConfigError(f"{self.source}: {said}")
 
-    def layer_types(self, num_layers: int) -> list[str] | None:
-        """The kind of attention of each layer; None when not said."""
-        kinds = self._values.get("layer_types")
-        if kinds is None:
+    def choices(self, name: str, length: int, known: Sequence[str]) -> list[str] | None:
+        """A list of so many of the known words; None when absent."""
+        words = self._values.get(name)
+        if words is None:
             return None
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
-            raise self._wrong("layer_types", f"a list of {num_layers} of {', '.join(known)}")
-        return kinds
+        if not isinstance(words, list) or len(words) != length or any(word not in known for word in words):
+            raise self._wrong(name, f"a list of {length} of {', '.join(known)}")
+        return words
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; none when absent."""
@@ -120,10 +163,10 @@ class ConfigFields:
         value = self._values.get(name)
         return default if value is None else value
 
-    def _wrong(self, name: str, expected: str) -> ModelLoadError:
+    def _wrong(self, name: str, expected: str) -> ModelConfigError:
         said = f"is {reprlib.repr(self._values[name])}" if name in self._values else "is missing"
-        return ModelLoadError(f"{self.source}: {name} {said}; it must be {expected}: repair the file")
+        return ModelConfigError(f"{self.source}: {name} {said}; it must be {expected}: repair the file")
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST

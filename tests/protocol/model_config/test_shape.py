@@ -1,0 +1,248 @@
+"""What a configuration says of a model, for every kind and every spelling, and what is refused with which words."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.models.config_file import arch_from_config
+from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.shape import MODEL_TYPES, ModelShape, quantized_as, read_shape
+
+from tests.example_counts import examples
+
+BASE = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "sliding_window": 64,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read(config: dict[str, Any]) -> ModelShape:
+    return read_shape(config, "config.json")
+
+
+def ropes() -> st.SearchStrategy[dict[str, Any]]:
+    """Spellings of a stretched context; LongRoPE's factors fit heads of 16."""
+    factors = st.sampled_from([2, 4.0, 7.5])
+    original = st.sampled_from([{}, {"original_max_position_embeddings": 128}])
+    longrope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    return st.one_of(
+        st.just({}),
+        st.just({"rope_scaling": None}),
+        factors.map(lambda factor: {"rope_scaling": {"type": "linear", "factor": factor}}),
+        factors.map(lambda factor: {"rope_parameters": {"rope_type": "dynamic", "factor": factor, "rope_theta": 1e6}}),
+        st.builds(
+            lambda factor, more: {"rope_scaling": {"rope_type": "yarn", "factor": factor} | more}, factors, original
+        ),
+        original.map(lambda more: {"rope_scaling": {"rope_type": "yarn"} | more}),
+        original.map(lambda more: {"rope_scaling": longrope | more}),
+        original.map(lambda more: {"rope_scaling": longrope} | more),
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Configurations that can be, with fields left out, null, or there."""
+    kind = draw(st.sampled_from(MODEL_TYPES))
+    num_layers = draw(st.integers(1, 40))
+    config = {**BASE, "model_type": kind, "num_hidden_layers": num_layers}
+    config["num_key_value_heads"] = draw(st.sampled_from([1, 2, 4]))
+    config["head_dim"] = draw(st.sampled_from([16, 16, 16, None]))
+    config["sliding_window"] = draw(st.sampled_from([None, 32, 64])) if not kind.startswith("gemma") else 64
+    config |= draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "use_sliding_window": st.booleans(),
+                "max_window_layers": st.integers(0, 50),
+                "sliding_window_pattern": st.integers(1, 8),
+                "layer_types": st.lists(
+                    st.sampled_from(["full_attention", "sliding_attention"]), min_size=num_layers, max_size=num_layers
+                ),
+                "dtype": st.sampled_from(["bfloat16", "float16"]),
+                "torch_dtype": st.sampled_from(["torch.bfloat16", "float32"]),
+            },
+        )
+    )
+    if draw(st.booleans()) and not kind.startswith("gemma"):
+        del config["sliding_window"]
+    if kind.startswith("gemma3"):
+        config |= draw(st.sampled_from([{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}]))
+    else:
+        config |= draw(ropes())
+    if kind == "gemma3":
+        outside = {name: config.pop(name) for name in ("dtype", "torch_dtype") if name in config}
+        return {"model_type": "gemma3", "text_config": config | {"model_type": "gemma3_text"}} | outside
+    return config
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sliding"),
+    [
+        ("llama", {}, ""),
+        ("olmo2", {}, ""),
+        ("mistral", {}, "012345"),
+        ("mistral", {"sliding_window": None}, ""),
+        ("phi3", {}, "012345"),
+        ("qwen2", {}, ""),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 4}, "45"),
+        ("qwen3", {"use_sliding_window": True}, ""),
+        ("qwen2", {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 3}, "024"),
+        ("gemma2", {}, "024"),
+        ("gemma2", {"layer_types": [FULL] * 5 + [SLIDING]}, "5"),
+        ("gemma3_text", {}, "01234"),
+        ("gemma3_text", {"sliding_window_pattern": 2}, "024"),
+        ("gemma3_text", {"sliding_window_pattern": 1}, ""),
+    ],
+)
+def test_windows(kind: str, changes: dict[str, Any], sliding: str) -> None:
+    windows = read({**BASE, "model_type": kind, **changes}).windows
+    assert windows == tuple(64 if str(layer) in sliding else None for layer in range(6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "lengths"),
+    [
+        ("llama", {}, (512, 512)),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 7.5}}, (3840, 3840)),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, (1024, 1024)),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, (2048, 2048)),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 128}},
+            (512, 512),
+        ),
+        (
+            "phi3",
+            {
+                "original_max_position_embeddings": 128,
+                "rope_scaling": {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+            },
+            (512, 128),
+        ),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, (512, 512)),
+    ],
+)
+def test_lengths(kind: str, changes: dict[str, Any], lengths: tuple[int, int]) -> None:
+    shape = read({**BASE, "model_type": kind, **changes})
+    assert (shape.context_length, shape.default_length) == lengths
+
+
+def test_the_text_model_of_images_and_text_inherits() -> None:
+    text = {**BASE, "model_type": "gemma3_text"}
+    shape = read({"model_type": "gemma3", "torch_dtype": "torch.bfloat16", "text_config": text})
+    assert (shape.model_type, shape.num_layers, shape.dtype, shape.head_dim) == ("gemma3", 6, "bfloat16", 256)
+
+
+@given(configs())
+@settings(max_examples=examples(100), deadline=None)
+def test_every_configuration_that_can_be_is_read_by_the_engine_too(config: dict[str, Any]) -> None:
+    shape, arch = read(config), arch_from_config(config, "config.json")
+    assert (arch.context_length, arch.windows, arch.dtype) == (shape.context_length, shape.windows, shape.dtype)
+
+
+@given(
+    configs(),
+    st.sampled_from(
+        [*BASE, "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "layer_types", "dtype", "architectures",
+         "partial_rotary_factor", "rms_norm_eps", "query_pre_attn_scalar", "text_config", "quantization_config"],
+    ),
+    st.sampled_from(
+        [0, -1, 3, 2**31, 10**400, 1e308, "4", 1.5, True, [], {}, [[]], {"rope_type": "linear", "factor": 1e308},
+         {"rope_type": "yarn", "factor": 10**400}, {"type": "dynamic", "factor": 1e30}, {"quant_method": []}],
+    ),
+)  # fmt: skip
+@settings(max_examples=examples(200), deadline=None)
+def test_a_value_that_cannot_be_is_one_line(config: dict[str, Any], field: str, value: object) -> None:
+    config.get("text_config", config)[field] = value
+    with contextlib.suppress(ModelConfigError):
+        read(config)
+    with contextlib.suppress(ModelLoadError):
+        arch_from_config(config, "config.json")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "LlamaForSequenceClassification",
+        "Qwen2ForTokenClassification",
+        "Qwen2RewardModel",
+        "LlamaForQuestionAnswering",
+    ],
+)
+def test_a_model_with_a_classification_head_is_told_what_it_is(architecture: str) -> None:
+    with pytest.raises(ModelConfigError) as refused:
+        read({**BASE, "model_type": "llama", "architectures": [architecture]})
+    assert str(refused.value) == (
+        f"config.json: architectures is {architecture}: this model classifies or scores text and generates none; give "
+        "one whose architectures ends with ForCausalLM"
+    )
+
+
+@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], ["LlamaModel"], [], None])
+def test_a_model_that_generates_is_read(architectures: object) -> None:
+    assert read({**BASE, "model_type": "llama", "architectures": architectures}).num_layers == 6
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8}}},
+            },
+            "fp8",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int"}}}}, "int8"),
+        (None, ""),
+    ],
+)
+def test_quantization(section: object, expected: str) -> None:
+    shape = read({**BASE, "model_type": "llama", "quantization_config": section})
+    assert quantized_as(shape.fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"quant_method": "awq"}, "quant_method is awq"),
+        ({}, "quant_method is not given"),
+        ({"quant_method": "compressed-tensors"}, "of no groups"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"type": "int"}}, "b": {"weights": {"type": "float"}}},
+            },
+            "fp8, int8",
+        ),
+        ([], "must be an object"),
+    ],
+)
+def test_quantization_that_is_not_run_is_refused_before_the_download(section: object, words: str) -> None:
+    with pytest.raises(ModelConfigError, match=words):
+        quantized_as(read({**BASE, "model_type": "llama", "quantization_config": section}).fields)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "", None, "GEMMA2"])
+def test_an_unknown_architecture_names_the_known_ones(kind: object) -> None:
+    with pytest.raises(ModelConfigError, match=r"pagefleet runs gemma2, gemma3, .*qwen3"):
+        read({**BASE, "model_type": kind})
+
+
+def test_an_unknown_rotation_is_refused() -> None:
+    with pytest.raises(ModelConfigError, match="rope_type is spiral; pagefleet knows default, linear"):
+        read({**BASE, "model_type": "llama", "rope_scaling": {"type": "spiral"}})
