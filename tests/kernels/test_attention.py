@@ -14,9 +14,14 @@ from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.prefill_attention import varlen_attention
 
 from tests.example_counts import examples
+from tests.grids import each_once
 
 MIXED = [(1, 133), (5, 18), (29, 63)]
 DECODE = [(1, 133), (1, 1), (1, 63)]
+SHAPES = [(64, 16), (80, 8), (96, 32), (128, 16), (256, 16), (64, 128)]
+"""Head dimension and block size."""
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+WINDOWS = [None, 1, 7, 40]
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 MakeBatch = Callable[..., Any]
 
@@ -50,17 +55,15 @@ def run_decode(
     )
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (5, 1)])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 8), (96, 32), (128, 16), (256, 16), (64, 128)])
+@pytest.mark.parametrize(("heads", "shape"), each_once([(4, 4), (8, 2), (5, 1)], SHAPES))
 def test_varlen_over_shapes(
-    heads: tuple[int, int], head_dim: int, block_size: int, make_batch: MakeBatch, assert_close: Close
+    heads: tuple[int, int], shape: tuple[int, int], make_batch: MakeBatch, assert_close: Close
 ) -> None:
-    batch = make_batch(MIXED, heads, head_dim, block_size)
+    batch = make_batch(MIXED, heads, *shape)
     assert_close(run_varlen(batch, "triton"), run_varlen(batch, "torch"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sliding_window", [None, 1, 7, 40])
+@pytest.mark.parametrize(("dtype", "sliding_window"), each_once(DTYPES, WINDOWS))
 def test_varlen_over_dtypes_and_windows(
     dtype: torch.dtype, sliding_window: int | None, make_batch: MakeBatch, assert_close: Close
 ) -> None:
@@ -68,18 +71,16 @@ def test_varlen_over_dtypes_and_windows(
     assert_close(run_varlen(batch, "triton", sliding_window), run_varlen(batch, "torch", sliding_window))
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (5, 1), (20, 1)])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 8), (96, 32), (128, 16), (256, 16), (64, 128)])
+@pytest.mark.parametrize(("heads", "shape"), each_once([(4, 4), (8, 2), (5, 1), (20, 1)], SHAPES))
 def test_decode_over_shapes(
-    heads: tuple[int, int], head_dim: int, block_size: int, make_batch: MakeBatch, assert_close: Close
+    heads: tuple[int, int], shape: tuple[int, int], make_batch: MakeBatch, assert_close: Close
 ) -> None:
-    batch = make_batch(DECODE, heads, head_dim, block_size)
+    batch = make_batch(DECODE, heads, *shape)
     assert_close(run_decode(batch, "triton"), run_decode(batch, "torch"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sliding_window", [None, 1, 7, 40])
 @pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize(("dtype", "sliding_window"), each_once(DTYPES, WINDOWS))
 def test_decode_over_dtypes_windows_and_splits(
     dtype: torch.dtype, sliding_window: int | None, num_splits: int, make_batch: MakeBatch, assert_close: Close
 ) -> None:

@@ -5,16 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 KERNELS = {
     "_bad_words_kernel",
@@ -50,40 +45,32 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 # Attention of these heads. sm_90: Hopper's own table; sm_80: the default one, which must fit its smallest relatives.
-HEADS = {90: ("128:bfloat16", "256:bfloat16"), 80: ("80:float16", "256:bfloat16", "128:float32")}
 SHARED_KIB = {90: 227, 80: 99}
+HEADS = [
+    pytest.param(90, ("128:bfloat16",), id="sm_90"),
+    pytest.param(90, ("256:bfloat16",), marks=pytest.mark.nightly, id="sm_90 wide heads"),
+    pytest.param(80, ("80:float16", "256:bfloat16", "128:float32"), marks=pytest.mark.nightly, id="sm_80"),
+]
 
-Compiled = Mapping[int, "Future[subprocess.CompletedProcess[str]]"]
 
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
-    """What compiling for each capability said; they take a core each, at the same time."""
+@pytest.mark.timeout(1800)  # half a minute of computing for each head: a busy machine takes its time
+@pytest.mark.parametrize(("capability", "heads"), HEADS)
+def test_kernels_compile_within_shared_memory(capability: int, heads: tuple[str, ...], tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("compile_kernels.py"))
-
-    def run(capability: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", START, script, str(capability), *HEADS[capability]],
-            env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    with ThreadPoolExecutor() as pool:
-        yield {capability: pool.submit(run, capability) for capability in HEADS}
-
-
-@pytest.mark.parametrize("capability", HEADS)
-def test_kernels_compile_within_shared_memory(capability: int, compiled: Compiled) -> None:
-    done = compiled[capability].result()
+    done = subprocess.run(
+        [sys.executable, "-c", START, script, str(capability), *heads],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert {report["kernel"] for report in reports} == KERNELS
     for report in reports:
         assert report["shared_bytes"] <= SHARED_KIB[capability] * 1024, report
     attention = [report for report in reports if report["kernel"] == "paged_attention_kernel"]
-    for name in HEADS[capability]:
+    for name in heads:
         head_dim = int(name.split(":")[0])
         assert {report["tensor_cores"] for report in attention if report["head_dim"] == head_dim} == {
             "float32" not in name
