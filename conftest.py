@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["tests.timings"]
 
+
+def driver_has_gpu() -> bool:
+    """Whether NVIDIA's driver knows a GPU. Asking torch would import it, and CUDA must not start before a fork."""
+    try:
+        driver = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_uint()
+    return driver.nvmlInit_v2() == 0 and driver.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 and count.value > 0
+
+
 # Triton reads this when it is first imported, by whichever test comes first. A GPU runs the compiled kernels instead.
-os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidia0").exists() else "1")
+os.environ.setdefault("TRITON_INTERPRET", "0" if driver_has_gpu() else "1")
 
 # Several processes test side by side; a torch that computes with a thread per core in each would wait for itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

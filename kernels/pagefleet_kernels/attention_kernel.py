@@ -11,7 +11,7 @@ from pagefleet_kernels._triton import jit, tl
 from pagefleet_kernels.paged_softmax import attend_tiles
 
 # Which queries a launch serves (ROWS). Plain numbers, because a kernel's constants are.
-LONG = 0  # sequences of more than SHORT_LEN queries, in blocks of BLOCK_Q found by binary search; and what pads q
+LONG = 0  # sequences of more than `short_len` queries, in blocks of BLOCK_Q found by binary search; and what pads q
 SHORT = 1  # sequences of up to BLOCK_Q queries, one program each
 SHARED = 2  # every token, as if all were of one sequence, against the prefix that all of them see whole
 
@@ -41,9 +41,9 @@ def _find_queries(  # type: ignore[no-untyped-def]
     num_seqs,
     num_tokens,
     prefix_len,
+    short_len,
     BLOCK_Q: tl.constexpr,
     ROWS: tl.constexpr,
-    SHORT_LEN: tl.constexpr,
     UNIFORM: tl.constexpr,
 ):
     """This program's sequence, that one's first token, numbers of queries and keys, and the first query of the block.
@@ -77,7 +77,7 @@ def _find_queries(  # type: ignore[no-untyped-def]
         query_len = tl.load(query_start_loc_ptr + seq + 1, mask=real, other=num_tokens) - query_start
         seq_len = tl.load(seq_lens_ptr + seq, mask=real, other=0)
         first_query = (block - query_start // BLOCK_Q - seq) * BLOCK_Q
-        query_len = tl.where(real & (query_len <= SHORT_LEN), 0, query_len)
+        query_len = tl.where(real & (query_len <= short_len), 0, query_len)
     return seq, query_start, query_len, seq_len, first_query
 
 
@@ -98,11 +98,11 @@ def _find_keys(  # type: ignore[no-untyped-def]
     seq_len,
     prefix_len,
     part,
+    min_keys,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
+    IN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -127,8 +127,8 @@ def _find_keys(  # type: ignore[no-untyped-def]
     # tiles begin where pages do
     begin = origin + (low - origin) // BLOCK_N * BLOCK_N
     end = tl.maximum(high, begin)
-    if SPLITS > 1:
-        part_len = tl.maximum(tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS), MIN_KEYS // BLOCK_N) * BLOCK_N
+    if IN_PARTS:
+        part_len = tl.maximum(tl.cdiv(tl.cdiv(end - begin, BLOCK_N), tl.num_programs(2)), min_keys // BLOCK_N) * BLOCK_N
         begin += part * part_len
         end = tl.minimum(begin + part_len, end)
     lead_end = tl.maximum(tl.minimum(lead_end, end), begin)
@@ -157,7 +157,18 @@ def _start_rows(  # type: ignore[no-untyped-def]
     return slope_M, row_max_M, row_sum_M
 
 
-@jit(do_not_specialize=("num_seqs", "num_tokens", "prefix_len", "stride_table"))
+@jit(
+    do_not_specialize=(
+        "num_seqs",
+        "num_tokens",
+        "prefix_len",
+        "short_len",
+        "min_keys",
+        "first_part",
+        "num_parts",
+        "stride_table",
+    )
+)
 def paged_attention_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     part_ptr,
@@ -173,6 +184,10 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     num_seqs,
     num_tokens,
     prefix_len,
+    short_len,
+    min_keys,
+    first_part,
+    num_parts,
     score_scale,
     softcap,
     value_scale,
@@ -191,12 +206,8 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
-    SHORT_LEN: tl.constexpr,
     UNIFORM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
-    FIRST_PART: tl.constexpr,
-    PARTS: tl.constexpr,
+    IN_PARTS: tl.constexpr,
     PARTS_BY_TOKEN: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -209,12 +220,13 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
 ):
     """One program per block of queries, key head and part of the context; rows are (query, head of the group) pairs.
 
-    Writes the output itself if PARTS is 0, else one part of it, [.., N, P, H], with the logarithm of its sum of
-    weights. SHARED rows see the keys before `prefix_len`, others those after it.
+    Writes the output itself, or IN_PARTS one part of it of `num_parts`, [.., N, P, H], with the logarithm of its sum of
+    weights; the launch's own begin at `first_part`. How many parts there are is no constant: each number would be
+    compiled anew. SHARED rows see the keys before `prefix_len`, others those after it.
     """
     SEES_ALL: tl.constexpr = ROWS == 2
     seq, query_start, query_len, seq_len, first_query = _find_queries(
-        query_start_loc_ptr, seq_lens_ptr, num_seqs, num_tokens, prefix_len, BLOCK_Q, ROWS, SHORT_LEN, UNIFORM
+        query_start_loc_ptr, seq_lens_ptr, num_seqs, num_tokens, prefix_len, short_len, BLOCK_Q, ROWS, UNIFORM
     )
     if first_query >= query_len:
         return
@@ -224,7 +236,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
 
     first_position = seq_len - query_len + first_query
     low, high, begin, lead_end, full_end, end = _find_keys(
-        first_position, seq_len, prefix_len, part, BLOCK_Q, BLOCK_N, ROWS, SPLITS, MIN_KEYS, WINDOW, CHUNK
+        first_position, seq_len, prefix_len, part, min_keys, BLOCK_Q, BLOCK_N, ROWS, IN_PARTS, WINDOW, CHUNK
     )
 
     row_M = tl.arange(0, BLOCK_M)
@@ -233,8 +245,8 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     in_rows_M = (row_M < BLOCK_Q * GROUP) & (query_M < query_len)
     token_M = (query_start + query_M).to(tl.int64)
     part_row_M = token_M if PARTS_BY_TOKEN else seq * BLOCK_Q + query_M
-    part_row_M = (part_row_M * HEADS + head_M) * PARTS + FIRST_PART + part
-    if SPLITS > 1:  # noqa: SIM102 -- one is known when compiling, the other is not
+    part_row_M = (part_row_M * HEADS + head_M) * num_parts + first_part + part
+    if IN_PARTS:  # noqa: SIM102 -- one is known when compiling, the other is not
         if (begin >= end) & (part > 0):
             tl.store(log_sum_ptr + part_row_M, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=in_rows_M)
             return
@@ -284,7 +296,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     seen_M = row_sum_M > 0
     divisor_M = tl.where(seen_M, row_sum_M, 1.0)
     out_MD = acc_MD * (value_scale / divisor_M)[:, None]
-    if PARTS == 0:
+    if not IN_PARTS:
         out_row_M = (token_M * HEADS + head_M) * HEAD_DIM
         tl.store(out_ptr + out_row_M[:, None] + dim_D[None, :], out_MD.to(out_ptr.dtype.element_ty), mask=mask_MD)
     else:
@@ -297,16 +309,23 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit()
+def _log_sums(log_sum_ptr, first_row, start, num_parts, BLOCK_P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of the parts from `start` on; -inf beyond the last."""
+    part_P = start + tl.arange(0, BLOCK_P)
+    return tl.load(log_sum_ptr + first_row + part_P, mask=part_P < num_parts, other=float("-inf"))
+
+
+@jit(do_not_specialize=("num_parts",))
 def merge_parts_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     part_ptr,
     log_sum_ptr,
     query_start_loc_ptr,
+    num_parts,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_PADDED: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BY_TOKEN: tl.constexpr,
 ):
@@ -325,18 +344,24 @@ def merge_parts_kernel(  # type: ignore[no-untyped-def]
             return
         token = query_start + query
     head = tl.program_id(1)
-    part_P = tl.arange(0, PARTS_PADDED)
     dim_D = tl.arange(0, DIM_PADDED)
     mask_D = dim_D < HEAD_DIM
-    part_row_P = (row.to(tl.int64) * HEADS + head) * PARTS + part_P
-    log_sum_P = tl.load(log_sum_ptr + part_row_P, mask=part_P < PARTS, other=float("-inf"))
-    seen_P = log_sum_P > float("-inf")
-    largest = tl.max(log_sum_P, axis=0)
-    weight_P = tl.exp2(log_sum_P - tl.where(largest == float("-inf"), 0.0, largest))
-    total = tl.sum(weight_P, axis=0)
-    offset_PD = part_row_P[:, None] * HEAD_DIM + dim_D[None, :]
-    # parts without a key were not written
-    parts_PD = tl.load(part_ptr + offset_PD, mask=seen_P[:, None] & mask_D[None, :], other=0.0)
-    out_D = tl.sum(parts_PD * weight_P[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    first_row = (row.to(tl.int64) * HEADS + head) * num_parts
+    largest = tl.max(_log_sums(log_sum_ptr, first_row, 0, num_parts, BLOCK_P), axis=0)
+    for start in range(BLOCK_P, num_parts, BLOCK_P):
+        largest = tl.maximum(largest, tl.max(_log_sums(log_sum_ptr, first_row, start, num_parts, BLOCK_P), axis=0))
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    total = base * 0.0
+    sum_D = tl.zeros([DIM_PADDED], tl.float32)
+    for start in range(0, num_parts, BLOCK_P):
+        log_sum_P = _log_sums(log_sum_ptr, first_row, start, num_parts, BLOCK_P)
+        weight_P = tl.exp2(log_sum_P - base)
+        total += tl.sum(weight_P, axis=0)
+        offset_PD = (first_row + start + tl.arange(0, BLOCK_P))[:, None] * HEAD_DIM + dim_D[None, :]
+        # parts without a key were not written
+        seen_P = log_sum_P > float("-inf")
+        parts_PD = tl.load(part_ptr + offset_PD, mask=seen_P[:, None] & mask_D[None, :], other=0.0)
+        sum_D += tl.sum(parts_PD * weight_P[:, None], axis=0)
+    out_D = sum_D / tl.where(total > 0, total, 1.0)
     out_row = (token.to(tl.int64) * HEADS + head) * HEAD_DIM
     tl.store(out_ptr + out_row + dim_D, out_D.to(out_ptr.dtype.element_ty), mask=mask_D)

@@ -18,6 +18,8 @@ from pagefleet_kernels.paged_softmax import LOG2_E, needs_upcast
 from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import WHOLE, AttentionTile, Splits, padded_head_dim
 
+MERGED_AT_ONCE = 16
+"""Parts that a program of the merge holds; more take further rounds of it."""
 KV_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
 
 
@@ -183,6 +185,10 @@ def run(
         queries.num_seqs,
         num_tokens,
         launch.prefix_len,
+        launch.short_len,
+        launch.splits.min_keys,
+        launch.first_part,
+        0 if parts is None else parts.log_sums_RNP.shape[2],
         score_scale,
         softcap,
         v_scale,
@@ -201,12 +207,8 @@ def run(
         BLOCK_Q=launch.block_q,
         BLOCK_N=tile.block_n,
         ROWS=launch.rows,
-        SHORT_LEN=launch.short_len,
         UNIFORM=starts is None,
-        SPLITS=launch.splits.parts,
-        MIN_KEYS=launch.splits.min_keys,
-        FIRST_PART=launch.first_part,
-        PARTS=0 if parts is None else parts.log_sums_RNP.shape[2],
+        IN_PARTS=parts is not None,
         PARTS_BY_TOKEN=parts is not None and parts.by_token,
         WINDOW=rule.window or 0,
         CHUNK=rule.chunk or 0,
@@ -244,13 +246,12 @@ def merge(parts: Parts, out_TNH: torch.Tensor, queries: PagedQueries, block_q: i
         parts.values_RNPH,
         parts.log_sums_RNP,
         queries.seq_lens_S if starts is None else starts,
+        num_parts,
         HEADS=num_heads,
         HEAD_DIM=head_dim,
         DIM_PADDED=padded_head_dim(head_dim),
-        PARTS=num_parts,
-        PARTS_PADDED=next_power_of_2(num_parts),
+        BLOCK_P=MERGED_AT_ONCE,
         BLOCK_Q=block_q,
         BY_TOKEN=parts.by_token or starts is None,
-        num_warps=1 if num_parts * head_dim <= 1024 else 4,
         **COMPILE_OPTIONS,
     )

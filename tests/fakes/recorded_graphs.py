@@ -44,7 +44,9 @@ class HostWait(AssertionError):
 
 
 @dataclass
-class _Operation:
+class Operation:
+    """One call that a graph does again."""
+
     func: Any
     args: Any
     kwargs: Any
@@ -52,9 +54,10 @@ class _Operation:
     """Results that have memory of their own; others are views of, or written to, what was there."""
 
     def repeat(self) -> None:
+        """Do it again, into the same memory."""
         found = self.func(*self.args, **self.kwargs)
         fresh = [t for t in tree_flatten(found)[0] if isinstance(t, Tensor)]
-        for result, again in zip(self.results, _own(fresh, (self.args, self.kwargs)), strict=True):
+        for result, again in zip(self.results, own_memory(fresh, (self.args, self.kwargs)), strict=True):
             result.copy_(again)
 
 
@@ -126,7 +129,7 @@ class RecordedGraphs:
 class RecordedGraph:
     """Implements `DeviceGraph`."""
 
-    def __init__(self, owner: RecordedGraphs, number: int, operations: list[_Operation]) -> None:
+    def __init__(self, owner: RecordedGraphs, number: int, operations: list[Operation]) -> None:
         self._owner = owner
         self._number = number
         self.operations = operations
@@ -144,7 +147,7 @@ class RecordedGraph:
 class _Recorder:
     def __init__(self, blocks: dict[int, _Block], number: int) -> None:
         self.number = number
-        self.operations: list[_Operation] = []
+        self.operations: list[Operation] = []
         self._blocks = blocks
         self._modes = (_DispatchRecorder(self.add), _HostReads())
 
@@ -158,7 +161,7 @@ class _Recorder:
 
     def add(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
         results = [t for t in tree_flatten(found)[0] if isinstance(t, Tensor)]
-        own = _own(results, (args, kwargs))
+        own = own_memory(results, (args, kwargs))
         for result in own:
             storage = result.untyped_storage()
             self._blocks[storage._cdata] = _Block(storage, self.number, held=1)
@@ -166,7 +169,7 @@ class _Recorder:
         if is_view or func.overloadpacket._qualified_op_name.removeprefix("aten::") in UNINITIALISED:
             return  # nothing to do again
         kept_args, kept_kwargs = tree_map_only(Tensor, self._keep, (args, kwargs))
-        self.operations.append(_Operation(func, kept_args, kept_kwargs, [self._keep(result) for result in own]))
+        self.operations.append(Operation(func, kept_args, kept_kwargs, [self._keep(result) for result in own]))
 
     def _keep(self, tensor: Tensor) -> Tensor:
         """The same memory by a reference that is counted as the recording's."""
@@ -186,7 +189,7 @@ class _DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket in HOST_WAITS or _waits_by_arguments(func, args, kwargs):
+        if func.overloadpacket in HOST_WAITS or waits_by_arguments(func, args, kwargs):
             raise HostWait(f"{func} makes the host wait, or brings its numbers, while a graph is captured")
         found = func(*args, **kwargs)
         self._add(func, args, kwargs, found)
@@ -202,7 +205,7 @@ class _HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _waits_by_arguments(func: Any, args: Any, kwargs: Any) -> bool:
+def waits_by_arguments(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the size of the result depends on what tensors hold."""
     if func in (_aten.repeat_interleave.Tensor, _aten.repeat_interleave.self_Tensor):
         return kwargs.get("output_size") is None
@@ -211,7 +214,7 @@ def _waits_by_arguments(func: Any, args: Any, kwargs: Any) -> bool:
     return False
 
 
-def _own(results: list[Tensor], inputs: Any) -> list[Tensor]:
+def own_memory(results: list[Tensor], inputs: Any) -> list[Tensor]:
     """Those results whose memory is none of the inputs'."""
     given = {
         tensor.untyped_storage()._cdata

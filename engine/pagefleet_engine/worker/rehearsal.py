@@ -40,11 +40,13 @@ def rehearse(
     sampling: SamplingParams = _SAMPLING,
     *,
     and_decode: bool = True,
+    num_common_blocks: int = 0,
 ) -> bool:
     """Compute prompts of these lengths in one step, then (`and_decode`) one token of each in another; leaves nothing
     but used pages.
 
-    The pool needs `blocks_needed`; blocks are taken from 0 on.
+    The pool needs `blocks_needed`; blocks are taken from 0 on. With `num_common_blocks` the first step attends as if
+    all prompts shared so many: what it computes is then meaningless.
     Returns whether every prompt gave a token; False means that the model computes no numbers.
     """
     new, prompts, outputs = [], [], []
@@ -60,7 +62,7 @@ def rehearse(
         prompts.append(ScheduledRow(name, 0, length, tables, True))
         if and_decode and length + 2 <= limits.max_model_len:
             outputs.append(ScheduledRow(name, length, 1, (), True))
-    first = runner.execute(StepPlan(0, (), new, prompts, sum(row_lens)))
+    first = runner.execute(StepPlan(0, (), new, prompts, sum(row_lens), num_common_blocks))
     alive = [row for row in outputs if row.request_id not in first.failed]
     if alive:
         runner.execute(StepPlan(0, (), (), alive, len(alive)))
@@ -68,15 +70,18 @@ def rehearse(
     return not first.failed
 
 
-def rehearse_everything(runner: ModelRunner, limits: RunnerLimits, num_blocks: int) -> None:
+def rehearse_everything(runner: ModelRunner, limits: RunnerLimits, num_blocks: int, *, cascade: bool = False) -> None:
     """Launch each kernel in each form that serving may ask for: one that compiles then would hold up all requests.
 
-    Forms follow from the number of rows and the longest query, in powers of two, and from how rows are sampled.
+    Forms follow from the number of rows and the longest query, in powers of two, and from how rows are sampled;
+    `cascade`: also from whether rows share a prefix.
     """
     for row_lens in _every_batch(limits):
-        if blocks_needed(row_lens, limits) <= num_blocks:
+        if blocks_needed(row_lens, limits) > num_blocks:
+            continue
+        for num_common_blocks in (0, 1) if cascade and len(row_lens) > 1 else (0,):
             # prompts of one token are what decodes look like: a second step would show nothing new
-            rehearse(runner, row_lens, limits, and_decode=False)
+            rehearse(runner, row_lens, limits, and_decode=False, num_common_blocks=num_common_blocks)
     for sampling in _EVERY_SAMPLING:
         if blocks_needed([4], limits) <= num_blocks and limits.max_model_len > 5:
             rehearse(runner, [4], limits, sampling)
@@ -91,8 +96,9 @@ def _every_batch(limits: RunnerLimits) -> Iterator[list[int]]:
             yield [min(longest, _BESIDE), *[1] * (num_rows - 1)]
     for length in _powers_of_two(longest):
         yield [length]
-        if limits.max_num_seqs > 2 and length + 2 <= min(limits.max_num_batched_tokens, _TALLEST + 2):
-            yield [length, 1, 1]
+    tallest = min(longest, limits.max_num_batched_tokens - 2, _TALLEST)
+    if limits.max_num_seqs > 2 and tallest > 0:
+        yield from ([length, 1, 1] for length in _powers_of_two(tallest))
 
 
 def _powers_of_two(last: int) -> list[int]:

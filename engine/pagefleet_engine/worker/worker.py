@@ -196,7 +196,8 @@ class Worker:
 
     def _warm_up(self, limits: RunnerLimits) -> None:
         if self._device.type == "cuda":
-            rehearse_everything(self._runner, limits, self.cache.num_blocks)
+            cascade = self._config.execution.cascade_attention
+            rehearse_everything(self._runner, limits, self.cache.num_blocks, cascade=cascade)
         else:
             keep_step_memory()  # not before: what loading takes for a while goes back
         row_lens = short_step(limits, self.cache.num_blocks)
