@@ -60,7 +60,6 @@ def test_the_walk_finds_what_is_wanted_indirectly() -> None:
         "pagefleet_operator.local.up",
         "pagefleet_operator.chat",
         "pagefleet_operator.download.cli",
-        "huggingface_hub.hf_api",
         "obstore.store",
     ],
 )

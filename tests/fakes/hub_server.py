@@ -37,12 +37,15 @@ class Repository:
 class HubServer(FaultyServer):
     """Repositories for the account of `token`, and for nobody where they are gated or private.
 
+    `redirects` are answers to a path's last part before all else: Location headers.
+
     With `content_host`, weights are answered by a redirect to that server. Without `sizes` it is a poor mirror.
     """
 
     def __init__(self, token: str = "hf_right", content_host: ContentServer | None = None, sizes: bool = True) -> None:
         super().__init__()
         self.repositories: dict[str, Repository] = {}
+        self.redirects: dict[str, str] = {}
         self._token = token
         self._content_host = content_host
         self._sizes = sizes
@@ -50,6 +53,8 @@ class HubServer(FaultyServer):
     def answer(self, request: Seen) -> Answer:
         url = urlsplit(request.path)
         parts = [unquote(part) for part in url.path.split("/")[1:]]
+        if parts[-1] in self.redirects:
+            return Answer(b"", 302, {"Location": self.redirects[parts[-1]]})
         if parts[:2] == ["api", "models"] and len(parts) >= 4:
             return self._model_info(request, parts, "blobs" in parse_qs(url.query))
         if len(parts) >= 5 and parts[2] == "resolve":

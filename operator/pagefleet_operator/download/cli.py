@@ -74,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return DOWNLOAD.tell(error)
     set_up_logging("download")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells every request
     try:
         result = asyncio.run(_run(config, os.environ))
     except (asyncio.CancelledError, KeyboardInterrupt):

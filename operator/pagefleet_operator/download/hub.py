@@ -1,97 +1,108 @@
 """`hf://organization/name`: the Hugging Face Hub, or a mirror of it.
 
-`huggingface_hub` lists the files; the bytes come by plain HTTP with Range, so that a cut transfer goes on where it was.
+Plain HTTP: a listing with sizes and digests, then bytes with Range, so that a cut transfer goes on where it was.
+Source: the documentation of the Hub's API.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
 
 import aiohttp
-from pagefleet_protocol.version import VERSION
+import msgspec
 from yarl import URL
 
-from pagefleet_operator.download.errors import BadSettings, Interrupted
-from pagefleet_operator.download.hub_refusals import HubModel, hub_refusal
+from pagefleet_operator.download.errors import AccessDenied, BadSettings, DownloadError, Interrupted, ModelNotFound
+from pagefleet_operator.download.guarded_http import CHUNK, GuardedHttp, open_guarded
 from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import Digest, Listing, RemoteFile
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi, ModelInfo
-    from huggingface_hub.hf_api import RepoSibling
-
 DEFAULT_ENDPOINT = "https://huggingface.co"
-_CONNECT_S = 20.0
-_CHUNK = 1 << 20
+_ANSWER_S = 20.0
+_MAX_LISTING_BYTES = 64 << 20
 _GIT_SHA1_LENGTH = 40
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))[\w.-]{1,96}/[\w.-]{1,96}(?<!\.git)(?<![-.])", re.ASCII)
+_TOKEN = "HF_TOKEN (in a cluster: a key of that name in the Secret that spec.model.secretRef names)"  # noqa: S105
+
+
+class _Lfs(msgspec.Struct):
+    sha256: str
+    size: int
+
+
+class _File(msgspec.Struct, rename={"blob_id": "blobId"}):
+    rfilename: str
+    size: int | None = None
+    blob_id: str | None = None
+    lfs: _Lfs | None = None
+
+
+class _Repository(msgspec.Struct):
+    """What the API says of one at a revision."""
+
+    sha: str
+    siblings: list[_File] = []
 
 
 class HubSource:
     """One repository at one revision."""
 
-    def __init__(self, model: HubModel, api: HfApi, session: aiohttp.ClientSession) -> None:
+    def __init__(self, model: HubModel, http: GuardedHttp) -> None:
         self._model = model
-        self._api = api
-        self._session = session
+        self._http = http
         self._commit = model.revision
 
     async def list_files(self) -> Listing:
         """Settles the revision: all that is read afterwards is of the commit found here."""
-        info = await asyncio.to_thread(self._ask)
-        self._commit = info.sha or self._model.revision
-        return Listing(self._commit, tuple(_remote_file(file, self._model) for file in info.siblings or ()))
-
-    async def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
-        """Where a server ignores Range, what was not asked for is read and thrown away."""
-        from huggingface_hub import hf_hub_url  # noqa: PLC0415 - see _new_api
-
-        # Of the commit: a branch may have moved since it was listed.
-        url = hf_hub_url(self._model.repository, file.name, revision=self._commit, endpoint=self._model.endpoint)
-        headers = {} if (start, stop) == (0, file.size) else {"Range": f"bytes={start}-{stop - 1}"}
+        model = self._model
+        path = f"api/models/{model.repository}/revision/{quote(model.revision, safe='')}?blobs=true"
+        data = bytearray()
         try:
-            async with self._session.get(URL(url, encoded=True), headers=headers) as response:
-                if response.status >= 400:
+            async with asyncio.timeout(_ANSWER_S), aclosing(self._bytes(path, {}, 0, "the list of files")) as chunks:
+                async for chunk in chunks:
+                    data += chunk
+                    if len(data) > _MAX_LISTING_BYTES:
+                        raise BadSettings(f"{model.endpoint} lists more than a hub does: check the endpoint")
+            found = msgspec.json.decode(data, type=_Repository)
+        except TimeoutError as error:
+            raise Interrupted(f"{model.endpoint}: the list of files did not come") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadSettings(
+                f"{model.endpoint} does not answer as a hub does ({_said(error)}): check the endpoint"
+            ) from error
+        self._commit = found.sha
+        return Listing(found.sha, tuple(_remote_file(file, model) for file in found.siblings))
+
+    def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
+        """Where a server ignores Range, what was not asked for is read and thrown away."""
+        # Of the commit: a branch may have moved since it was listed.
+        path = f"{self._model.repository}/resolve/{quote(self._commit, safe='')}/{quote(file.name)}"
+        headers = {} if (start, stop) == (0, file.size) else {"Range": f"bytes={start}-{stop - 1}"}
+        return self._bytes(path, headers, start, file.name)
+
+    async def _bytes(self, path: str, headers: Mapping[str, str], start: int, name: str) -> AsyncGenerator[bytes]:
+        url = URL(f"{self._model.endpoint}/{path}", encoded=True)
+        try:
+            async with self._http.get(url, headers) as response:
+                if response.status >= 300:
                     named = {name.lower(): value for name, value in response.headers.items()}
                     raise hub_refusal(self._model, response.status, named)
                 skip = _bytes_before(response, start)
-                async for chunk in response.content.iter_chunked(_CHUNK):
+                async for chunk in response.content.iter_chunked(CHUNK):
                     yield chunk[skip:]  # also an empty one: something arrived
                     skip = max(0, skip - len(chunk))
         except (aiohttp.ClientError, OSError) as error:
-            raise Interrupted(f"{self._model.endpoint}: {file.name}: {_said(error)}") from error
+            raise Interrupted(f"{self._model.endpoint}: {name}: {_said(error)}") from error
         except ValueError as error:
             # aiohttp takes credentials from there, and then does not know which to send.
             raise BadSettings(
                 f"{self._model.endpoint} cannot be asked ({_said(error)}): is there an entry for it in ~/.netrc?"
-            ) from error
-
-    def _ask(self) -> ModelInfo:
-        import httpx2  # noqa: PLC0415 - see _new_api
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # noqa: PLC0415
-
-        model = self._model
-        try:
-            return self._api.model_info(
-                model.repository, revision=model.revision, files_metadata=True, timeout=_CONNECT_S
-            )
-        except OfflineModeIsEnabled as error:
-            raise BadSettings("HF_HUB_OFFLINE is set, so nothing can be downloaded: unset it") from error
-        except HFValidationError as error:
-            raise BadSettings(f"hf://{model.repository} is no name of a repository: {_said(error)}") from error
-        except HfHubHTTPError as error:
-            named = {name.lower(): value for name, value in error.response.headers.items()}
-            raise hub_refusal(model, error.response.status_code, named) from error
-        except httpx2.HTTPError as error:
-            raise Interrupted(f"{model.endpoint}: {_said(error)}") from error
-        except (httpx2.InvalidURL, ValueError, TypeError, KeyError) as error:
-            # The library takes an answer apart without checking it.
-            raise BadSettings(
-                f"{model.endpoint} does not answer as a hub does ({_said(error)}): check the endpoint"
             ) from error
 
 
@@ -100,19 +111,13 @@ async def open_hub(repository: str, settings: DownloadSettings) -> AsyncIterator
     """Connect to the hub, or to the mirror that the settings name."""
     endpoint = _checked(settings.endpoint or DEFAULT_ENDPOINT)
     _check_token(settings.token or "")
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise BadSettings("HF_HUB_OFFLINE is set, so nothing can be downloaded: unset it")
+    if not _REPOSITORY.fullmatch(repository):
+        raise BadSettings(f"hf://{repository} is no name of a repository: check the name")
     model = HubModel(repository, settings.revision or "main", endpoint, has_token=bool(settings.token))
-    headers = {"User-Agent": f"pagefleet/{VERSION}", "Accept-Encoding": "identity"}
-    if settings.token:
-        headers["Authorization"] = f"Bearer {settings.token}"  # aiohttp drops it when a redirect leaves the host
-    async with aiohttp.ClientSession(
-        headers=headers,
-        auto_decompress=False,
-        trust_env=True,  # proxies
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-        read_bufsize=_CHUNK,
-        requote_redirect_url=False,  # it is signed as it is
-    ) as session:
-        yield HubSource(model, await asyncio.to_thread(_new_api, endpoint, settings.token), session)
+    async with open_guarded(endpoint, settings.token) as http:
+        yield HubSource(model, http)
 
 
 def _checked(endpoint: str) -> str:
@@ -129,16 +134,7 @@ def _check_token(token: str) -> None:
         raise BadSettings("HF_TOKEN holds more than a token (a space, a line break?): put the token alone into it")
 
 
-def _new_api(endpoint: str, token: str | None) -> HfApi:
-    # The library reads this when it is imported; without it, each request tells what is installed here.
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    from huggingface_hub import HfApi  # noqa: PLC0415 - not before the line above, and it takes a while
-
-    # False: it must not look for the token of whoever runs this.
-    return HfApi(endpoint=endpoint, token=token or False, library_name="pagefleet", library_version=VERSION)
-
-
-def _remote_file(file: RepoSibling, model: HubModel) -> RemoteFile:
+def _remote_file(file: _File, model: HubModel) -> RemoteFile:
     size = file.lfs.size if file.lfs else file.size
     if size is None:
         raise BadSettings(f"{model.endpoint} gives no sizes of files, so it is no full mirror of a hub: use another")
@@ -162,3 +158,67 @@ def _bytes_before(response: aiohttp.ClientResponse, start: int) -> int:
 
 def _said(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """What was asked for."""
+
+    repository: str
+    revision: str
+    endpoint: str
+    has_token: bool
+
+
+def hub_refusal(model: HubModel, status: int, headers: Mapping[str, str]) -> DownloadError | Interrupted:
+    """The error for an answer with `status` of 300 or more; header names in lower case.
+
+    The hub names its reasons in the header X-Error-Code; a mirror may not.
+    """
+    code = headers.get("x-error-code", "")
+    if code in ("GatedRepo", "RevisionNotFound", "RepoNotFound") or status == 404:
+        return _missing_or_closed(model, code)
+    if status in (401, 403):
+        return AccessDenied(f"{model.endpoint} refuses to give {model.repository}: {_token_remedy(model)}")
+    if status == 429:
+        remedy = "use a mirror (--endpoint)" if model.has_token else "a token in HF_TOKEN raises the limit"
+        return Interrupted(f"{model.endpoint} answers 429 Too Many Requests; {remedy}", _retry_after(headers))
+    if status >= 500 or status == 408:
+        return Interrupted(f"{model.endpoint} answers {status}", _retry_after(headers))
+    return BadSettings(f"{model.endpoint} answers {status} for {model.repository}: is it the URL of a hub?")
+
+
+def _missing_or_closed(model: HubModel, code: str) -> DownloadError:
+    match code:
+        case "GatedRepo":
+            return AccessDenied(f"the repository {model.repository} is gated: {_gated_remedy(model)}")
+        case "RevisionNotFound":
+            return ModelNotFound(
+                f"the repository {model.repository} has no revision {model.revision}: give one of its branches, tags "
+                "or commits"
+            )
+        case "EntryNotFound":
+            return ModelNotFound(f"{model.repository} at {model.revision} has lost a file that it listed: start again")
+        case _:
+            return ModelNotFound(
+                f"the repository {model.repository} does not exist on {model.endpoint}, or is private: check the name; "
+                f"if it is private, put a token that may read it into {_TOKEN}"
+            )
+
+
+def _gated_remedy(model: HubModel) -> str:
+    page = f"{model.endpoint}/{model.repository}"
+    if model.has_token:
+        return f"the account of the given token has no access; accept the licence at {page}, or give another token"
+    return f"accept the licence at {page}, then put a token of that account into {_TOKEN}"
+
+
+def _token_remedy(model: HubModel) -> str:
+    if model.has_token:
+        return f"the token is wrong, has expired or may not read it; put another one into {_TOKEN}"
+    return f"put a token that may read it into {_TOKEN}"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("retry-after", "").strip()
+    return float(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None
