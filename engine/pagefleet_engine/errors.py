@@ -65,7 +65,11 @@ class QueueFull(EngineError):
 
 
 class RequestFailed(EngineError):
-    """An accepted request ended in an error that is not the client's."""
+    """An accepted request ended in an error."""
+
+
+class OwnFailure(RequestFailed):
+    """The request failed by itself: others in the same steps did not."""
 
 
 class StepOutOfMemory(RequestFailed):

@@ -12,6 +12,8 @@ INCARNATION = "x-pagefleet-incarnation"
 """Set by engines on every answer, probes included: 32 hexadecimal digits drawn at their start."""
 MODEL = "x-pagefleet-model"
 """Set by engines on every answer, probes included: the name of the served model, percent-encoded outside ASCII."""
+FAULT = "x-pagefleet-fault"
+"""Set by engines on an answer of 500 that is this request's own doing, as far as they know: `request`."""
 
 EXPLAIN = "x-pagefleet-explain"
 """`1` from a client asks, where the router allows it, for the score of each engine; the answer has them as JSON."""

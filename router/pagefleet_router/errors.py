@@ -63,10 +63,14 @@ class Failure(enum.Enum):
     """The connection ended early."""
     SILENT = "silent"
     """No byte in time."""
+    STUCK = "stuck"
+    """The engine makes no progress, and had no byte for this request."""
     GARBAGE = "garbage"
     """What came is not HTTP, or its head is over the limit."""
     STATUS = "status"
     """The engine answered 500, 502, 503 or 504."""
+    OWN = "own"
+    """The engine answered 500, and says that the request itself is the reason."""
     ENDING = "ending"
     """The engine answered 503 and closes the connection: it stops, or its core died."""
     STRANGER = "stranger"
@@ -86,8 +90,10 @@ _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.UNREACHABLE: (504, "No engine could be reached in time. Send the request again.", "engine_unreachable"),
     Failure.RESET: (502, _LOST, "engine_lost"),
     Failure.SILENT: (504, "The engine did not answer in time. Send the request again.", "engine_timeout"),
+    Failure.STUCK: (504, "The engine did not answer in time. Send the request again.", "engine_timeout"),
     Failure.GARBAGE: (502, "The engine's answer could not be read.", "engine_answer_invalid"),
     Failure.STATUS: (502, _LOST, "engine_failed"),
+    Failure.OWN: (502, _LOST, "engine_failed"),
     Failure.ENDING: (502, _LOST, "engine_lost"),
     Failure.STRANGER: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
     Failure.KV_LOST: (503, _NO_KV, "kv_load_failed"),

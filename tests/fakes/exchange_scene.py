@@ -319,6 +319,7 @@ class ExchangeScene:
         num_attempts = sum(one.tally.num_requests for one in engines)
         assert num_attempts == len(self.calls) + len(self.dials), "a tally counts what is not there, or not what is"
         assert all(one.tally.num_tokens >= 0 for one in engines)
-        num_legs = sum(one.pair is not None and one.pair.leg is not None and one.pair.leg.is_running for one in live)
+        pairs = [one.attempt.pair for one in live if one.attempt is not None and one.attempt.pair is not None]
+        num_legs = sum(pair.leg is not None and pair.leg.is_running for pair in pairs)
         num_read = sum(not asked.is_over for asked in self.asked) - waiting - (num_attempts - num_legs)
         assert 0 <= num_read <= len(self.prompts.reading), "a request waits for nothing"

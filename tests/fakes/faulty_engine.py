@@ -103,6 +103,10 @@ class FaultyEngine:
     def __init__(self, behave: Behaviour | None = None) -> None:
         self.behave = behave or whole()
         self.ready = 200
+        self.readiness = b"{}"
+        """The body of that answer."""
+        self.is_hung = False
+        """Whether probes get no answer."""
         self.metrics = GAUGES
         self.incarnation: str | None = None
         self.internal: dict[str, bytes] = {}
@@ -147,7 +151,9 @@ class FaultyEngine:
                 path = seen.line.split(" ")[1]
                 probe = path in ("/readyz", "/metrics")
                 if probe:
-                    body = self.metrics.encode() if path == "/metrics" else b"{}"
+                    body = self.metrics.encode() if path == "/metrics" else self.readiness
+                    while self.is_hung:  # noqa: ASYNC110
+                        await asyncio.sleep(0.005)
                     extra = f"x-pagefleet-incarnation: {self.incarnation}\r\n" if self.incarnation else ""
                     await whole(self.ready if path == "/readyz" else 200, body, extra)(seen, writer)
                     continue

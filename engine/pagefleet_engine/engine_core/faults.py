@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pagefleet_engine.core.step import FailureKind
 
 INVALID, QUEUE_FULL, FAILED, OUT_OF_MEMORY = "invalid", "queue_full", "failed", "out_of_memory"
+FAILED_ALONE = "failed_alone"
 KV_LOAD_FAILED = "kv_load_failed"
 """Kinds of error on the wire; see `RequestOutput.error_kind`."""
 
@@ -22,7 +23,7 @@ class Answer:
 
 
 FAILURE_ANSWERS: Mapping[FailureKind, Answer] = {
-    FailureKind.NOT_NUMBERS: Answer(FAILED, "The model's output for this request is not a number."),
+    FailureKind.NOT_NUMBERS: Answer(FAILED_ALONE, "The model's output for this request is not a number."),
     FailureKind.NOTHING_LEFT: Answer(
         INVALID,
         "The request's constraints leave no token to sample: loosen 'allowed_token_ids', 'bad_words' or 'min_tokens'.",

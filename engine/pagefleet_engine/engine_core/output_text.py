@@ -13,9 +13,17 @@ from pagefleet_text.stop_strings import StopStrings
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.core.stop import Stop
-from pagefleet_engine.engine_core.faults import INVALID, KV_LOAD_FAILED, OUT_OF_MEMORY, QUEUE_FULL
+from pagefleet_engine.engine_core.faults import FAILED_ALONE, INVALID, KV_LOAD_FAILED, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
-from pagefleet_engine.errors import EngineError, InvalidRequest, KVLoadFailed, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import (
+    EngineError,
+    InvalidRequest,
+    KVLoadFailed,
+    OwnFailure,
+    QueueFull,
+    RequestFailed,
+    StepOutOfMemory,
+)
 from pagefleet_engine.sampling_params import SamplingParams
 
 
@@ -187,6 +195,8 @@ def error_of(output: RequestOutput) -> EngineError:
         return QueueFull(message, output.retry_after_s or 1.0)
     if output.error_kind == KV_LOAD_FAILED:
         return KVLoadFailed(message, output.kv_fault)
+    if output.error_kind == FAILED_ALONE:
+        return OwnFailure(message)
     return StepOutOfMemory(message) if output.error_kind == OUT_OF_MEMORY else RequestFailed(message)
 
 

@@ -20,6 +20,7 @@ from pagefleet_engine.errors import (
     EngineDead,
     InvalidRequest,
     KVLoadFailed,
+    OwnFailure,
     QueueFull,
     RequestFailed,
     StepOutOfMemory,
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 _INTERNAL = "The server had an error while processing this request."
 _DEAD = "The model is not available: its engine stopped. Try again later."
 _FAILED = "The engine could not finish this request."
+_OWN_FAULT = {headers.FAULT: "request"}
+"""No reason for a router to send the engine less: what others ask for it answers."""
 
 
 class HttpRefusal(Exception):
@@ -82,7 +85,8 @@ def answer_of(error: Exception, request_id: str) -> ErrorAnswer:
     if known is not None:
         return known
     logger.error("request %s failed", request_id, exc_info=error)
-    return ErrorAnswer(500, f"{_INTERNAL} Give the operator this request id: {request_id}.", None, "internal_error")
+    message = f"{_INTERNAL} Give the operator this request id: {request_id}."
+    return ErrorAnswer(500, message, None, "internal_error", _OWN_FAULT)
 
 
 def known_answer(error: Exception) -> ErrorAnswer | None:
@@ -112,7 +116,8 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
             answer = ErrorAnswer(500, str(error), None, "out_of_memory")
         case RequestFailed():
             logger.error("the engine gave up a request: %s", error)
-            answer = ErrorAnswer(500, _FAILED, None, "request_failed")
+            own = _OWN_FAULT if isinstance(error, OwnFailure) else {}
+            answer = ErrorAnswer(500, _FAILED, None, "request_failed", own)
         case HTTPException():
             answer = _http_answer(error)
     return answer

@@ -41,6 +41,8 @@ class EngineView:
     endpoint: Endpoint
     ready: bool = False
     ejected: bool = False
+    stuck: bool = False
+    """It makes no progress though it has work, or answers no probe any more."""
     load: PolledLoad | None = None
     """None: it was not asked yet, or does not answer."""
     tally: Tally = field(default_factory=Tally)
@@ -230,12 +232,12 @@ class EndpointTable:
         """Return one engine as it is now, None when it left."""
         return next((engine for engine in self.snapshot.engines if engine.id == engine_id), None)
 
-    def set_ready(self, engine_id: str, ready: bool) -> bool:
+    def set_ready(self, engine_id: str, ready: bool, stuck: bool = False) -> bool:
         """Note what a probe found; returns whether that is news."""
         engine = self.engine(engine_id)
-        if engine is None or engine.ready == ready:
+        if engine is None or (engine.ready, engine.stuck) == (ready, stuck):
             return False
-        self._put(replace(engine, ready=ready))
+        self._put(replace(engine, ready=ready, stuck=stuck))
         return True
 
     def set_ejected(self, engine_id: str, ejected: bool) -> None:

@@ -114,6 +114,8 @@ class Dispatcher:
     def failed(self, engine: EngineView, failure: Failure) -> None:
         """Note that an engine gave no good answer."""
         self.metrics.failures[failure.value] += 1
+        if failure is Failure.OWN:
+            return  # until another engine shows that it can be answered
         if failure in _NOT_THERE:
             self.policy.lost(engine.id)
             self.on_refused(engine.id)
@@ -123,6 +125,11 @@ class Dispatcher:
             self.metrics.ejections += 1
             self.table.set_ejected(engine.id, True)
             logger.warning("engine %s is ejected after failures in a row", engine.id)
+
+    def is_stuck(self, engine: EngineView) -> bool:
+        """Whether an engine is known to make no progress, though it has work."""
+        now = self.table.engine(engine.id)
+        return now is not None and now.stuck
 
     def ending(self, engine: EngineView) -> None:
         """Note that an engine takes no more requests. Of one that is not ours the same may mean that it is busy."""

@@ -10,10 +10,12 @@ from pagefleet_protocol import headers
 from pagefleet_protocol.kv_handoff import KV_FAULT, KvFault, read_kv_fault
 
 from pagefleet_router.engines.endpoints import EngineView, Snapshot
+from pagefleet_router.errors import Failure
 from pagefleet_router.wire.upstream import AnswerHead
 
 _MODEL = headers.MODEL.encode()
 _INCARNATION = headers.INCARNATION.encode()
+_FAULT = headers.FAULT.encode()
 
 
 class Identity(enum.Enum):
@@ -36,6 +38,13 @@ def identify(head: AnswerHead, engine: EngineView, snapshot: Snapshot) -> Identi
     if incarnation is not None and engine.facts is not None and incarnation != engine.facts.incarnation.encode():
         return Identity.RESTARTED
     return Identity.SAME
+
+
+def failure_of_status(head: AnswerHead) -> Failure:
+    """Return what an answer of 500 or more says."""
+    if head.status == 503 and head.closes:
+        return Failure.ENDING
+    return Failure.OWN if head.status == 500 and head.fields.get(_FAULT) == b"request" else Failure.STATUS
 
 
 def _stands_for(value: bytes, model: str, snapshot: Snapshot) -> bool:

@@ -7,28 +7,20 @@ are known goes on at another engine; any other client gets the rest, or is told 
 from __future__ import annotations
 
 import msgspec
-from pagefleet_protocol import trace_names
-from pagefleet_protocol.tracing import NO_SPAN, Span
 
 from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.errors import Failure, Refusal, no_engine, refusal_of
+from pagefleet_router.exchange.attempt import Attempt
 from pagefleet_router.exchange.delivery import ClientSide, Delivery
 from pagefleet_router.exchange.dispatcher import explanation, wants_explanation
-from pagefleet_router.exchange.engine_answer import Identity, identify
-from pagefleet_router.exchange.forwarding import forwarded_request
-from pagefleet_router.exchange.pair_attempt import PairAttempt, tell_leg
 from pagefleet_router.exchange.retries import Retries
 from pagefleet_router.exchange.services import Services
 from pagefleet_router.exchange.stream_tape import StreamTape
-from pagefleet_router.exchange.tracing import attempt_failed, attempt_span
 from pagefleet_router.request_view import RequestView
-from pagefleet_router.scheduling.in_flight import InFlight
 from pagefleet_router.scheduling.policy import Choice
 from pagefleet_router.wire.client_request import ClientRequest
-from pagefleet_router.wire.engine_call import EngineCall
 from pagefleet_router.wire.upstream import AnswerHead
 
-_TRY_ELSEWHERE = frozenset({502, 503, 504})
 CLIENT_LEFT = 499
 
 
@@ -36,41 +28,30 @@ class Exchange:
     """Relays one request. Ends with one call of the client's `finish`, `refuse` or `abort`, unless the client left."""
 
     __slots__ = (
-        "_answering", "_attempted", "_begun", "_call", "_clock", "_dispatcher", "_ended", "_has_come_back",
-        "_is_admitted", "_keeps_request", "_last_read_at", "_paused", "_retries", "_services", "_tape",
-        "_try_span", "choice", "delivery", "engine", "first_byte_s", "pair", "request", "span", "view", "waited_s",
+        "_clock", "_dispatcher", "_ended", "_has_come_back", "_is_admitted", "_keeps_request", "_paused", "_retries",
+        "_services", "_suspect", "attempt", "delivery", "request", "span", "tape", "view", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
         self.request = request
         self.view = view
         self.delivery = Delivery(request, client, services.hold)
-        self.engine: EngineView | None = None
-        self.choice: Choice | None = None
+        self.attempt: Attempt | None = None
         """The last one."""
-        self.pair: PairAttempt | None = None
-        """Of the last choice, where it is of two engines."""
-        self.first_byte_s: float | None = None
+        self.tape: StreamTape | None = None
+        """Of a stream whose engine may give notes."""
         self.waited_s = 0.0
         """Until it was admitted."""
         self.span = services.traces.request(request, services.dispatcher.clock() - request.began_at)
         """Who is told that the request is over ends it."""
-        self._try_span: Span = NO_SPAN
-        """Of the engine that is being asked."""
         self._services = services
         self._dispatcher = services.dispatcher
         self._clock = services.dispatcher.clock
         self._retries: Retries | None = None
-        self._call: EngineCall | None = None
-        self._tape: StreamTape | None = None
-        self._attempted: InFlight | None = None
-        self._begun: InFlight | None = None
-        """The same while its answer has a head and no body yet, which is when a stream's prompt is computed."""
-        self._last_read_at = 0.0
         self._is_admitted = self._paused = self._ended = self._has_come_back = False
-        self._answering = False
-        """Whether the current engine has begun to answer."""
         self._keeps_request = True
+        self._suspect: EngineView | None = None
+        """An engine that says the request is to blame, which another engine then answers."""
 
     @property
     def num_body_bytes(self) -> int:
@@ -81,6 +62,11 @@ class Exchange:
     def num_retries(self) -> int:
         """How often the request was sent to another engine."""
         return 0 if self._retries is None else self._retries.num
+
+    @property
+    def choice(self) -> Choice | None:
+        """The last one."""
+        return None if self.attempt is None else self.attempt.choice
 
     def start(self) -> None:
         """Ask to be let in."""
@@ -119,35 +105,21 @@ class Exchange:
     def client_paused(self) -> None:
         """Take nothing more from the engine until the client has read."""
         self._paused = True
-        if self._call is not None:
-            self._call.pause()
+        if self.attempt is not None:
+            self.attempt.pause()
 
     def client_resumed(self) -> None:
         """Go on."""
         self._paused = False
-        self._last_read_at = self._clock()
-        if self._call is not None:
-            self._call.resume()
+        if self.attempt is not None:
+            self.attempt.resume(self._clock())
 
     def check(self, now: float) -> None:
-        """Say that the client's stream still waits; give up on an engine that is silent for too long."""
-        if self.pair is not None:
-            self.pair.check(now)
-        if self._paused:
-            return
-        self.delivery.check(now)
-        call = self._call
-        if call is None or call.upstream is None:
-            return
-        limit = self._services.gap_timeout if self._answering else self._services.first_byte_timeout
-        since = self._last_read_at if self._answering else call.sent_at
-        if not limit or now - since <= limit:
-            return
-        leg = None if self.pair is None or self._answering else self.pair.leg
-        if leg is not None and leg.is_running:
-            leg.failed(Failure.SILENT, is_blamed=True)  # it is this one that the other waits for
-        else:
-            self._fail(Failure.SILENT)
+        """Say that the client's stream still waits, and look at the engine."""
+        if not self._paused:
+            self.delivery.check(now)
+        if self.attempt is not None:
+            self.attempt.check(now, self._paused)
 
     def cut(self, refusal: Refusal) -> None:
         """End now, with `refusal` told in whichever way is still open."""
@@ -156,48 +128,73 @@ class Exchange:
             self.span.failed(refusal.code or str(refusal.status))
             self._dispatcher.metrics.streams_cut += self.delivery.break_off(refusal)
 
-    def on_answer(self, head: AnswerHead | None, body: bytes, complete: bool) -> None:
-        """Pass on what the engine sent, or try another engine when this one says that it cannot."""
-        call, delivery = self._call, self.delivery
-        assert call is not None
-        now = self._last_read_at = self._clock()
-        if complete:
-            call.completed()  # what follows may pause the engine's connection, which is the pool's again
-        if self.pair is not None and not self._answering:
-            taken = self._from_decode_leg(self.pair, head, body, complete)
-            if taken is None:
-                return
-            head, body = taken
-        if head is not None and not self._take_head(head, now):
-            return
+    def take_head(self, head: AnswerHead) -> bool:
+        """See AttemptOwner."""
+        assert self.attempt is not None
+        engine, is_continued = self.attempt.engine, self.delivery.relayed
+        if not self.delivery.take_head(head, engine.id, self.tape):
+            self.cut(refusal_of(Failure.RESET))  # it cannot go on with the stream: what was lost stays lost
+            return False
+        self._dispatcher.metrics.continued[engine.endpoint.model] += is_continued
+        return True
+
+    def take(self, body: bytes, complete: bool, now: float) -> None:
+        """Pass on what the engine sent."""
+        attempt, delivery, tape = self.attempt, self.delivery, self.tape
+        assert attempt is not None
         was_relayed = delivery.relayed
         is_over = delivery.take(body, complete, now)
-        if self._begun is not None and (body or complete):
-            self._learn(self._begun, now)
+        if body or complete:
+            attempt.learn(now)
         if not was_relayed and delivery.relayed:
             self._relayed_first(now)
-        tape = self._tape
         if tape is not None and tape.failure is not None:
-            self._fail(tape.failure)
+            attempt.fail(tape.failure)
         elif is_over:
-            self._finish()
+            self._finish(attempt)
         elif self._keeps_request and delivery.relayed and (tape is None or not tape.can_go_on):
-            self._forget_request()
+            self._forget_request(attempt)
 
-    def encode_request(self) -> list[bytes]:
-        """Return the request's pieces as the current engine gets them, with the stream's state where it knows that."""
-        assert self.engine is not None
-        tape = self._tape if self.engine.facts is not None else None
-        transfer = "" if self.pair is None else self.pair.transfer.decode
-        return forwarded_request(self.request, self.view, self.engine, tape, self._try_span.context, transfer)
-
-    def on_lost(self, failure: Failure) -> None:
+    def lost(self, failure: Failure, was_sent: bool) -> None:
         """Try elsewhere, or tell the client."""
-        call = self._call
-        assert call is not None
-        was_sent = call.upstream is not None
-        if not call.sends_again(failure, self._answering):
-            self._lost(failure, was_sent)
+        if self.tape is not None and self.tape.done:
+            self._end()
+            self.delivery.finish_framing()  # the client has the last event
+            return
+        assert self.attempt is not None
+        self._dispatcher.failed(self.attempt.engine, failure)
+        self.attempt.failed(failure)
+        if not self.asks_elsewhere(failure, was_sent):
+            self.cut(refusal_of(failure))
+
+    def asks_elsewhere(self, failure: Failure, was_sent: bool) -> bool:
+        """Give the request to another engine, whole or from where its stream is; returns whether one has it."""
+        assert self.attempt is not None
+        engine, retries = self.attempt.engine, self._attempts()
+        if engine.id not in retries.tried:
+            retries.tried.append(engine.id)
+        if self.delivery.relayed:
+            choice = retries.takeover(self._dispatcher, self.view, failure, engine, self.tape)
+        else:
+            choice = retries.again(self._dispatcher, self.view, failure, was_sent)
+        if choice is None:
+            return not self.delivery.relayed and self._waits_again()
+        if failure is Failure.OWN:
+            self._suspect = engine
+        self._ask(choice)
+        return True
+
+    def lost_kv(self, failure: Failure) -> None:
+        """Have the prompt computed by another engine than the one from which no K/V came."""
+        attempt = self.attempt
+        assert attempt is not None
+        assert attempt.pair is not None
+        attempt.failed(failure)
+        choice = attempt.pair.another(self._attempts(), self.view, failure)
+        if choice is not None:
+            self._ask(choice)
+        elif not self._waits_again():
+            self.cut(refusal_of(Failure.KV_LOST))
 
     def _send_to_engine(self, view: RequestView) -> None:
         if self._ended:
@@ -207,146 +204,28 @@ class Exchange:
             self.delivery.explanation = explanation(self._dispatcher.explain(view, ()))
         choice = self._dispatcher.choose(view, ())
         if choice is not None:
-            self._attempt(choice)
+            self._ask(choice)
         elif not self._waits_again():
             self.cut(no_engine())
 
-    def _attempt(self, choice: Choice) -> None:
-        self.choice = choice
-        engine = self.engine = choice.engine
-        if self._attempted is not None:
-            self._attempted.over(self._clock())
-        self._attempted = self._dispatcher.begin(self.view, choice)
-        self._try_span.end()
-        self._try_span = attempt_span(self.span, choice)
-        self._next_pair(choice)
-        self._answering = False
-        self._begun = None
-        if self.view.stream and self._tape is None and engine.facts is not None:
-            self._tape = StreamTape(int(self._services.wall_clock()))
-        if self._tape is not None:
-            self._tape.next_engine()
-        self.delivery.next_engine(self._tape)
-        self._call = EngineCall(self, self._services.pools.pool(engine.endpoint.url), self._paused)
-        self._call.start()
-        if self.pair is not None:
-            self.pair.start(self.request, self.view, self.span)
-        self._dispatcher.sent(self.view, choice)
-
-    def _next_pair(self, choice: Choice) -> None:
-        """End the last prefill leg, and make the next transfer where two engines were chosen."""
-        if self.pair is not None:
-            self.pair.close()
-            self.pair = None
+    def _ask(self, choice: Choice) -> None:
+        is_last_pair = False
+        if self.attempt is not None:
+            self.attempt.close()
         if choice.prefill is not None:
-            is_last = self._attempts().is_last_pair(self._dispatcher, self.view, choice.prefill.engine.id)
-            self.pair = PairAttempt(choice, is_last, self._services, self._prefill_failed)
-            tell_leg(self._try_span, "decode", self.pair.transfer)
-
-    def _prefill_failed(self, failure: Failure) -> None:
-        """Do without a prefill engine, unless the decode engine has its K/V or does not need it."""
-        if not self._answering and not self._ended:
-            self._without_kv(failure)
-
-    def _from_decode_leg(
-        self, pair: PairAttempt, head: AnswerHead | None, body: bytes, complete: bool
-    ) -> tuple[AnswerHead | None, bytes] | None:
-        """Return what the client may get; None: nothing yet, or the decode engine did not get its K/V."""
-        taken = pair.take(head, body, complete)
-        if taken is not None and pair.refused is not None:
-            self._without_kv(pair.refused)
-            return None
-        return taken
-
-    def _without_kv(self, failure: Failure) -> None:
-        """Have the prompt computed by another engine than the one from which no K/V came."""
-        assert self.pair is not None
-        assert self._call is not None
-        self._call.abandon()
-        attempt_failed(self._try_span, failure)
-        choice = self.pair.another(self._attempts(), self.view, failure)
-        if choice is not None:
-            self._attempt(choice)
-        elif not self._waits_again():
-            self.cut(refusal_of(Failure.KV_LOST))
+            is_last_pair = self._attempts().is_last_pair(self._dispatcher, self.view, choice.prefill.engine.id)
+        if self.view.stream and self.tape is None and choice.engine.facts is not None:
+            self.tape = StreamTape(int(self._services.wall_clock()))
+        if self.tape is not None:
+            self.tape.next_engine()
+        self.delivery.next_engine(self.tape)
+        self.attempt = Attempt(self, choice, self._services, is_last_pair, self._paused)
+        self.attempt.start()
 
     def _attempts(self) -> Retries:
         if self._retries is None:
             self._retries = Retries()
         return self._retries
-
-    def _take_head(self, head: AnswerHead, now: float) -> bool:
-        """Look at who answers and how; returns whether the body is for the client."""
-        call, engine, delivery = self._call, self.engine, self.delivery
-        assert call is not None
-        assert engine is not None
-        self.first_byte_s = now - call.sent_at
-        self._dispatcher.metrics.first_byte.observe(self.first_byte_s)
-        self._try_span.set(trace_names.STATUS, head.status)
-        who = identify(head, engine, self._dispatcher.table.snapshot)
-        if who is Identity.STRANGER:
-            self._services.pools.pool(engine.endpoint.url).drop_idle()
-            self._fail(Failure.STRANGER)
-            return False
-        if who is Identity.RESTARTED:
-            self._dispatcher.restarted(engine)
-        if head.status >= 500 and self._failed_status(head):
-            return False
-        self._answering = True
-        if head.status < 400:
-            self._begun = self._attempted
-        is_continued = delivery.relayed
-        if not delivery.take_head(head, engine.id, self._tape):
-            self.cut(refusal_of(Failure.RESET))  # it cannot go on with the stream: what was lost stays lost
-            return False
-        self._dispatcher.metrics.continued[engine.endpoint.model] += is_continued
-        return True
-
-    def _failed_status(self, head: AnswerHead) -> bool:
-        """Note an answer of 500 or more; returns whether another engine has the request now."""
-        assert self.engine is not None
-        assert self._call is not None
-        failed = self._call
-        failure = Failure.ENDING if head.status == 503 and head.closes else Failure.STATUS
-        self._dispatcher.failed(self.engine, failure)
-        self._try_span.failed(failure.value)
-        if failure is Failure.ENDING:
-            self._dispatcher.ending(self.engine)
-        if head.status not in _TRY_ELSEWHERE or not self._elsewhere(failure, was_sent=True):
-            return False
-        failed.abandon()
-        return True
-
-    def _fail(self, failure: Failure) -> None:
-        """Drop the engine for what it sent, or did not."""
-        assert self._call is not None
-        self._call.abandon()
-        self._lost(failure, was_sent=True)
-
-    def _lost(self, failure: Failure, was_sent: bool) -> None:
-        if self._tape is not None and self._tape.done:
-            self._end()
-            self.delivery.finish_framing()  # the client has the last event
-            return
-        assert self.engine is not None
-        self._dispatcher.failed(self.engine, failure)
-        attempt_failed(self._try_span, failure)
-        if not self._elsewhere(failure, was_sent):
-            self.cut(refusal_of(failure))
-
-    def _elsewhere(self, failure: Failure, was_sent: bool) -> bool:
-        """Give the request to another engine, whole or from where its stream is; returns whether one has it."""
-        assert self.engine is not None
-        retries = self._attempts()
-        retries.tried.append(self.engine.id)
-        if self.delivery.relayed:
-            choice = retries.takeover(self._dispatcher, self.view, failure, self.engine, self._tape)
-        else:
-            choice = retries.again(self._dispatcher, self.view, failure, was_sent)
-        if choice is None:
-            return not self.delivery.relayed and self._waits_again()
-        self._attempt(choice)
-        return True
 
     def _waits_again(self) -> bool:
         """Go back to the gate where the model's last engine has just gone, as to zero; returns whether it does.
@@ -357,15 +236,9 @@ class Exchange:
         if not self._services.holds or self._has_come_back or self.view.model is None or usable.get(self.view.model):
             return False
         self._has_come_back = True
-        self._try_span.end()
-        if self._attempted is not None:
-            self._attempted.over(self._clock())
-            self._attempted = None
-        self._call = None
-        if self.pair is not None:
-            self.pair.close()
-            self.pair = None
-        self.delivery.next_engine(self._tape)
+        if self.attempt is not None:
+            self.attempt.close()
+        self.delivery.next_engine(self.tape)
         self._services.admission.ended(self, self.view.num_tokens)
         self._is_admitted = False
         try:
@@ -379,18 +252,11 @@ class Exchange:
             self.delivery.wait(self._clock())
         return True
 
-    def _learn(self, begun: InFlight, now: float) -> None:
-        """Learn from an answer's beginning: no client has to wait for that."""
-        begun.answering(now)
-        if self.pair is not None:
-            self.pair.answered(self.view, now)
-        self._begun = None
-
     def _relayed_first(self, now: float) -> None:
         if self.delivery.is_stream and self.view.model is not None:
             self._dispatcher.metrics.first_token[self.view.model].observe(now - self.request.began_at)
 
-    def _forget_request(self) -> None:
+    def _forget_request(self, attempt: Attempt) -> None:
         """Let go of what only another engine would need."""
         self._keeps_request = False
         self.request.body = b""
@@ -398,13 +264,13 @@ class Exchange:
         view = self.view
         if view.pieces or view.blocks or view.token_ids:
             self.view = msgspec.structs.replace(view, pieces=(), blocks=(), token_ids=b"")
-            if self._attempted is not None:
-                self._attempted.view = self.view
+            attempt.forget(self.view)
 
-    def _finish(self) -> None:
+    def _finish(self, attempt: Attempt) -> None:
         if self.delivery.status < 500:
-            assert self.engine is not None
-            self._dispatcher.succeeded(self.engine)
+            self._dispatcher.succeeded(attempt.engine)
+            if self._suspect is not None:
+                self._dispatcher.failed(self._suspect, Failure.STATUS)
         self._end()
         self._dispatcher.metrics.streams_cut += self.delivery.finish()
 
@@ -413,15 +279,8 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
-        self._try_span.end()
-        if self._attempted is not None:
-            self._attempted.over(self._clock())
-            self._attempted = None
-        if self._call is not None:
-            self._call.abandon()
-            self._call = None
-        if self.pair is not None:
-            self.pair.close()
+        if self.attempt is not None:
+            self.attempt.close()
         self._dispatcher.budget.request_ended(0 if self._retries is None else self._retries.num_budgeted)
         gap = self.delivery.token_seconds()
         if gap is not None and self.view.model is not None:

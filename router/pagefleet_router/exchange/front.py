@@ -185,8 +185,8 @@ class FrontDoor:
 
 
 def _record(request_id: str, route: str, total_ms: float, exchange: Exchange) -> AccessRecord:
-    delivery, view, first_s = exchange.delivery, exchange.view, exchange.first_byte_s
-    choice, pair = exchange.choice, exchange.pair
+    delivery, view, choice, attempt = exchange.delivery, exchange.view, exchange.choice, exchange.attempt
+    first_s, pair = (None, None) if attempt is None else (attempt.first_byte_s, attempt.pair)
     return AccessRecord(
         request_id,
         route,

@@ -151,6 +151,8 @@ class PairAttempt:
         """End a leg whose engine hangs, or computes what was not needed: the answer goes on without it."""
         if now - self._answered_at >= _LATE_S:
             self.close()
+        elif self.leg is not None and self.leg.is_running and self._services.dispatcher.is_stuck(self.leg.engine):
+            self.leg.failed(Failure.STUCK, is_blamed=True)
 
     def another(self, attempts: Retries, view: RequestView, failure: Failure) -> Choice | None:
         """Count that no K/V came; returns who gets the request now, without this prefill engine.

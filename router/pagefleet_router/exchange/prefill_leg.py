@@ -14,7 +14,14 @@ from pagefleet_protocol.tracing import Span
 from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.errors import Failure
 from pagefleet_router.exchange.dispatcher import Dispatcher
-from pagefleet_router.exchange.engine_answer import INVALID_HANDOFF, KV_LOAD_FAILED, EngineError, Identity, identify
+from pagefleet_router.exchange.engine_answer import (
+    INVALID_HANDOFF,
+    KV_LOAD_FAILED,
+    EngineError,
+    Identity,
+    failure_of_status,
+    identify,
+)
 from pagefleet_router.exchange.tracing import attempt_failed
 from pagefleet_router.scheduling.in_flight import InFlight
 from pagefleet_router.wire.engine_call import EngineCall
@@ -158,8 +165,8 @@ class PrefillLeg:
 
 def _failure_of(head: AnswerHead, who: Identity) -> Failure:
     """Tell what is wrong with the engine from what is wrong with the request, which no other would compute either."""
-    if head.status == 503 and head.closes:
-        return Failure.ENDING
-    if not 400 <= head.status < 500 or head.status in _FULL:
+    if head.status >= 500:
+        return failure_of_status(head)
+    if head.status < 400 or head.status in _FULL:
         return Failure.STATUS
     return Failure.HANDOFF if who is Identity.RESTARTED else Failure.REJECTED

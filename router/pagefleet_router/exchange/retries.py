@@ -24,7 +24,8 @@ class Retries:
     """The attempts of one request.
 
     A request may be what killed its engine, so that its end is followed by one more try, not two, whichever part of it
-    an engine had; and a stream is not taken over again from an engine that ended before it gave an event.
+    an engine had. Nor does one that is said to be its own failure get more: if the second engine says so too, it is. A
+    stream is not taken over again from an engine that ended before it gave an event.
     """
 
     __slots__ = ("_num_ended", "num", "num_budgeted", "num_takeovers", "tried")
@@ -43,7 +44,7 @@ class Retries:
         """Return the engine that gets the request from its start, if any may."""
         has_ended = failure in _ENGINE_ENDED and was_sent
         self._num_ended += has_ended
-        limit = 1 if has_ended else MAX_RETRIES
+        limit = 1 if has_ended or failure is Failure.OWN else MAX_RETRIES
         if self.num >= limit:
             return None
         return self._choose(dispatcher, view, self.tried, failure)

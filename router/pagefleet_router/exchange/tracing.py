@@ -22,8 +22,11 @@ class Outcome(Protocol):
     """What became of a request, as far as its span tells it."""
 
     view: RequestView
-    choice: Choice | None
     waited_s: float
+
+    @property
+    def choice(self) -> Choice | None:
+        """Who was asked last."""
 
     @property
     def num_retries(self) -> int:

@@ -21,6 +21,8 @@ from pagefleet_router.telemetry.log import tell_of_a_crash
 
 logger = logging.getLogger(__name__)
 
+_STALLED = b'"engine_stalled"'
+
 
 @dataclass(frozen=True, slots=True)
 class MonitorTiming:
@@ -33,6 +35,8 @@ class MonitorTiming:
     timeout: float = 2.0
     failures: int = 2
     """Probes without an answer in a row that make a ready engine unready; an answer that says so does at once."""
+    stuck: float = 10.0
+    """Without an answer to any probe; an engine that answers says itself, after as long, that it makes no progress."""
 
 
 class Monitor:
@@ -81,20 +85,22 @@ class Monitor:
             tell_of_a_crash(task, "an engine is not watched any more")
 
     async def _watch(self, engine_id: str) -> None:
-        failures, said = 0, ""
+        failures, said, answered_at = 0, "", time.monotonic()
         facts = FactsAsker(self._table, engine_id, time.monotonic)
         while (engine := self._table.engine(engine_id)) is not None:
             url = engine.endpoint.url
             reason: str | None
             try:
                 answer = await get(url, "/readyz", self._timing.timeout)
-                status, failures = answer.status, 0
+                status, failures, answered_at = answer.status, 0, time.monotonic()
+                stuck = status == 503 and _STALLED in answer.body
                 reason = await self._objection(engine, answer, facts)
             except ProbeError as error:
                 status, reason = 0, str(error)
                 failures += 1
+                stuck = time.monotonic() - answered_at >= self._timing.stuck
             ready = reason is None or (status == 0 and engine.ready and failures < self._timing.failures)
-            self._table.set_ready(engine_id, ready)
+            self._table.set_ready(engine_id, ready, stuck)
             state = "ready" if ready else f"not ready: {reason}"
             if state != said:
                 logger.info("engine %s is %s", engine_id, state)

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 from pagefleet_engine.client.health import EngineHealth
-from pagefleet_engine.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import EngineDead, InvalidRequest, OwnFailure, QueueFull, RequestFailed, StepOutOfMemory
 
 from tests.engine.server.conftest import MODEL, LiveServer
 from tests.fakes.scripted_engine import answer
@@ -99,6 +99,7 @@ FAILURES: list[tuple[Exception, int, str]] = [
     (InvalidRequest("Bad words.", "bad_words", "invalid_value"), 400, "invalid_value"),
     (QueueFull("4096 requests are waiting.", 2.4), 429, "queue_full"),
     (RequestFailed("logits at 0xdeadbeef in /pagefleet_engine/x.py"), 500, "request_failed"),
+    (OwnFailure("logits at 0xdeadbeef in /pagefleet_engine/x.py"), 500, "request_failed"),
     (StepOutOfMemory("Lower --max-num-seqs."), 500, "out_of_memory"),
     (EngineDead("The engine stopped."), 503, "engine_dead"),
     (ZeroDivisionError("at 0xdeadbeef in /pagefleet_engine/x.py"), 500, "internal_error"),
@@ -120,6 +121,8 @@ def test_failures_before_the_first_token_have_a_true_status(
     assert ".py" not in response.text
     assert response.headers.get("retry-after") == {429: "3", 503: "5"}.get(status)
     assert response.headers.get("connection") == ("close" if code == "engine_dead" else None)
+    is_own = isinstance(error, OwnFailure | ZeroDivisionError)
+    assert response.headers.get("x-pagefleet-fault") == ("request" if is_own else None)
     assert not server.engine.running
 
 

@@ -47,7 +47,7 @@ class AnyOrder(RuleBasedStateMachine):
         for dial in self.scene.dials:
             self.scene.connect(dial)
         for call in self.scene.calls:
-            if call.listener is asked.exchange and not call.has_head:
+            if call.listener is asked.exchange.attempt and not call.has_head:
                 call.answer(SSE, call.next_events(2), False)
 
     @precondition(lambda self: self.scene.prompts.reading)
@@ -223,7 +223,7 @@ def test_a_stream_whose_prompt_takes_long_is_kept_alive() -> None:
     scene = ExchangeScene()
     asked, other = scene.come(), scene.come(stream=False)
     call = reach(scene)
-    while call.listener is not asked.exchange:
+    while call.listener is not asked.exchange.attempt:
         call = reach(scene)
     scene.later(14.0)
     assert not asked.client.data

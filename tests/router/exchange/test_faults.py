@@ -237,6 +237,31 @@ def test_an_engine_that_fails_every_request_is_ejected(tmp_path: Path) -> None:
     run(tmp_path, check, whole(500), whole())
 
 
+OWN = whole(500, b"no", "x-pagefleet-fault: request\r\n")
+"""How an engine answers that calls a failure the request's own."""
+
+
+def test_a_client_s_failing_requests_eject_no_engine(tmp_path: Path) -> None:
+    async def check(f: Fleet) -> None:
+        for number in range(1, 31):
+            answer = await f.ask(post(chat()))
+            assert (answer.status, answer.body) == (500, b"no")
+            assert sum(len(engine.seen) for engine in f.engines) <= 2 * number
+        assert [engine.state for engine in f.router.table.snapshot.engines] == ["ready"] * 4
+        assert f.router.metrics.ejections == 0
+
+    run(tmp_path, check, *[OWN] * 4)
+
+
+def test_an_engine_that_alone_blames_the_requests_is_ejected(tmp_path: Path) -> None:
+    async def check(f: Fleet) -> None:
+        assert {(await f.ask(post(chat()))).status for _ in range(20)} == {200}
+        assert [engine.state for engine in f.router.table.snapshot.engines] == ["ejected", "ready"]
+        assert len(f.engines[0].seen) == 5
+
+    run(tmp_path, check, OWN, whole())
+
+
 def test_not_more_than_half_is_ejected(tmp_path: Path) -> None:
     async def check(f: Fleet) -> None:
         for _ in range(60):

@@ -401,8 +401,9 @@ def test_a_running_answer_keeps_nothing_of_its_prompt(tmp_path: Path) -> None:
         assert (await client.head()).status == 200
         assert await client.chunk() == EVENTS[0]
         [exchange] = [one._responder for one in f.made.router.connections if isinstance(one._responder, Exchange)]
-        assert exchange.pair is not None
-        leg = exchange.pair.leg
+        assert exchange.attempt is not None
+        assert exchange.attempt.pair is not None
+        leg = exchange.attempt.pair.leg
         assert leg is not None
         await f.made.until(lambda: not leg.is_running)
         for view in (exchange.view, leg._attempt.view):
