@@ -6,7 +6,15 @@ from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
 from pagefleet_engine.engine_core.wire import to_wire
-from pagefleet_engine.errors import EngineError, InvalidRequest, KVLoadFailed, QueueFull, RequestFailed, StepOutOfMemory
+from pagefleet_engine.errors import (
+    EngineError,
+    InvalidRequest,
+    KVLoadFailed,
+    OwnFailure,
+    QueueFull,
+    RequestFailed,
+    StepOutOfMemory,
+)
 from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
@@ -122,6 +130,7 @@ def test_detokenize_false_gives_no_text() -> None:
         ("invalid", InvalidRequest),
         ("queue_full", QueueFull),
         ("failed", RequestFailed),
+        ("failed_alone", OwnFailure),
         ("out_of_memory", StepOutOfMemory),
         ("kv_load_failed", KVLoadFailed),
     ],

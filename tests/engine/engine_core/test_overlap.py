@@ -251,8 +251,8 @@ def test_out_of_memory_is_logged_with_what_the_device_said(
         ({"allowed_token_ids": (4, 5)}, "invalid", "no_token_left"),
         ({"bad_words_token_ids": ((4,),)}, "invalid", "no_token_left"),
         ({"min_tokens": 2}, "invalid", "no_token_left"),
-        ({}, "failed", None),  # the client forbade nothing
-        ({"logit_bias": {3: -100.0}}, "failed", None),  # nor by a bias, which is finite
+        ({}, "failed_alone", None),  # the client forbade nothing
+        ({"logit_bias": {3: -100.0}}, "failed_alone", None),  # nor by a bias, which is finite
     ],
 )
 def test_no_token_left_is_the_clients_mistake_where_it_forbade_some(
@@ -272,7 +272,11 @@ def test_requests_ended_by_nan_are_counted(core: EngineCore) -> None:
         ask(core, name)
     core.executor.failing |= {"a": FailureKind.NOT_NUMBERS, "c": FailureKind.NOT_NUMBERS}
     outputs = run(core)
-    assert {name: outputs[name][-1].error_kind for name in "abc"} == {"a": "failed", "b": None, "c": "failed"}
+    assert {name: outputs[name][-1].error_kind for name in "abc"} == {
+        "a": "failed_alone",
+        "b": None,
+        "c": "failed_alone",
+    }
     assert core.stats().nan_requests == 2
 
 
