@@ -170,7 +170,7 @@ def test_settings_that_cannot_work_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert ServerConfig().otlp_traces_endpoint is None
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint is not an http:// or https:// URL"):
         ServerConfig(otlp_traces_endpoint="c:4317")
-    with pytest.raises(ConfigError, match=r"otlp_traces_sample is 2: give a share from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"otlp_traces_sample is 2\.0: give 0 to 1"):
         ServerConfig(otlp_traces_sample=2.0)
     monkeypatch.setitem(sys.modules, "pagefleet_protocol.otlp_traces", None)
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint needs .* pip install 'pagefleet-engine\[traces\]'"):

@@ -210,7 +210,7 @@ def test_settings_that_cannot_work_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint is not an http:// or https:// URL"):
         RouterConfig(**engine, otlp_traces_endpoint="collector:4317")  # type: ignore[arg-type]
     for share in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ConfigError, match=r"otlp_traces_sample is .*: give a share from 0 to 1"):
+        with pytest.raises(ConfigError, match=r"otlp_traces_sample is .*: give 0 to 1"):
             RouterConfig(**engine, otlp_traces_sample=share)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "pagefleet_protocol.otlp_traces", None)
     with pytest.raises(ConfigError, match=r"pip install 'pagefleet-router\[traces\]'"):
