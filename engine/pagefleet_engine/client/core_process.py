@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 from pagefleet_kv.config import KvEventsConfig
+from pagefleet_protocol.private_folder import PrivateFolder
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.process import CoreStart
 
 CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
-_MAX_SOCKET_PATH = 100
 
 
 class CoreProcess:
@@ -47,7 +44,8 @@ class CoreProcess:
         kv_events: KvEventsConfig | None = None,
         fleet_key_file: str | None = None,
     ) -> None:
-        self.folder = _private_folder()
+        self._private = PrivateFolder("pagefleet-engine-")
+        self.folder = self._private.path
         self.incarnation = uuid.uuid4().hex
         self._command = command
         self._config = config
@@ -100,7 +98,7 @@ class CoreProcess:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._private.remove()
 
     def _ended(self, on_exit: Callable[[], None]) -> None:
         self._unwatch()
@@ -111,12 +109,3 @@ class CoreProcess:
             self._loop.remove_reader(self._sentinel)
             os.close(self._sentinel)
             self._sentinel = None
-
-
-def _private_folder() -> Path:
-    """Make a folder of mode 0700 whose sockets' paths fit the kernel's limit of 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="pagefleet-"))
-    if len(bytes(folder)) > _MAX_SOCKET_PATH - len("/core.sock"):
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="pagefleet-", dir="/tmp"))
-    return folder

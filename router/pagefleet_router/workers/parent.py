@@ -12,11 +12,12 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pagefleet_protocol.private_folder import PrivateFolder
 
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.errors import ConfigError
@@ -31,8 +32,6 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 HEALTHY_S = 10.0
 SILENT_S = 60.0
 """Without a turn of its event loop a worker is killed, and replaced."""
-_MAX_BASE_BYTES = 70
-"""Of the path that holds the folder of sockets: the kernel takes 107 bytes in all."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
 _SOONEST_S = 0.001
 """Of the alarm: none at all would be one that never rings."""
@@ -106,7 +105,7 @@ class Parent:
         with _private_folder() as folder:
             logger.info("%d workers share http://%s:%d", len(self._workers), host, port)
             try:
-                self._watch(Path(folder))
+                self._watch(folder.path)
             finally:
                 self._signal_all(signal.SIGKILL)
                 os.close(self._lifeline_end)
@@ -218,15 +217,11 @@ class Parent:
             worker.delay = min(MAX_DELAY_S, 2.0 * worker.delay)
 
 
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder of mode 0700 for sockets, whose paths must be short."""
-    base = tempfile.gettempdir()
-    if len(os.fsencode(base)) > _MAX_BASE_BYTES:
-        base = "/tmp"  # noqa: S108 - the folder below it is private
+def _private_folder() -> PrivateFolder:
     try:
-        return tempfile.TemporaryDirectory(prefix="pagefleet-router-", dir=base)
+        return PrivateFolder("pagefleet-router-")
     except OSError as error:
-        raise ConfigError(f"no folder can be made in {base} ({error.strerror}): set TMPDIR to one that can") from error
+        raise ConfigError(f"no folder can be made ({error.strerror}): set TMPDIR to one where it can") from error
 
 
 def _cause(status: int) -> str:

@@ -137,7 +137,7 @@ def test_any_worker_answers_for_all_and_only_they_can_listen_in() -> None:
         assert {await made.num_answered() for _ in range(8)} == {NUM_STREAMS}
         (folder,) = made.folder.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "1.sock"]
+        assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "1.sock", "owner.lock"]
         made.process.terminate()
         assert await made.ended() == 0
         assert not list(made.folder.iterdir())
