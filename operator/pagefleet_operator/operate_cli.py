@@ -127,7 +127,7 @@ def settings_from(given: Mapping[str, Any], images: Images, environment: Mapping
     """
     from pagefleet_operator.apply.connection import own_namespace  # noqa: PLC0415
     from pagefleet_operator.handlers.settings import OperateSettings, Timing  # noqa: PLC0415
-    from pagefleet_operator.plan.settings import ClusterSettings  # noqa: PLC0415
+    from pagefleet_operator.render.settings import ClusterSettings  # noqa: PLC0415
 
     where, policy, process = OPERATE.build(Where, given), OPERATE.build(Policy, given), OPERATE.build(Process, given)
     # Outside a cluster the Lease is where the services are.

@@ -11,8 +11,7 @@ import yaml
 from pagefleet_operator.local.manifest import Source, parse_manifest
 from pagefleet_operator.local.wanted import check_gpus, ignored_fields, read_wanted
 from pagefleet_operator.plan.gpu_fit import check_fit
-from pagefleet_operator.plan.resolve import resolve
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.model_facts import ModelFacts
@@ -83,7 +82,7 @@ def test_the_arithmetic_of_a_model_that_does_not_fit_is_what_the_operator_says()
     )
     written = document("04-gpu")
     written["spec"]["model"]["uri"] = "hf://meta-llama/Llama-3.3-70B-Instruct"
-    resolved = resolve(parse_inference_service(written), {"h100": profile()}, llama_70b, None)
+    resolved = resolve(parse_inference_service(written), {"h100": profile()}, llama_70b)
     assert isinstance(resolved, Resolved)
     shown = " ".join((EXAMPLES / "04-gpu" / "README.md").read_text().split())
     assert str(check_fit(resolved).refusal) in shown

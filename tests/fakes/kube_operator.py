@@ -22,8 +22,8 @@ from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.settings import OperateSettings, Timing
 from pagefleet_operator.handlers.watches import WatchTimes
 from pagefleet_operator.plan.kv_link import KvEngineSeen
-from pagefleet_operator.plan.objects.drift import differences
-from pagefleet_operator.plan.settings import ClusterSettings
+from pagefleet_operator.render.drift import differences
+from pagefleet_operator.render.settings import ClusterSettings
 from pagefleet_protocol.model_facts import Progress
 
 from tests.fakes.kube_api import KubeApi

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pagefleet_operator.plan.observed import ScalingSeen
-from pagefleet_operator.plan.resolve import resolve
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_view
 from pagefleet_operator.plan.workloads import PartSettings, Plan, plan_workloads
 from pagefleet_protocol.inference_profile import parse_inference_profile
@@ -16,7 +15,7 @@ from pagefleet_protocol.inference_service import InferenceService
 def resolved_of(service: InferenceService, *profiles: dict[str, Any]) -> Resolved:
     """The settings in force with these profiles."""
     parsed = [parse_inference_profile(profile) for profile in profiles]
-    found = resolve(service, {profile.name: profile for profile in parsed}, None, None)
+    found = resolve(service, {profile.name: profile for profile in parsed}, None)
     assert isinstance(found, Resolved)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagefleet_operator.plan.settings import ClusterSettings
+from pagefleet_operator.render.settings import ClusterSettings
 from pagefleet_protocol.model_facts import ModelFacts
 
 UID = "00000000-0000-4000-8000-000000000001"

@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pagefleet_operator.plan.objects.drift import differences
 from pagefleet_operator.plan.observed import Child
+from pagefleet_operator.render.drift import differences
 
 from tests.fakes.kube_control_plane import apply
-from tests.operator.objects.service_table import TABLE, by_key
+from tests.operator.render.service_table import TABLE, by_key
 
 ABSENT_KINDS = frozenset({"HTTPRoute", "ServiceMonitor"})
 """They belong to others; no test here installs them."""

@@ -17,8 +17,7 @@ from pagefleet_operator.autoscale.demand import (
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import Moment, ScalingState
-from pagefleet_operator.autoscale.surge import level, surge_learned, surge_seen
-from pagefleet_operator.autoscale.trend import projected
+from pagefleet_operator.autoscale.trend import level, projected, surge_learned, surge_seen
 
 MARGIN_UP = 0.05
 """Of an engine: demand above a whole number by no more asks for no further one."""

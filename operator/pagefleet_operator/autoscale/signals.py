@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from pagefleet_operator.autoscale.histogram import Histogram
 from pagefleet_operator.autoscale.router_page import FleetMoment, RouterReading
+from pagefleet_operator.plan.pair_ratio import PairLoad
 
 STALE_S = 10.0
 """A router that has said nothing for so long is missing."""
@@ -184,3 +185,15 @@ def _observed(routers: Collection[deque[_Read]], part: Callable[[RouterReading],
             grown = part(after.reading).since(part(before.reading))
             seen = seen.plus(grown) if seen.bounds else grown
     return seen
+
+
+def pair_load(signals: FleetSignals) -> PairLoad | None:
+    """Return the measured load; None: a router is silent."""
+    if not signals.complete:
+        return None
+    return PairLoad(
+        prompt_tokens_per_s=signals.prompt_tokens_per_s or 0.0,
+        prefill_rate=signals.prefill_rate,
+        kv_usage=signals.kv_usage,
+        engines=signals.engines,
+    )

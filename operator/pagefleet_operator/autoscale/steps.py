@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagefleet_operator.autoscale.asked import Asked
-from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.policy import ScalingPolicy
-from pagefleet_operator.autoscale.state import ScalingState
-from pagefleet_operator.autoscale.surge import rises
+from pagefleet_operator.autoscale.state import Decision, ScalingReason, ScalingState
+from pagefleet_operator.autoscale.trend import rises
 
 
 def step(policy: ScalingPolicy, state: ScalingState, asked: Asked, ready: int, now: float) -> Decision:

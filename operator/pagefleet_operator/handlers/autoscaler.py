@@ -21,21 +21,19 @@ from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStat
 from pydantic import ValidationError
 
 from pagefleet_operator.autoscale.decide import decide
-from pagefleet_operator.autoscale.decision import Decision, ScalingReason
 from pagefleet_operator.autoscale.demand import EnginesSeen
-from pagefleet_operator.autoscale.pair_load import pair_load
 from pagefleet_operator.autoscale.policy import ScalingPolicy, scaling_policy
 from pagefleet_operator.autoscale.router_page import read_router_page
-from pagefleet_operator.autoscale.signals import STALE_S, FleetSignals, FleetWindow
-from pagefleet_operator.autoscale.state import ScalingState, begin
+from pagefleet_operator.autoscale.signals import STALE_S, FleetSignals, FleetWindow, pair_load
+from pagefleet_operator.autoscale.state import Decision, ScalingReason, ScalingState, begin
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.autoscaling import wanted_engines
-from pagefleet_operator.plan.objects.engine_pairs import deployed_pairs
-from pagefleet_operator.plan.objects.names_and_labels import names_of
+from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_status_view, role_view
+from pagefleet_operator.render.engine_pairs import deployed_pairs
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S = 2.0

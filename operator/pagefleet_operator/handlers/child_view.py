@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from pagefleet_protocol.kube_names import FIELD_MANAGER
 
 from pagefleet_operator.plan.observed import Child
-from pagefleet_operator.plan.scaling import is_autoscaler
 
 _NOISE = frozenset({"managedFields", "resourceVersion"})
 """Of the metadata: changes whenever anything changes, so that two equal objects would not look equal."""
@@ -60,3 +60,12 @@ def _scaled_by(metadata: Mapping[str, Any]) -> str:
         if entry.get("subresource") == "scale" and "f:replicas" in fields and is_autoscaler(manager):
             return manager
     return ""
+
+
+_BY_HAND = ("kubectl", "k9s", "lens")
+"""How programs call themselves that do what a person tells them; they are to scale the InferenceService."""
+
+
+def is_autoscaler(manager: str) -> bool:
+    """Whether a manager of a Deployment's scale subresource decides by itself, as a HorizontalPodAutoscaler's does."""
+    return manager != FIELD_MANAGER and not manager.lower().startswith(_BY_HAND)

@@ -18,7 +18,7 @@ from pagefleet_operator.handlers.operator import Operator, Outside
 from pagefleet_operator.handlers.pod_http import HttpPods
 from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.settings import OperateSettings
-from pagefleet_operator.plan.objects.drift import differences
+from pagefleet_operator.render.drift import differences
 
 
 def operate(settings: OperateSettings) -> int:

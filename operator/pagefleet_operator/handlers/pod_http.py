@@ -16,8 +16,7 @@ from pagefleet_protocol.engine_facts import FACTS_PATH
 from pagefleet_protocol.kube_names import SERVING_PORT
 from pagefleet_protocol.model_facts import Progress
 
-from pagefleet_operator.plan.kv_engine_page import read_kv_engine
-from pagefleet_operator.plan.kv_link import KvEngineSeen
+from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 1 << 20

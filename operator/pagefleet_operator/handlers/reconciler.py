@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.model_facts import DownloadResult, DownloadResultError, decode_result, encode_result
 
 from pagefleet_operator.apply.applier import Applied, Applier, key_of
 from pagefleet_operator.apply.cluster import Cluster
-from pagefleet_operator.apply.kinds import BY_NAME
-from pagefleet_operator.errors import Refused
+from pagefleet_operator.apply.kinds import BY_NAME, SECRET
+from pagefleet_operator.errors import Conflict, Refused
 from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
-from pagefleet_operator.handlers.fleet_keys import make_fleet_key
-from pagefleet_operator.handlers.model_report import to_keep
 from pagefleet_operator.handlers.observer import Observer
 from pagefleet_operator.handlers.planner import Plan, Planner
 from pagefleet_operator.handlers.status_writer import StatusWriter
 from pagefleet_operator.handlers.waking import wake_asleep
-from pagefleet_operator.plan.observed import ApplyFailure, Observed
-from pagefleet_operator.plan.service_plan import ANNOTATION_FACTS
+from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey, Observed, PodSeen
+from pagefleet_operator.render.fleet_key import fleet_key_secret
+from pagefleet_operator.render.service_plan import ANNOTATION_FACTS
 
 _LOG = logging.getLogger(__name__)
 NEVER_S = float("inf")
@@ -144,3 +145,53 @@ def _is_going(failures: Iterable[ApplyFailure]) -> bool:
 
 def _sentence(failures: Iterable[ApplyFailure]) -> str:
     return "; ".join(f"{one.kind} {one.name}: {one.message}" for one in failures)
+
+
+_NUM_BYTES = 32
+
+
+async def make_fleet_key(cluster: Cluster, service: InferenceService) -> tuple[ApplyFailure, ...]:
+    """Create the Secret; one that exists stays as it is. Returns the failure, if the API server refused.
+
+    Raises:
+        Throttled, Unavailable, NotLeading: it has to wait.
+    """
+    body = fleet_key_secret(service, secrets.token_hex(_NUM_BYTES).encode())
+    try:
+        await cluster.create(SECRET, service.metadata.namespace, body)
+    except Conflict:
+        return ()
+    except Refused as error:
+        return (ApplyFailure("Secret", body["metadata"]["name"], error.status, error.reason, error.message),)
+    return ()
+
+
+def to_keep(children: Mapping[ChildKey, Child], pods: Sequence[PodSeen]) -> Mapping[str, str]:
+    """Return what is to be written on Jobs that do not hold it yet, by Job."""
+    found = {}
+    for (kind, name), child in children.items():
+        if kind == "Job" and child.ours and ANNOTATION_FACTS not in (child.body["metadata"].get("annotations") or {}):
+            result = _said_by(pods, name)
+            if result is not None:
+                found[name] = encode_result(result).decode().strip()
+    return found
+
+
+def _said_by(pods: Sequence[PodSeen], job: str) -> DownloadResult | None:
+    """Return what a pod of a Job said when it succeeded; None: no pod of it is there, or none succeeded."""
+    for pod in pods:
+        if pod.component != "model" or not pod.name.startswith(f"{job}-"):
+            continue
+        for container in pod.containers:
+            if container.state == "terminated" and container.exit_code == 0:
+                result = _parsed(container.message)
+                if result is not None and result.facts is not None:
+                    return result
+    return None
+
+
+def _parsed(text: str) -> DownloadResult | None:
+    try:
+        return decode_result(text) if text else None
+    except DownloadResultError:
+        return None

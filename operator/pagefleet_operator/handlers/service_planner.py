@@ -9,8 +9,8 @@ from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_operator.plan.announcements import Announcement, announcements
 from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.observed import Observed
-from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
-from pagefleet_operator.plan.settings import ClusterSettings
+from pagefleet_operator.render.service_plan import ServicePlan, plan_service
+from pagefleet_operator.render.settings import ClusterSettings
 
 
 class ServicePlanner:

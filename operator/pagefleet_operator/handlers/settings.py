@@ -8,7 +8,7 @@ from pathlib import Path
 from pagefleet_operator.handlers.backlog import Pace
 from pagefleet_operator.handlers.lease import LeaseTimes
 from pagefleet_operator.handlers.watches import WatchTimes
-from pagefleet_operator.plan.settings import ClusterSettings
+from pagefleet_operator.render.settings import ClusterSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_ROLE
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.handlers.cluster_view import Key
-from pagefleet_operator.plan.objects.as_seen import as_scaled
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_operator.render.revision import as_scaled
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 
 from pagefleet_protocol.engine_facts import FACTS_PATH
 
-from pagefleet_operator.autoscale.pair_load import pair_load
-from pagefleet_operator.autoscale.signals import FleetWindow
+from pagefleet_operator.autoscale.signals import FleetWindow, pair_load
 from pagefleet_operator.local.probe import fetch
 from pagefleet_operator.local.router_pages import METRICS_PATH, listen
 from pagefleet_operator.local.settings import Timing
-from pagefleet_operator.plan.kv_engine_page import read_kv_engine
-from pagefleet_operator.plan.kv_link import KvEngineSeen
+from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
 _Urls = Callable[[], Mapping[str, str]]

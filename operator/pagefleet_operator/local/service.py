@@ -11,12 +11,11 @@ from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus, Role
 
 from pagefleet_operator.autoscale.demand import EnginesSeen
-from pagefleet_operator.local.autoscaler import Surroundings
 from pagefleet_operator.local.backoff import Backoff
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
 from pagefleet_operator.local.pair_watch import PairWatch
 from pagefleet_operator.local.reporter import ServiceView
-from pagefleet_operator.local.scalers import Scalers, engine_views
+from pagefleet_operator.local.scalers import Scalers, Surroundings, engine_views
 from pagefleet_operator.local.supervisor import Supervisor, World
 from pagefleet_operator.local.wanted import Wanted
 from pagefleet_operator.plan.autoscaling import least_of_view, most_engines

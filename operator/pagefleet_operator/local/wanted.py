@@ -9,13 +9,12 @@ from pagefleet_protocol.inference_service import Cache, InferenceService, Router
 from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.errors import ManifestError
-from pagefleet_operator.local.autoscaler import scales_itself
 from pagefleet_operator.local.manifest import Manifest
+from pagefleet_operator.local.scalers import scales_itself
 from pagefleet_operator.plan.autoscaling import least_engines, least_of_view
-from pagefleet_operator.plan.refusal import Refusal
-from pagefleet_operator.plan.resolve import resolve
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_spec, role_view
+from pagefleet_operator.plan.verdict import Refusal
 
 _NOT_HERE = {
     "pvc": "pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files",
@@ -71,11 +70,11 @@ def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wan
     wanted: list[Wanted] = []
     problems: list[str] = []
     for service in manifest.services:
-        resolved = resolve(service, profiles, None, None)
+        resolved = resolve(service, profiles, None)
         if isinstance(resolved, Refusal):
             problems.append(f"{service.name}: {resolved}")
             continue
-        parts = {role: resolve(role_view(service, role), profiles, None, None) for role in _roles(service)}
+        parts = {role: resolve(role_view(service, role), profiles, None) for role in _roles(service)}
         refusals = [part for part in parts.values() if isinstance(part, Refusal)]
         problems += [f"{service.name}: {refusal}" for refusal in refusals[:1]]
         usable = {role: part for role, part in parts.items() if isinstance(part, Resolved)}

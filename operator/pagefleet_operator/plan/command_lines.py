@@ -10,9 +10,10 @@ from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.plan.kv_offload import CONNECTOR as OFFLOAD
 from pagefleet_operator.plan.kv_offload import offload_args
-from pagefleet_operator.plan.resolved import Resolved
-from pagefleet_operator.plan.roles import refuses_without_kv
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.roles import is_disaggregated, refuses_without_kv
 
+_NO_CACHING = "--no-enable-prefix-caching"
 _SEND_TYPES = {"PutAsync": "put_async", "Put": "put", "Get": "get"}
 
 
@@ -93,3 +94,13 @@ def _trace_args(service: InferenceService) -> tuple[str, ...]:
         *("--otlp-traces-endpoint", endpoint),
         *(("--otlp-traces-sample", f"{sample:g}") if sample is not None else ()),
     )
+
+
+def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
+    """Return whether engines tell routers what they have cached."""
+    return service.spec.router.kv_events and _NO_CACHING not in resolved.args
+
+
+def needs_key(service: InferenceService, resolved: Resolved) -> bool:
+    """Return whether engines and routers have to know each other."""
+    return shares_kv_events(service, resolved) or is_disaggregated(service)

@@ -11,7 +11,7 @@ from pagefleet_protocol.model_facts import DownloadResultError, decode_result
 
 from pagefleet_operator.plan.observed import ContainerSeen, PodSeen
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.trouble import Trouble, quoted
+from pagefleet_operator.plan.verdict import Trouble, quoted
 
 _EXIT_KILLED = 137
 _MISTAKES: Mapping[int, tuple[Reason, str]] = {

@@ -12,8 +12,8 @@ from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.refusal import Refusal
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.verdict import Refusal
 
 GIB = 1024**3
 DEFAULT_SHARE = 0.9

@@ -19,7 +19,13 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
-from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status
+from pagefleet_operator.plan.autoscaling import (
+    active_verdict,
+    asleep_verdict,
+    held_verdict,
+    role_scaling,
+    scaling_status,
+)
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.kv_link import kv_link_verdict
 from pagefleet_operator.plan.observed import LiveSample, Observed
@@ -27,12 +33,10 @@ from pagefleet_operator.plan.pair_ratio import ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
 from pagefleet_operator.plan.reasons import NORMAL, Reason
-from pagefleet_operator.plan.refusal import Refusal
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, both_parts, role_progress, role_verdict, see_role
-from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
 from pagefleet_operator.plan.roles import PAIR_ROLES, refuses_without_kv, role_view
-from pagefleet_operator.plan.verdict import SETTLED, Verdict, find_condition, make_conditions
+from pagefleet_operator.plan.verdict import SETTLED, Refusal, Verdict, find_condition, make_conditions
 
 LIVE_PERIOD = timedelta(seconds=30)
 """Live numbers are renewed no more often: every change is written to the cluster's store."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved
 
 CONNECTOR = "offload"
 DIRECTORY_FLAG = "--kv-offload-dir"

@@ -9,14 +9,12 @@ from typing import Any
 from pagefleet_protocol.kube_names import LABEL_REVISION
 from pagefleet_protocol.model_facts import DownloadResult, DownloadResultError, ModelFacts, Progress, decode_result
 
-from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
-from pagefleet_operator.plan.observed import Observed, PodSeen
+from pagefleet_operator.plan.observed import DOWNLOAD, Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.role_health import DOWNLOAD_REASONS, RoleSeen, conditions_of
-from pagefleet_operator.plan.trouble import Trouble
-from pagefleet_operator.plan.verdict import Verdict
+from pagefleet_operator.plan.verdict import Trouble, Verdict
 
 GIB = 1024**3
 

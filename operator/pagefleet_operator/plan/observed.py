@@ -19,6 +19,8 @@ from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
 Component = Literal["engine", "router", "model"]
+DOWNLOAD = "download"
+"""Name of the container that downloads a model, in a job or before an engine."""
 ChildKey = tuple[str, str]
 """Kind and name."""
 

@@ -10,8 +10,7 @@ from pagefleet_protocol.kube_names import KIND
 
 from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey, Observed
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.trouble import quoted
-from pagefleet_operator.plan.verdict import Verdict
+from pagefleet_operator.plan.verdict import Verdict, quoted
 
 _CONFLICT, _INVALID, _TOO_MANY, _SERVER_ERROR = 409, 422, 429, 500
 _KIND_SOURCES = {

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pagefleet_operator.plan.exit_reasons import exit_trouble
-from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
-from pagefleet_operator.plan.observed import ContainerSeen, EventSeen, PodSeen
+from pagefleet_operator.plan.observed import DOWNLOAD, ContainerSeen, EventSeen, PodSeen
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.trouble import Trouble, quoted
+from pagefleet_operator.plan.verdict import Trouble, quoted
 
 _PRECEDENCE = (
     Reason.SETTINGS_REFUSED,

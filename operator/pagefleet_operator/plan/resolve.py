@@ -4,17 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pagefleet_protocol.inference_profile import InferenceProfile, InferenceProfileSpec
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
+from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
 
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.refusal import Refusal
-from pagefleet_operator.plan.resolved import CacheKind, Resolved
-from pagefleet_operator.plan.settings import ClusterSettings
+from pagefleet_operator.plan.verdict import Refusal
+
+CacheKind = Literal["none", "pvc", "hostPath", "image", "file", "builtin"]
+"""none: each pod downloads; pvc: a claim, ours or the user's; image: OCI volume; file, builtin: in the
+engine's image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """No field is left to be decided."""
+
+    uri: ModelUri
+    revision: str
+    """What to download: the commit once it is known, else what the user wrote; empty where the source has none."""
+    cache: CacheKind
+    claim: str
+    """Claim that holds the model (for pvc), whoever made it; else empty."""
+    makes_claim: bool
+    """Whether the claim is a child of ours."""
+    profile: InferenceProfile | None
+    image: str
+    args: tuple[str, ...]
+    """The profile's, then the service's."""
+    env: tuple[EnvVar, ...]
+    dtype: str
+    quantization: str
+    max_model_len: int | None
+    kv_offload: KvOffload | None
+    gpus: int
+    gpu_resource: str
+    cpu: str | None
+    memory: str | None
+    shm: str
+    runtime_class: str | None
+    node_selector: Mapping[str, str]
+    max_surge: int
+    max_unavailable: int
+    facts: ModelFacts | None
+    why: tuple[str, ...]
+    """One line for each setting that was not in the spec, e.g. `resources.gpus: 1, from profile h100`."""
+
 
 DEFAULT_SHM = "1Gi"
 DEFAULT_REVISION = "main"
@@ -27,7 +66,7 @@ def resolve(
     service: InferenceService,
     observed_profiles: Mapping[str, InferenceProfile],
     facts: ModelFacts | None,
-    settings: ClusterSettings | None,
+    engine_image: str = "",
 ) -> Resolved | Refusal:
     """Return the settings in force, or why there are none.
 
@@ -35,7 +74,7 @@ def resolve(
         service: what a person wrote.
         observed_profiles: all profiles that can be used, by name.
         facts: of the model, once they are known; its revision takes the place of a branch.
-        settings: of the operator; None outside a cluster, where there are no images.
+        engine_image: the default one; empty outside a cluster, where there are no images.
     """
     profile = find_profile(service, observed_profiles)
     if isinstance(profile, Refusal):
@@ -55,7 +94,7 @@ def resolve(
         claim=claim if cache == "pvc" else "",
         makes_claim=cache == "pvc" and uri.scheme != "pvc" and spec.cache.claim is None,
         profile=profile,
-        image=choice.take("engine.image", spec.engine.image, engine.image, settings.engine_image if settings else ""),
+        image=choice.take("engine.image", spec.engine.image, engine.image, engine_image),
         args=(*engine.args, *spec.engine.args),
         env=_merge_env(engine.env, spec.engine.env),
         dtype=choice.take("engine.dtype", spec.engine.dtype, engine.dtype, "auto"),

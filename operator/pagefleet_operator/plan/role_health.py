@@ -10,13 +10,12 @@ from typing import Any, Literal
 from pagefleet_protocol.inference_status import Role, RoleStatus
 from pagefleet_protocol.kube_names import LABEL_REVISION
 
-from pagefleet_operator.plan.objects.names_and_labels import ChildNames
+from pagefleet_operator.plan.names import ChildNames
 from pagefleet_operator.plan.observed import Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.roles import PAIR_ROLES
-from pagefleet_operator.plan.trouble import Trouble
-from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, Verdict
+from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, Trouble, Verdict
 
 DOWNLOAD_REASONS = frozenset(
     {

@@ -17,7 +17,13 @@ from pagefleet_protocol.inference_status import (
 )
 from pagefleet_protocol.model_facts import Progress
 
-from pagefleet_operator.plan.autoscaling import asleep_verdict, held_verdict, scaling_status
+from pagefleet_operator.plan.autoscaling import (
+    active_verdict,
+    asleep_verdict,
+    held_verdict,
+    role_scaling,
+    scaling_status,
+)
 from pagefleet_operator.plan.kv_link import KvEngineSeen, kv_link_verdict
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.observed import ScalingSeen
@@ -25,7 +31,6 @@ from pagefleet_operator.plan.pair_ratio import PairLoad, ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.role_scaling import active_verdict, role_scaling
 from pagefleet_operator.plan.roles import PAIR_ROLES, refuses_without_kv, role_view
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, SETTLED, Verdict, make_conditions

@@ -85,3 +85,33 @@ def _condition(
         last_transition_time=before.last_transition_time if before and before.status == verdict.status else now,
         observed_generation=generation,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What stands in the way. Nothing that runs is touched because of it."""
+
+    path: str
+    """Field that has to change, e.g. `spec.profileRef.name`."""
+    reason: Reason
+    message: str
+    """What is wrong and what to do, without the path."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+_MAX_QUOTED = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What it is, and what to do about it."""
+
+    reason: Reason
+    message: str
+
+
+def quoted(text: str) -> str:
+    """Return what another program said, short enough to leave room for what to do; without a full stop at its end."""
+    return one_line(text, _MAX_QUOTED).rstrip(".")

@@ -17,12 +17,11 @@ from pagefleet_protocol.inference_status import PairRole, Role
 from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
-from pagefleet_operator.plan.command_lines import engine_args, router_args
+from pagefleet_operator.plan.command_lines import engine_args, needs_key, router_args, shares_kv_events
 from pagefleet_operator.plan.kv_offload import has_disk
-from pagefleet_operator.plan.objects.fleet_key import needs_key, shares_kv_events
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.pair_rollout import Pair
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggregated, role_view
 
 Verb = Literal["serve", "route"]

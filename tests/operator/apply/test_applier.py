@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pagefleet_operator.apply.applier import FIGHT_APPLIES, FIGHT_WINDOW_S, Applied, Applier
 from pagefleet_operator.errors import Refused, Unavailable
-from pagefleet_operator.plan.objects.drift import differences
 from pagefleet_operator.plan.observed import Child, ChildKey
+from pagefleet_operator.render.drift import differences
 
 from tests.fakes.kube_store_cluster import KINDS, StoreCluster
 

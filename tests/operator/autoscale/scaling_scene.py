@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from pagefleet_operator.autoscale.decide import decide
-from pagefleet_operator.autoscale.decision import Decision
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
-from pagefleet_operator.autoscale.state import ScalingState, begin
+from pagefleet_operator.autoscale.state import Decision, ScalingState, begin
 
 BUSY = FleetSignals(
     routers=1,

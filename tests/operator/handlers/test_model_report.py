@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pagefleet_operator.handlers.model_report import to_keep
+from pagefleet_operator.handlers.reconciler import to_keep
 from pagefleet_operator.plan.observed import Child, ContainerSeen, PodSeen
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, decode_result, encode_result
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pagefleet_operator.handlers.pod_http import MAX_ANSWER_BYTES, HttpPods, parse_fleet_metrics
-from pagefleet_operator.plan.kv_engine_page import read_kv_engine
-from pagefleet_operator.plan.kv_link import KvEngineSeen
+from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
 from pagefleet_protocol.model_facts import Progress
 
 METRICS = b"""# HELP pagefleet_router_fleet_engines Engines.

@@ -20,7 +20,7 @@ from pagefleet_operator.handlers.observer import Observer, Sources
 from pagefleet_operator.handlers.reconciler import GOING_LOOK_S, NEVER_S, NOT_READY_LOOK_S, Reconciler, Tools
 from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.status_writer import StatusWriter
-from pagefleet_operator.plan.objects.drift import differences
+from pagefleet_operator.render.drift import differences
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, Progress, encode_result
 
 from tests.fakes.kube_operator import NAMESPACE, SETTINGS, SilentPods, writer

@@ -8,13 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pagefleet_operator.plan.kv_link import KvEngineSeen
-from pagefleet_operator.plan.objects.downloads import CONTAINER as DOWNLOAD
-from pagefleet_operator.plan.observed import Child, ChildKey, ContainerSeen, EventSeen, Observed, PodSeen, ScalingSeen
+from pagefleet_operator.plan.observed import (
+    DOWNLOAD,
+    Child,
+    ChildKey,
+    ContainerSeen,
+    EventSeen,
+    Observed,
+    PodSeen,
+    ScalingSeen,
+)
 from pagefleet_operator.plan.obstacles import key_of
 from pagefleet_operator.plan.pair_ratio import PairLoad
-from pagefleet_operator.plan.service_plan import ServicePlan, plan_service
-from pagefleet_operator.plan.settings import ClusterSettings
 from pagefleet_operator.plan.verdict import find_condition
+from pagefleet_operator.render.service_plan import ServicePlan, plan_service
+from pagefleet_operator.render.settings import ClusterSettings
 from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus, PairRole

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pagefleet_operator.plan import gpu_fit
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.resolve import resolve
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved, resolve
 
 from tests.operator.plan.kube_world import FACTS, GIB, HF, profile, service
 
@@ -26,7 +25,7 @@ def fit(facts: Any = LARGE, memory: str | None = "80Gi", gpus: int = 1, **spec: 
     one = profile(gpuMemory=memory) if memory else profile(gpuMemory=None)
     spec = {**HF, "profileRef": {"name": "h100"}, **spec}
     spec["resources"] = {"gpus": gpus, **spec.get("resources", {})}
-    found = resolve(service(**spec), {"h100": one}, facts, None)
+    found = resolve(service(**spec), {"h100": one}, facts)
     assert isinstance(found, Resolved)
     return check_fit(found)
 

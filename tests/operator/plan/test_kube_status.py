@@ -8,8 +8,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from pagefleet_operator.plan.kube_status import invalid_service_status, live_status, rfc3339
 from pagefleet_operator.plan.observed import LiveSample, Observed, ScalingSeen
-from pagefleet_operator.plan.service_plan import plan_service
 from pagefleet_operator.plan.verdict import Verdict, make_conditions, one_line
+from pagefleet_operator.render.service_plan import plan_service
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
 from pagefleet_protocol.inference_status import InferenceServiceStatus, LiveStatus
 

@@ -9,7 +9,7 @@ import pytest
 from pagefleet_operator.plan.observed import EventSeen, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.trouble import Trouble
+from pagefleet_operator.plan.verdict import Trouble
 
 from tests.operator.plan.kube_world import NOW, container, event, pod, result
 

@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.plan.reasons import Reason
-from pagefleet_operator.plan.refusal import Refusal
-from pagefleet_operator.plan.resolve import resolve
-from pagefleet_operator.plan.resolved import Resolved
+from pagefleet_operator.plan.resolve import Resolved, resolve
+from pagefleet_operator.plan.verdict import Refusal
 
 from tests.operator.plan.kube_world import COMMIT, FACTS, HF, SETTINGS, profile, service
 
 
 def resolved(profiles: Any = (), facts: Any = None, **spec: Any) -> Resolved:
-    found = resolve(service(**spec), {one.name: one for one in profiles}, facts, SETTINGS)
+    found = resolve(service(**spec), {one.name: one for one in profiles}, facts, SETTINGS.engine_image)
     assert isinstance(found, Resolved), found
     return found
 
 
 def refusal(profiles: Any = (), **spec: Any) -> Refusal:
-    found = resolve(service(**spec), {one.name: one for one in profiles}, None, SETTINGS)
+    found = resolve(service(**spec), {one.name: one for one in profiles}, None, SETTINGS.engine_image)
     assert isinstance(found, Refusal)
     return found
 
@@ -165,7 +164,7 @@ def test_a_rollout_takes_no_gpu_that_may_not_be_there(rollout: Any, gpus: int, s
 
 
 def test_outside_a_cluster_there_are_no_images() -> None:
-    found = resolve(service(), {}, None, None)
+    found = resolve(service(), {}, None)
     assert isinstance(found, Resolved)
     assert found.image == ""
     assert not any("image" in line for line in found.why)

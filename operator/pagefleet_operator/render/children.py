@@ -1,0 +1,143 @@
+"""All children of one InferenceService that are wanted now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pagefleet_protocol.inference_service import InferenceService
+
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.observed import Child, ChildKey, Component
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_operator.render.access import access
+from pagefleet_operator.render.drift import differences
+from pagefleet_operator.render.engine_deployment import engine_deployment
+from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments
+from pagefleet_operator.render.labels import Object, metadata, selector
+from pagefleet_operator.render.model_job import model_claim, model_job, needs_job
+from pagefleet_operator.render.network_policies import network_policies
+from pagefleet_operator.render.revision import as_seen, with_applied
+from pagefleet_operator.render.router_deployment import router_deployment
+from pagefleet_operator.render.services import (
+    client_service,
+    engine_service,
+    http_route,
+    ingress,
+    openai_config,
+    prefill_service,
+    service_monitor,
+)
+from pagefleet_operator.render.settings import ClusterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildContext:
+    """What was seen, and decided, that children depend on beside the spec."""
+
+    children: Mapping[ChildKey, Child]
+    optional_kinds: frozenset[str]
+    """Of ServiceMonitor, HTTPRoute and Ingress, those that the cluster knows."""
+    model_ready: bool
+    """Whether engines would find the model. Until then there are none of this revision, and older ones stay."""
+    engines: int
+    """How many are wanted for whole requests."""
+    parts: tuple[Part, ...] = ()
+    """What is wanted instead where prompts and answers are computed by different engines."""
+    fails: bool = False
+    """Whether of one part none of the wanted revision gets ready."""
+    engine_allowed: bool = True
+    """False: the engines that are wanted are refused; those that run stay as they are."""
+
+
+def wanted_children(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext
+) -> tuple[Object, ...]:
+    """Return the children in the order in which they are needed: what a pod refers to comes before the pod.
+
+    Each has owner, labels and the annotation `pagefleet.dev/applied`. What has to stay as it is comes back as it was
+    seen, so that nothing differs and nothing is applied.
+    """
+    with_job = needs_job(resolved)
+    fresh = [
+        *access(service),
+        openai_config(service),
+        *network_policies(service, resolved, settings, with_job=with_job, parts=context.parts),
+        client_service(service),
+        engine_service(service),
+        *([prefill_service(service)] if context.parts or deployed_pairs(context.children) else []),
+        *disruption_budgets(service),
+        *([model_claim(service, resolved)] if resolved.makes_claim else []),
+        router_deployment(service, resolved, settings),
+        *_exposure(service, context),
+    ]
+    engines = _engines(service, resolved, settings, context)
+    job = _job(service, resolved, settings, context) if with_job else None
+    return (*map(with_applied, fresh), *_policies_left(service, context), *([job] if job else []), *engines)
+
+
+def _policies_left(service: InferenceService, context: ChildContext) -> Iterator[Object]:
+    """Yield the policies of parts that are not wanted any more, for as long as engines of theirs pass K/V."""
+    if context.parts or not deployed_pairs(context.children):
+        return
+    for role in PAIR_ROLES:
+        seen = context.children.get(("NetworkPolicy", names_of(service).part(role)))
+        if seen and seen.ours:
+            yield as_seen(seen.body, "networking.k8s.io/v1", "NetworkPolicy")
+
+
+def _engines(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext
+) -> tuple[Object, ...]:
+    seen = context.children.get(("Deployment", names_of(service).engine))
+    pairs = deployed_pairs(context.children)
+    if not (context.model_ready and context.engine_allowed):
+        bodies = [body for pair in pairs.values() for body in pair.values()]
+        bodies += [seen.body] if seen and seen.ours else []
+        return tuple(as_seen(body, "apps/v1", "Deployment") for body in bodies)
+    if not context.parts and seen is not None and seen.ours and seen.scaled_by and not pairs:
+        return (with_applied(engine_deployment(service, resolved, settings, None)),)
+    wanted = context.parts or context.engines
+    return engine_deployments(service, resolved, settings, context.children, wanted, fails=context.fails)
+
+
+def _job(service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext) -> Object:
+    """Return the job. One that another version of the operator made stays as it is: what it found out still holds."""
+    wanted = model_job(service, resolved, settings)
+    seen = context.children.get(("Job", wanted["metadata"]["name"]))
+    fixed = {"spec": {name: wanted["spec"][name] for name in ("template", "podFailurePolicy")}}
+    if seen and seen.ours and differences(fixed, seen.body):
+        return as_seen(seen.body, "batch/v1", "Job")
+    return with_applied(wanted)
+
+
+def _exposure(service: InferenceService, context: ChildContext) -> Iterator[Object]:
+    """Yield what others' controllers act upon, as far as the cluster has them."""
+    if service.spec.expose.type == "Ingress" and "Ingress" in context.optional_kinds:
+        yield ingress(service)
+    if service.spec.expose.type == "Gateway" and "HTTPRoute" in context.optional_kinds:
+        yield http_route(service)
+    if service.spec.monitoring.service_monitor and "ServiceMonitor" in context.optional_kinds:
+        yield service_monitor(service)
+
+
+def disruption_budgets(service: InferenceService) -> tuple[Object, ...]:
+    """Return one budget for the engines and one for the routers."""
+    names = names_of(service)
+    return _budget(service, names.engine, "engine"), _budget(service, names.router, "router")
+
+
+def _budget(service: InferenceService, name: str, component: Component) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(service, name, component),
+        "spec": {
+            # With one pod it allows one: a budget that allows none keeps nodes from ever being drained.
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": selector(service.name, component)},
+            # Pods that do not work may always go; they would hold a drain up for ever.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

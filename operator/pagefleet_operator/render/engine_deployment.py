@@ -1,0 +1,256 @@
+"""The engines: a Deployment, and the pod template that podTemplate has the last word on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pagefleet_protocol.inference_profile import Toleration
+from pagefleet_protocol.inference_service import EnvVar, InferenceService
+from pagefleet_protocol.inference_status import PairRole
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT, SERVING_PORT
+from pagefleet_protocol.kv_offload import KvOffloadDisk
+from pagefleet_protocol.quantities import quantity
+
+from pagefleet_operator.plan.command_lines import engine_args, needs_key, shares_kv_events
+from pagefleet_operator.plan.kv_offload import DIRECTORY_FLAG, memory_request
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.roles import role_spec
+from pagefleet_operator.render.fleet_key import event_args, key_args, key_mount, key_volume
+from pagefleet_operator.render.labels import Object, labels, metadata, selector
+from pagefleet_operator.render.model_files import ModelFiles, keeps_one_node, model_files, same_node
+from pagefleet_operator.render.pod import (
+    TMP_PATH,
+    PodParts,
+    Probe,
+    container,
+    deployment_spec,
+    env,
+    grace_s,
+    patched,
+    pod_template,
+    rolling_update,
+    serving,
+    spread,
+    tmp_volume,
+)
+from pagefleet_operator.render.settings import ClusterSettings
+
+CONTAINER = "engine"
+_TMP_SIZE = "8Gi"
+"""Compiled kernels go there."""
+_LOOK_S = 2
+_START_S = 3600
+"""What an engine gets to load its model, and more where rollout.progressSeconds is more."""
+
+
+def engine_deployment(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, replicas: int | None
+) -> Object:
+    """Return the Deployment.
+
+    Args:
+        service: what is wanted.
+        resolved: the settings in force.
+        settings: the administrator's.
+        replicas: engines; None: another manager scales it, it then has no `replicas`, and so no wish of ours.
+    """
+    rollout: Object = {
+        "strategy": rolling_update(resolved.max_surge, resolved.max_unavailable),
+        "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
+    }
+    if replicas is not None:
+        rollout["replicas"] = replicas
+    template = engine_template(service, resolved, settings)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(service, names_of(service).engine, "engine"),
+        "spec": deployment_spec(template, selector(service.name, "engine"), rollout),
+    }
+
+
+def engine_template(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None = None
+) -> Object:
+    """Return the pod template without its revision, podTemplate merged into it, and then that of the role."""
+    template = patched(plain_engine_template(service, resolved, settings, role), service.spec.pod_template)
+    return patched(template, role_spec(service, role).pod_template) if role else template
+
+
+def plain_engine_template(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None = None
+) -> Object:
+    """Return the pod template as it is where the user gives no podTemplate."""
+    files = model_files(service, resolved, settings)
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resolved.shm}}
+    parts = PodParts(
+        labels=labels(service.name, "engine", role),
+        service_account=names_of(service).engine,
+        containers=(_container(service, resolved, files, role),),
+        init_containers=files.init_containers,
+        volumes=(
+            tmp_volume(_TMP_SIZE),
+            shm,
+            *([key_volume(service)] if needs_key(service, resolved) else []),
+            *files.volumes,
+            *disk_volumes(resolved, labels(service.name, "engine", role)),
+        ),
+        more=_placement(service, resolved, role)
+        | {"terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds)},
+    )
+    return pod_template(parts, settings)
+
+
+def tolerations_of(resolved: Resolved) -> list[Object]:
+    """Return the profile's tolerations as a pod has them."""
+    return [_toleration(one) for one in resolved.profile.spec.tolerations] if resolved.profile else []
+
+
+def _container(service: InferenceService, resolved: Resolved, files: ModelFiles, role: PairRole | None) -> Object:
+    args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location, role))
+    args += disk_args(resolved)
+    if role:
+        args += _kv_address(service, role)
+    if shares_kv_events(service, resolved):
+        args += event_args()
+    keyed = needs_key(service, resolved)
+    if keyed:
+        args += key_args()
+    made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
+    start_s = max(_START_S, service.spec.rollout.progress_seconds)
+    made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
+    made["env"] = _environment(resolved)
+    made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
+    made["volumeMounts"] += disk_mounts(resolved)
+    if role == "prefill":
+        made["ports"] += kv_ports("containerPort")
+    if keyed:
+        made["volumeMounts"].append(key_mount())
+    if resources := _resources(resolved):
+        made["resources"] = resources
+    return made
+
+
+def kv_ports(field: str) -> list[Object]:
+    """Return the ports where prefill engines listen to decode engines, each with its number in that field."""
+    numbers = (("kv", KV_CONTROL_PORT), ("kv-data", KV_CONTROL_PORT + 1))
+    return [{"name": name, field: number, "protocol": "TCP"} for name, number in numbers]
+
+
+def _kv_address(service: InferenceService, role: PairRole) -> tuple[str, ...]:
+    """Return where an engine listens to others, and whom it may ask: decode asks prefill, and nobody asks decode."""
+    port = ("--kv-port", str(KV_CONTROL_PORT))
+    if role == "prefill":
+        return (*port, "--kv-host", "0.0.0.0")  # noqa: S104 pods are reached from outside themselves
+    # Without the cluster's domain: every pod's own search path has it.
+    name = f"{names_of(service).part('prefill')}.{service.metadata.namespace}.svc"
+    return (*port, "--kv-peers", f"dns:{name}:{KV_CONTROL_PORT}")
+
+
+def _device_args(resolved: Resolved) -> tuple[str, ...]:
+    """Return flags that the user's own, which come later, may overrule."""
+    if resolved.gpus:
+        # Without a device the engine ends and says so; it does not fall back to a CPU that nobody asked for.
+        return ("--device", "cuda")
+    threads = math.ceil(quantity(resolved.cpu)) if resolved.cpu else None
+    return ("--num-threads", str(threads)) if threads else ()
+
+
+def _environment(resolved: Resolved) -> list[Object]:
+    ours = {
+        "HOME": TMP_PATH,
+        "XDG_CACHE_HOME": f"{TMP_PATH}/cache",
+        "TRITON_CACHE_DIR": f"{TMP_PATH}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{TMP_PATH}/inductor",
+        # What is served is what was downloaded.
+        "HF_HUB_OFFLINE": "1",
+    }
+    if not resolved.gpus:
+        # An engine that was promised no GPU must not find one, and its threads share the node with others.
+        ours |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
+    given = {one.name for one in resolved.env}
+    return env({name: value for name, value in ours.items() if name not in given}) + [
+        _variable(one) for one in resolved.env
+    ]
+
+
+def _variable(given: EnvVar) -> Object:
+    if given.value_from is None:
+        return {"name": given.name, "value": given.value or ""}
+    reference = given.value_from.secret_key_ref
+    return {"name": given.name, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
+
+
+def _resources(resolved: Resolved) -> Object:
+    requests: Object = disk_request(resolved)
+    limits: Object = {}
+    if resolved.cpu:
+        # No limit: throttled in the middle of a step, an engine is slower than the share it has.
+        requests["cpu"] = resolved.cpu
+    if memory := memory_request(resolved):
+        requests["memory"] = memory
+        if resolved.memory:
+            limits["memory"] = memory
+    if resolved.gpus:
+        limits[resolved.gpu_resource] = str(resolved.gpus)
+    return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
+
+
+def _placement(service: InferenceService, resolved: Resolved, role: PairRole | None) -> Object:
+    placement: Object = {"topologySpreadConstraints": [spread(selector(service.name, "engine", role))]}
+    if keeps_one_node(service, resolved):
+        placement = {"affinity": same_node(service)}
+    if resolved.runtime_class:
+        placement["runtimeClassName"] = resolved.runtime_class
+    if resolved.node_selector:
+        placement["nodeSelector"] = dict(resolved.node_selector)
+    if tolerations := tolerations_of(resolved):
+        placement["tolerations"] = tolerations
+    return placement
+
+
+def _toleration(toleration: Toleration) -> Object:
+    given = toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {name: value for name, value in given.items() if value != ""}
+
+
+DISK_PATH = "/var/cache/pagefleet/kv"
+_VOLUME = "kv"
+
+
+def disk_args(resolved: Resolved) -> tuple[str, ...]:
+    """Return the flag that names the folder."""
+    return (DIRECTORY_FLAG, DISK_PATH) if _disk(resolved) else ()
+
+
+def disk_mounts(resolved: Resolved) -> list[Object]:
+    """Return where the container has it."""
+    return [{"name": _VOLUME, "mountPath": DISK_PATH}] if _disk(resolved) else []
+
+
+def disk_volumes(resolved: Resolved, labels: Mapping[str, str]) -> list[Object]:
+    """Return the volume; `labels` are those of a claim that is made for it."""
+    disk = _disk(resolved)
+    if disk is None:
+        return []
+    if disk.storage_class is None:
+        return [{"name": _VOLUME, "emptyDir": {"sizeLimit": disk.size}}]
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": disk.storage_class,
+        "resources": {"requests": {"storage": disk.size}},
+    }
+    template = {"metadata": {"labels": dict(labels)}, "spec": claim}
+    return [{"name": _VOLUME, "ephemeral": {"volumeClaimTemplate": template}}]
+
+
+def disk_request(resolved: Resolved) -> Object:
+    """Return what a node has to have free. No limit: /tmp and the logs would count against it, too."""
+    disk = _disk(resolved)
+    return {"ephemeral-storage": disk.size} if disk and disk.storage_class is None else {}
+
+
+def _disk(resolved: Resolved) -> KvOffloadDisk | None:
+    return resolved.kv_offload.disk if resolved.kv_offload else None

@@ -1,0 +1,125 @@
+"""The engines of one InferenceService as they are planned in a cluster: one group, or a group for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole
+
+from pagefleet_operator.plan.autoscaling import wanted_engines
+from pagefleet_operator.plan.gpu_fit import Fit, check_fit
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.observed import Observed
+from pagefleet_operator.plan.pair_rollout import Pair
+from pagefleet_operator.plan.resolve import Resolved, resolve
+from pagefleet_operator.plan.role_health import RoleSeen, both_parts, see_role
+from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggregated, role_status_view, role_view
+from pagefleet_operator.plan.verdict import Refusal
+from pagefleet_operator.render.engine_deployment import engine_template
+from pagefleet_operator.render.engine_pairs import Part, deployed_pairs
+from pagefleet_operator.render.pod_policy import check_part_template
+from pagefleet_operator.render.settings import ClusterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGroups:
+    """What engines are wanted."""
+
+    counts: int | Pair
+    """For whole requests, or of each part."""
+    parts: tuple[Part, ...] = ()
+    """Where prompts and answers are computed by different engines; empty while the spec is refused."""
+    fit: Fit
+    """Whether the model fits their devices; of two parts, what keeps one from it."""
+
+    @property
+    def whole(self) -> int:
+        """Engines for whole requests."""
+        return self.counts if isinstance(self.counts, int) else 0
+
+    def see(
+        self, service: InferenceService, observed: Observed, revision: str
+    ) -> tuple[RoleSeen, tuple[RoleSeen, ...]]:
+        """Return the engines as they were seen, and those of each part.
+
+        `revision` is the wanted one; empty: those that exist stay as they are.
+        """
+        key = (service.metadata.namespace, service.name)
+        if isinstance(self.counts, int):
+            return see_role("engine", key, self.counts, revision, observed), ()
+        revision = revision or _serving_revision(observed)
+        prefill = see_role("prefill", key, self.counts.prefill, revision, observed)
+        decode = see_role("decode", key, self.counts.decode, revision, observed)
+        return both_parts(prefill, decode), (prefill, decode)
+
+
+def count_engines(service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed) -> int | Pair:
+    """Return how many engines are wanted, for whole requests or of each part: by the spec, or by the autoscaler."""
+    if not is_disaggregated(service):
+        child = observed.children.get(("Deployment", names_of(service).engine))
+        deployed = _replicas(child.body) if child and child.ours else None
+        return wanted_engines(service, previous, observed.scaling, deployed)
+    counts = (_part_engines(role_view(service, role), role, previous, observed) for role in PAIR_ROLES)
+    return both_or_none(service, Pair(*counts))
+
+
+def plan_groups(
+    service: InferenceService,
+    previous: InferenceServiceStatus | None,
+    observed: Observed,
+    resolved: Resolved,
+    settings: ClusterSettings,
+) -> EngineGroups | Refusal:
+    """Return the engines that are wanted, or why the spec is refused.
+
+    Args:
+        service: what is wanted.
+        previous: its last status.
+        observed: everything that was seen.
+        resolved: the settings in force for whole requests, with the model's facts where they are known.
+        settings: the administrator's.
+    """
+    counts = count_engines(service, previous, observed)
+    if isinstance(counts, int):
+        return EngineGroups(counts=counts, fit=check_fit(resolved))
+    parts = []
+    for role, engines in zip(PAIR_ROLES, (counts.prefill, counts.decode), strict=True):
+        view = role_view(service, role)
+        own = resolve(view, observed.profiles, resolved.facts, settings.engine_image)
+        if isinstance(own, Refusal):
+            return own
+        if refusal := check_part_template(view, role, own, settings):
+            return refusal
+        template = engine_template(view, own, settings, role)
+        parts.append(Part(role=role, view=view, resolved=own, template=template, engines=engines))
+    fits = [check_fit(one.resolved) for one in parts]
+    fit = next((one for one in fits if one.refusal), fits[-1])
+    return EngineGroups(counts=counts, parts=tuple(parts), fit=fit)
+
+
+def _part_engines(
+    view: InferenceService, role: PairRole, previous: InferenceServiceStatus | None, observed: Observed
+) -> int:
+    """Return how many engines of a part are wanted: by the spec, or by the autoscaler."""
+    counts = [count for pair in deployed_pairs(observed.children).values() if role in pair
+              if (count := _replicas(pair[role])) is not None]  # fmt: skip
+    # While a revision replaces another, none of their counts is the wanted one.
+    deployed = counts[0] if len(counts) == 1 else None
+    return wanted_engines(view, role_status_view(previous, role), observed.role_scaling.get(role), deployed)
+
+
+def _replicas(body: Mapping[str, Any]) -> int | None:
+    count = (body.get("spec") or {}).get("replicas")
+    return count if isinstance(count, int) else None
+
+
+def _serving_revision(observed: Observed) -> str:
+    """Return the revision that most engines of both parts are of."""
+    asked = {
+        revision: sum(_replicas(body) or 0 for body in pair.values())
+        for revision, pair in deployed_pairs(observed.children).items()
+    }
+    return max(asked, key=lambda one: (asked[one], one), default="")

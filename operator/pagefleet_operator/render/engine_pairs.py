@@ -1,0 +1,172 @@
+"""The Deployments of engines: of whole requests, or of both parts of them, and of what they replace.
+
+Parts have Deployments of their own for each revision, whose templates never change: so their numbers can be led step by
+step, and a revision has both parts or none. Kubernetes rolls over engines for whole requests by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
+
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.observed import Child, ChildKey
+from pagefleet_operator.plan.pair_rollout import WHOLE, Bounds, Pair, RevisionSeen, next_counts
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_operator.render.engine_deployment import engine_deployment
+from pagefleet_operator.render.labels import Object, labels, metadata, selector
+from pagefleet_operator.render.pod import deployment_spec, rolling_update
+from pagefleet_operator.render.revision import as_scaled, digest, with_applied
+from pagefleet_operator.render.settings import ClusterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is wanted of one part of a disaggregated service."""
+
+    role: PairRole
+    view: InferenceService
+    resolved: Resolved
+    template: Mapping[str, Any]
+    """Of its pods, without their revision."""
+    engines: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployed:
+    """A Deployment of engines that exists, and is ours."""
+
+    revision: str
+    role: PairRole | None
+    body: Mapping[str, Any]
+
+    @property
+    def asked(self) -> int:
+        count = (self.body.get("spec") or {}).get("replicas")
+        return count if isinstance(count, int) else 1
+
+    @property
+    def ready(self) -> int:
+        """Engines that have been ready for a while."""
+        count = (self.body.get("status") or {}).get("availableReplicas")
+        return min(count, self.asked) if isinstance(count, int) else 0
+
+
+def pair_revision(parts: tuple[Part, ...]) -> str:
+    """Return what tells the wanted engines of both parts from all others: a change of one part changes both."""
+    return digest([one.template for one in parts])
+
+
+def deployed_pairs(children: Mapping[ChildKey, Child]) -> Mapping[str, Mapping[PairRole, Mapping[str, Any]]]:
+    """Return the Deployments of parts that are ours, by revision."""
+    found: dict[str, dict[PairRole, Mapping[str, Any]]] = {}
+    for one in _deployed(children):
+        if one.role:
+            found.setdefault(one.revision, {})[one.role] = one.body
+    return found
+
+
+def engine_deployments(
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    children: Mapping[ChildKey, Child],
+    wanted: int | tuple[Part, ...],
+    *,
+    fails: bool = False,
+) -> tuple[Object, ...]:
+    """Return the Deployments to be applied now: the wanted ones, and what is left of others.
+
+    Args:
+        service: what is wanted.
+        resolved: the settings in force for whole requests, and for what parts have in common.
+        settings: the administrator's.
+        children: as seen.
+        wanted: engines for whole requests, or both parts.
+        fails: whether the wanted revision has to prove itself before there may be more of it.
+    """
+    deployed = _deployed(children)
+    revision = WHOLE if isinstance(wanted, int) else pair_revision(wanted)
+    old = _revisions(one for one in deployed if one.revision != revision)
+    target = Pair(0, wanted) if isinstance(wanted, int) else Pair(*(one.engines for one in wanted))
+    seen = _revisions(one for one in deployed if one.revision == revision)
+    now = replace(seen[0], fails=fails) if seen else RevisionSeen(revision, Pair(), Pair())
+    counts = next_counts(target, now, old, _bounds(resolved, wanted))
+    kept = [one for one in deployed if one.revision != revision and not counts[one.revision].empty]
+    return (
+        *_wanted(service, resolved, settings, wanted, (revision, counts[revision])),
+        *(_scaled(one, counts[one.revision]) for one in kept),
+    )
+
+
+def _wanted(
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    wanted: int | tuple[Part, ...],
+    now: tuple[str, Pair],
+) -> tuple[Object, ...]:
+    revision, counts = now
+    if isinstance(wanted, int):
+        return (with_applied(engine_deployment(service, resolved, settings, counts.decode)),)
+    numbers = {"prefill": counts.prefill, "decode": counts.decode}
+    return tuple(with_applied(_part_deployment(one, revision, numbers[one.role])) for one in wanted)
+
+
+def _part_deployment(part: Part, revision: str, replicas: int) -> Object:
+    service, mark = part.view, {LABEL_REVISION: revision}
+    bare = part.template["metadata"]
+    template = {**part.template, "metadata": {**bare, "labels": bare["labels"] | mark}}
+    made = metadata(service, names_of(service).part(part.role, revision), "engine")
+    made["labels"] = labels(service.name, "engine", part.role) | mark
+    rollout = {
+        "replicas": replicas,
+        # Of one revision there is nothing to roll over; what somebody else changed is put right one by one.
+        "strategy": rolling_update(max_surge=0, max_unavailable=1),
+        "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
+    }
+    spec = deployment_spec(template, selector(service.name, "engine", part.role) | mark, rollout)
+    spec["template"] = template  # whose revision is that of both parts
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": made, "spec": spec}
+
+
+def _scaled(seen: _Deployed, counts: Pair) -> Object:
+    """Return a Deployment of an older revision with another number of engines, else as it is."""
+    return as_scaled(seen.body, counts.prefill if seen.role == "prefill" else counts.decode)
+
+
+def _bounds(resolved: Resolved, wanted: int | tuple[Part, ...]) -> Bounds:
+    """Return how many may be too many or missing; where a part has no spare GPU, the other waits for it."""
+    each = [resolved] if isinstance(wanted, int) else [one.resolved for one in wanted]
+    surge, missing = min(one.max_surge for one in each), max(one.max_unavailable for one in each)
+    return Bounds(surge, missing)
+
+
+def _deployed(children: Mapping[ChildKey, Child]) -> tuple[_Deployed, ...]:
+    found = []
+    for (kind, _), child in sorted(children.items()):
+        marks = child.body.get("metadata", {}).get("labels") or {}
+        if kind != "Deployment" or not child.ours or marks.get(LABEL_COMPONENT) != "engine":
+            continue
+        role = next((one for one in PAIR_ROLES if one == marks.get(LABEL_ROLE)), None)
+        found.append(_Deployed(str(marks.get(LABEL_REVISION, WHOLE)) if role else WHOLE, role, child.body))
+    return tuple(found)
+
+
+def _revisions(deployed: Iterable[_Deployed]) -> tuple[RevisionSeen, ...]:
+    """Return the engines by revision. Those for whole requests count as decode engines."""
+    asked: dict[str, Pair] = {}
+    ready: dict[str, Pair] = {}
+    for one in deployed:
+        is_prefill = one.role == "prefill"
+        for counts, count in ((asked, one.asked), (ready, one.ready)):
+            before = counts.get(one.revision, Pair())
+            more = (count, 0) if is_prefill else (0, count)
+            counts[one.revision] = Pair(before.prefill + more[0], before.decode + more[1])
+    return tuple(RevisionSeen(name, asked[name], ready[name]) for name in asked)

@@ -1,0 +1,89 @@
+"""The fleet key: a Secret that the operator makes once and can never read, mounted by engines and routers.
+
+It is no child like the others: to apply one means to know what is in it. The operator may create Secrets and do nothing
+else with them, so it makes the key where a pod is going to need it, and leaves it alone when there is one.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import FLEET_KEY_ENTRY, KV_EVENTS_PORT
+
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.observed import Observed
+from pagefleet_operator.render.labels import Object, metadata
+
+KEY_PATH = "/etc/pagefleet/fleet"
+_VOLUME = "fleet-key"
+_RECENT = timedelta(minutes=2)
+"""A node says every minute or two what a pod waits for."""
+_MOUNT_FAILED = "FailedMount"
+
+
+def fleet_key_secret(service: InferenceService, key: bytes) -> Object:
+    """Return the Secret with a key. It goes when the service goes, and is never changed by the operator.
+
+    Immutable it is not: a node would give its copy to new pods long after the Secret was deleted, and other nodes a new
+    key.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(service, names_of(service).fleet, "router"),
+        "type": "Opaque",
+        "data": {FLEET_KEY_ENTRY: base64.b64encode(key).decode()},
+    }
+
+
+def needs_fleet_key(service: InferenceService, wanted: Iterable[Object], observed: Observed) -> bool:
+    """Return whether the Secret may be missing: pods that mount it are about to be made, or wait for it.
+
+    Args:
+        service: whose key it is.
+        wanted: the children that are about to be applied.
+        observed: what was seen.
+    """
+    secret = names_of(service).fleet
+    deployments = [child for child in wanted if child["kind"] == "Deployment" and _mounts_key(child, secret)]
+    seen = [observed.children.get(("Deployment", child["metadata"]["name"])) for child in deployments]
+    if any(child is None or not _mounts_key(child.body, secret) for child in seen):
+        return True
+    lost = f'"{secret}" not found'
+    return any(
+        event.reason == _MOUNT_FAILED and lost in event.message and observed.now - event.last_seen < _RECENT
+        for event in observed.events
+    )
+
+
+def key_volume(service: InferenceService) -> Object:
+    """Return the volume. A pod waits for the Secret: without the key it could not be heard."""
+    source = {"secretName": names_of(service).fleet, "optional": False, "defaultMode": 0o440}
+    return {"name": _VOLUME, "secret": source}
+
+
+def key_mount() -> Object:
+    """Return where a container has it."""
+    return {"name": _VOLUME, "mountPath": KEY_PATH, "readOnly": True}
+
+
+def key_args() -> tuple[str, ...]:
+    """Return the flag that names the file."""
+    return ("--fleet-key-file", f"{KEY_PATH}/{FLEET_KEY_ENTRY}")
+
+
+def event_args() -> tuple[str, ...]:
+    """Return the flags of an engine that publishes."""
+    return ("--kv-events-port", str(KV_EVENTS_PORT))
+
+
+def _mounts_key(deployment: Mapping[str, Any], secret: str) -> bool:
+    pod = deployment.get("spec", {}).get("template", {}).get("spec", {})
+    volumes = pod.get("volumes") or ()
+    return any(
+        volume.get("name") == _VOLUME and (volume.get("secret") or {}).get("secretName") == secret for volume in volumes
+    )

@@ -1,0 +1,161 @@
+"""Who may talk to whom. Everything that is not said here is denied, both ways, for the pods of an InferenceService."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, SERVING_PORT
+
+from pagefleet_operator.plan.command_lines import shares_kv_events
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.observed import Component
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
+from pagefleet_operator.render.engine_pairs import Part
+from pagefleet_operator.render.labels import Object, metadata, selector
+from pagefleet_operator.render.settings import ClusterSettings
+
+METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
+"""Where clouds hand out the node's own credentials."""
+_KV_PORTS = (KV_CONTROL_PORT, KV_CONTROL_PORT + 1)
+_EVENT_PORTS = (KV_EVENTS_PORT, KV_EVENTS_PORT + 1)
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+_PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
+"""On the pods that the Prometheus operator makes."""
+
+
+def network_policies(
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    *,
+    with_job: bool,
+    parts: Sequence[Part] = (),
+) -> tuple[Object, ...]:
+    """Return the policies of engines, routers and, where there are any, of the model job and the engines' parts."""
+    if not settings.network_policies:
+        return ()
+    names = names_of(service)
+    engines = _policy(service, names.engine, "engine", *_engine_rules(service, resolved, settings))
+    routers = _policy(service, names.router, "router", *_router_rules(service, resolved, settings))
+    job = _policy(service, names.model, "model", *_job_rules(resolved, settings))
+    return (engines, routers, *([job] if with_job else []), *(_part_policies(service, parts) if parts else ()))
+
+
+def _part_policies(service: InferenceService, parts: Sequence[Part]) -> tuple[Object, Object]:
+    """Return what parts may do beside what all engines may: decode engines dial prefill engines, and nobody else does.
+
+    NCCL dials from either side, to ports of its own choice.
+    """
+    both = service.spec.disaggregation
+    plane = both.data_plane if both else "tcp"
+    by_nccl = plane == "nccl" or (plane == "auto" and any(one.resolved.gpus for one in parts))
+    prefill, decode = ({"podSelector": {"matchLabels": selector(service.name, "engine", role)}} for role in PAIR_ROLES)
+    asked: Object = {} if by_nccl else {"ports": _tcp(*_KV_PORTS)}
+    answers = {"egress": [{"to": [decode]}]} if by_nccl else {}
+    asks = {"ingress": [{"from": [prefill]}]} if by_nccl else {}
+    return (
+        _part_policy(service, "prefill", {"ingress": [{"from": [decode], **asked}], **answers}),
+        _part_policy(service, "decode", {**asks, "egress": [{"to": [prefill], **asked}]}),
+    )
+
+
+def _part_policy(service: InferenceService, role: PairRole, rules: Object) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, names_of(service).part(role), "engine"),
+        "spec": {
+            "podSelector": {"matchLabels": selector(service.name, "engine", role)},
+            "policyTypes": [name.title() for name in rules],
+            **rules,
+        },
+    }
+
+
+def _engine_rules(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings
+) -> tuple[list[Object], list[Object]]:
+    router: Object = {"podSelector": {"matchLabels": selector(service.name, "router")}}
+    sources: list[Object] = [router]
+    if service.spec.monitoring.service_monitor:
+        sources.append({"namespaceSelector": {}, "podSelector": {"matchLabels": _PROMETHEUS}})
+    if is_disaggregated(service):
+        sources.append(_operator(settings))  # it asks engines whether they reach each other
+    downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
+    ingress: list[Object] = [{"from": sources, "ports": _tcp(SERVING_PORT)}]
+    if shares_kv_events(service, resolved):
+        ingress.append({"from": [router], "ports": _tcp(*_EVENT_PORTS)})
+    return ingress, [_names(), *([_everywhere()] if downloads else _collector(service))]
+
+
+def _router_rules(
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings
+) -> tuple[list[Object], list[Object]]:
+    events = _EVENT_PORTS if shares_kv_events(service, resolved) else ()
+    ports = _tcp(SERVING_PORT, *events)
+    engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": ports}
+    # The API server is at an address that no selector matches and nobody here knows.
+    api_server = {"ports": _tcp(*settings.api_server_ports)}
+    # Clients are pods of any namespace, and proxies outside of all of them: keys are for telling them apart.
+    return [{"ports": _tcp(SERVING_PORT)}], [_names(), engines, api_server, *_collector(service)]
+
+
+def _job_rules(resolved: Resolved, settings: ClusterSettings) -> tuple[list[Object], list[Object]]:
+    egress = [_names(), *([_everywhere()] if resolved.uri.remote else [])]
+    # The operator asks how far it is.
+    return [{"from": [_operator(settings)], "ports": _tcp(SERVING_PORT)}], egress
+
+
+def _policy(
+    service: InferenceService, name: str, component: Component, ingress: list[Object], egress: list[Object]
+) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, name, component),
+        "spec": {
+            "podSelector": {"matchLabels": selector(service.name, component)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    }
+
+
+def _operator(settings: ClusterSettings) -> Object:
+    return {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}}}
+
+
+def _names() -> Object:
+    """Return the rule for DNS, to anywhere: a node's own cache of it is no pod."""
+    return {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+
+
+def _everywhere() -> Object:
+    """Return the rule for what may be in the cluster or anywhere in the world, but for no cloud's metadata."""
+    ipv4, ipv6 = METADATA_ADDRESSES
+    return {
+        "to": [
+            {"ipBlock": {"cidr": "0.0.0.0/0", "except": [ipv4]}},
+            {"ipBlock": {"cidr": "::/0", "except": [ipv6]}},
+            # Some network plugins do not count pods among addresses.
+            {"namespaceSelector": {}},
+        ]
+    }
+
+
+def _collector(service: InferenceService) -> list[Object]:
+    """Return the rule for the collector of traces, if there is one: it may be anywhere, at its port."""
+    endpoint = service.spec.monitoring.traces_endpoint
+    if endpoint is None:
+        return []
+    url = urlsplit(endpoint)
+    return [{**_everywhere(), "ports": _tcp(url.port or (443 if url.scheme == "https" else 80))}]
+
+
+def _tcp(*ports: int) -> list[Object]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]

@@ -1,0 +1,123 @@
+"""The routers: a Deployment whose pods may look at the engines' addresses and at nothing else."""
+
+from __future__ import annotations
+
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import LIVE_PATH, SERVING_PORT
+
+from pagefleet_operator.plan.command_lines import needs_key, router_args
+from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.render.fleet_key import key_args, key_mount, key_volume
+from pagefleet_operator.render.labels import Object, labels, metadata, selector
+from pagefleet_operator.render.pod import (
+    PodParts,
+    Probe,
+    container,
+    deployment_spec,
+    grace_s,
+    pod_template,
+    rolling_update,
+    serving,
+    spread,
+    tmp_volume,
+)
+from pagefleet_operator.render.settings import ClusterSettings
+
+CONTAINER = "router"
+KEYS_PATH = "/etc/pagefleet/keys"
+_KEYS_VOLUME = "keys"
+_TOKEN_VOLUME = "api-access"  # noqa: S105 a volume's name
+_TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 where clients look for it
+_TOKEN_LIFE_S = 3600
+_TMP_SIZE = "64Mi"
+_DEFAULT_CPU = "500m"
+_DEFAULT_MEMORY = "512Mi"
+_PROBE = Probe(startup_period_s=1, startup_failures=120, ready_period_s=2, startup_path=LIVE_PATH)
+"""A router is not ready while no engine is, for as long as a model loads; it has started all the same."""
+
+
+def router_deployment(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+    """Return the Deployment."""
+    match = selector(service.name, "router")
+    rollout: Object = {
+        "replicas": service.spec.router.replicas,
+        "strategy": rolling_update(max_surge=1, max_unavailable=0),
+        # Routers wait for engines: they may take as long as those do.
+        "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(service, names_of(service).router, "router"),
+        "spec": deployment_spec(_template(service, resolved, settings), match, rollout),
+    }
+
+
+def _template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+    keyed = needs_key(service, resolved)
+    parts = PodParts(
+        labels=labels(service.name, "router"),
+        service_account=names_of(service).router,
+        containers=(_container(service, settings, keyed=keyed),),
+        volumes=(
+            tmp_volume(_TMP_SIZE),
+            _token_volume(),
+            *_keys_volumes(service),
+            *([key_volume(service)] if keyed else []),
+        ),
+        more={
+            "topologySpreadConstraints": [spread(selector(service.name, "router"))],
+            "terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds),
+        },
+    )
+    return pod_template(parts, settings)
+
+
+def _container(service: InferenceService, settings: ClusterSettings, *, keyed: bool) -> Object:
+    args = ["route", "--kubernetes-service", names_of(service).engine, *router_args(service)]
+    args += ["--host", "0.0.0.0", "--port", str(SERVING_PORT)]  # noqa: S104 pods are reached from outside themselves
+    auth = service.spec.router.auth
+    if auth:
+        args += ["--api-key-file", f"{KEYS_PATH}/{auth.secret_ref.key}"]
+    if keyed:
+        args += key_args()
+    made = container(CONTAINER, settings.router_image, args) | serving(_PROBE)
+    made["volumeMounts"].append({"name": _TOKEN_VOLUME, "mountPath": _TOKEN_PATH, "readOnly": True})
+    if auth:
+        made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": KEYS_PATH, "readOnly": True})
+    if keyed:
+        made["volumeMounts"].append(key_mount())
+    wanted = service.spec.router.resources
+    memory = wanted.memory or _DEFAULT_MEMORY
+    made["resources"] = {
+        "requests": {"cpu": wanted.cpu or _DEFAULT_CPU, "memory": memory},
+        "limits": {"memory": memory},
+    }
+    return made
+
+
+def _keys_volumes(service: InferenceService) -> tuple[Object, ...]:
+    """Return the volume with API keys. It is a folder, not one file: only folders follow a change of the Secret."""
+    auth = service.spec.router.auth
+    if auth is None:
+        return ()
+    # The key itself, never all of the Secret. Without it the pod waits: a router that lets everybody in is worse.
+    source = {
+        "secretName": auth.secret_ref.name,
+        "items": [{"key": auth.secret_ref.key, "path": auth.secret_ref.key}],
+        "optional": False,
+        "defaultMode": 0o440,
+    }
+    return ({"name": _KEYS_VOLUME, "secret": source},)
+
+
+def _token_volume() -> Object:
+    """Return what clients of the API server look for, as automounting would give it to every container of the pod."""
+    namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": _TOKEN_LIFE_S}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    return {"name": _TOKEN_VOLUME, "projected": {"sources": sources, "defaultMode": 0o440}}

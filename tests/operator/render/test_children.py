@@ -1,0 +1,420 @@
+"""Rules that hold for the children of every InferenceService of the table."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pagefleet_operator.plan.observed import Child
+from pagefleet_operator.render.children import ChildContext, wanted_children
+from pagefleet_operator.render.labels import selector
+from pagefleet_operator.render.model_job import model_job
+from pagefleet_operator.render.revision import revision_of
+from pagefleet_protocol.kube_names import ANNOTATION_APPLIED, LABEL_REVISION, LABEL_SERVICE, RESERVED_SUFFIXES
+
+from tests.operator.render.server_defaults import server_default
+from tests.operator.render.service_table import HF, SETTINGS, TABLE, TINY, UID, Case, by_key
+
+Object = dict[str, Any]
+ENGINE = ("Deployment", "qwen-engine")
+
+
+def pod_templates(case: Case) -> Iterator[tuple[str, Object]]:
+    for child in case.wanted():
+        if child["kind"] in ("Deployment", "Job"):
+            yield child["metadata"]["name"], child["spec"]["template"]
+
+
+def containers(template: Object) -> list[Object]:
+    return [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]
+
+
+def seen(case: Case, **child: Any) -> dict[tuple[str, str], Child]:
+    """All that the case wants, as the API server has it after an apply."""
+    return {key: Child(server_default(one), ours=True, **child) for key, one in by_key(case.wanted()).items()}
+
+
+def engine(case: Case) -> Object:
+    return by_key(case.wanted())[ENGINE]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_child_has_owner_labels_and_hash(name: str) -> None:
+    case = TABLE[name]
+    keys = []
+    for child in case.wanted():
+        metadata = child["metadata"]
+        keys.append((child["kind"], metadata["name"]))
+        assert metadata["namespace"] == "apps"
+        assert metadata["ownerReferences"][0]["uid"] == UID
+        assert metadata["ownerReferences"][0]["controller"] is True
+        assert metadata["ownerReferences"][0]["blockOwnerDeletion"] is False
+        assert metadata["labels"][LABEL_SERVICE] == "qwen"
+        assert len(metadata["annotations"][ANNOTATION_APPLIED]) == 16
+        assert metadata["name"] == "qwen" or metadata["name"].removeprefix("qwen").startswith(RESERVED_SUFFIXES)
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_pod_is_restricted(name: str) -> None:
+    for _, template in pod_templates(TABLE[name]):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["securityContext"]["runAsUser"] == 65532
+        for container in containers(template):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["runAsNonRoot"] is True
+            assert security["readOnlyRootFilesystem"] is (container["name"] != "logs")
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_only_routers_get_a_token_and_only_downloads_get_credentials(name: str) -> None:
+    for owner, template in pod_templates(TABLE[name]):
+        volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+        assert ("projected" in str(volumes)) == (owner == "qwen-router")
+        for container in containers(template):
+            secrets = {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS"}
+            given = secrets & {one["name"] for one in container.get("env", ())}
+            assert not given or container["name"] == "download"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_mount_has_its_volume_and_every_volume_a_bound(name: str) -> None:
+    for _, template in pod_templates(TABLE[name]):
+        volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+        assert len(volumes) == len(template["spec"]["volumes"])
+        for container in containers(template):
+            mounts = container.get("volumeMounts", [])
+            assert {one["name"] for one in mounts} <= volumes.keys()
+            assert len({one["mountPath"] for one in mounts}) == len(mounts)
+        unbounded = [name for name, one in volumes.items() if one.get("emptyDir") == {}]
+        assert unbounded in ([], ["model"])
+
+
+@pytest.mark.parametrize("drain", [0, 30, 3600])
+def test_a_pod_gets_more_time_than_it_takes_to_drain(drain: int) -> None:
+    for _, template in pod_templates(TINY.changed(rollout={"drainSeconds": drain})):
+        container = template["spec"]["containers"][0]
+        pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert container["args"][container["args"].index("--drain-timeout") + 1] == str(drain)
+        assert template["spec"]["terminationGracePeriodSeconds"] > pause + drain
+        assert pause > 0
+
+
+def test_a_slow_load_is_waited_for_and_a_fast_one_is_seen_at_once() -> None:
+    probe = engine(TINY)["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] <= 2
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_plan_of_the_plans_result_changes_nothing(name: str) -> None:
+    case = TABLE[name]
+    again = replace(case, children=seen(case))
+    assert again.wanted() == case.wanted()
+    assert again.wanted() == again.wanted()
+
+
+def test_revisions_are_on_the_pods() -> None:
+    case = TABLE["gpu-hf-pvc"]
+    revisions = revision_of(case.wanted())
+    assert revisions.keys() == {"engine", "router"}
+    assert revisions["engine"] == engine(case)["spec"]["template"]["metadata"]["labels"][LABEL_REVISION]
+    assert all(len(one) == 10 for one in revisions.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "renews"),
+    [
+        ({"replicas": 7}, set()),
+        ({"monitoring": {"serviceMonitor": True}}, set()),
+        ({"monitoring": {"tracesSample": 0.5}}, set()),
+        ({"monitoring": {"tracesEndpoint": "http://c:4318"}}, {"engine", "router"}),
+        ({"expose": {"type": "Ingress", "host": "a.example.org"}}, set()),
+        ({"rollout": {"maxSurge": 2, "progressSeconds": 60}}, set()),
+        ({"engine": {"maxModelLen": 64}}, {"engine"}),
+        ({"engine": {"env": [{"name": "A", "value": "b"}]}}, {"engine"}),
+        ({"podTemplate": {"metadata": {"labels": {"team": "a"}}}}, {"engine"}),
+        ({"router": {"policy": "least-load"}}, {"router"}),
+        ({"model": {"uri": "builtin://tiny", "aliases": ["other"]}}, {"engine", "router"}),
+        ({"rollout": {"drainSeconds": 1}}, {"engine", "router"}),
+    ],
+)
+def test_a_revision_changes_with_its_template_and_with_nothing_else(change: dict[str, Any], renews: set[str]) -> None:
+    before, after = revision_of(TINY.wanted()), revision_of(TINY.changed(**change).wanted())
+    assert {role for role in before if before[role] != after[role]} == renews
+
+
+def test_replicas_that_an_autoscaler_set_are_kept() -> None:
+    scaled = replace(TINY, children=seen(TINY, scaled_by="kube-controller-manager"))
+    assert "replicas" not in engine(scaled)["spec"]
+    assert engine(replace(TINY, children=seen(TINY)))["spec"]["replicas"] == 1
+
+
+def test_a_scaled_deployment_of_somebody_else_is_not_asked() -> None:
+    foreign = {ENGINE: Child(server_default(engine(TINY)), ours=False, scaled_by="keda")}
+    assert engine(replace(TINY, children=foreign))["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize(("model_ready", "engine_allowed"), [(False, True), (True, False), (False, False)])
+def test_engines_that_may_not_change_stay_as_they_are(model_ready: bool, engine_allowed: bool) -> None:
+    changed = replace(TINY.changed(engine={"maxModelLen": 64}), model_ready=model_ready, engine_allowed=engine_allowed)
+    assert ENGINE not in by_key(changed.wanted()), "there were none, and there are none"
+    observed = seen(TINY)
+    kept = engine(replace(changed, children=observed))
+    body = observed[ENGINE].body
+    assert kept["spec"] == body["spec"]
+    assert kept["metadata"]["annotations"] == body["metadata"]["annotations"]
+    assert not {"uid", "resourceVersion"} & kept["metadata"].keys()
+    assert "status" not in kept
+    foreign = {ENGINE: Child(body, ours=False)}
+    assert ENGINE not in by_key(replace(changed, children=foreign).wanted())
+
+
+def test_what_comes_from_a_list_is_named_again() -> None:
+    observed = seen(TINY)
+    body = {name: value for name, value in observed[ENGINE].body.items() if name not in ("kind", "apiVersion")}
+    kept = engine(replace(TINY, children={ENGINE: Child(body, ours=True)}, model_ready=False))
+    assert (kept["apiVersion"], kept["kind"]) == ("apps/v1", "Deployment")
+
+
+def job(case: Case) -> Object:
+    found = [one for one in case.wanted() if one["kind"] == "Job"]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"uri": "hf://Qwen/Qwen3-4B"}},
+        {"model": {"uri": "hf://Qwen/Qwen3-8B", "revision": "v2"}},
+        {"model": {"uri": "hf://Qwen/Qwen3-8B", "endpoint": "https://mirror.example.org"}},
+        {"model": {"uri": "hf://Qwen/Qwen3-8B", "secretRef": {"name": "hub"}}},
+        {"cache": {"type": "pvc"}},
+        {"cache": {"type": "pvc", "claim": "models"}},
+    ],
+)
+def test_another_model_or_place_is_another_job(change: dict[str, Any]) -> None:
+    assert job(HF.changed(**change))["metadata"]["name"] != job(HF)["metadata"]["name"]
+
+
+def test_what_the_job_finds_out_does_not_make_another_job() -> None:
+    assert job(replace(HF, facts=None)) == job(HF)
+    assert job(HF.changed(replicas=3, engine={"dtype": "float16"})) == job(HF)
+
+
+def test_a_job_of_another_version_of_the_operator_is_left_alone() -> None:
+    observed = seen(HF)
+    upgraded = replace(HF, settings=replace(HF.settings, operator_image="pagefleet-operator:2"), children=observed)
+    kept = job(upgraded)
+    assert kept["spec"]["template"]["spec"]["containers"][0]["image"] == "pagefleet-operator:1"
+    assert kept["metadata"]["annotations"] == job(HF)["metadata"]["annotations"]
+    fresh = job(replace(upgraded, children={}))
+    assert fresh["spec"]["template"]["spec"]["containers"][0]["image"] == "pagefleet-operator:2"
+    assert fresh["metadata"]["name"] == kept["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ["hf-in-every-pod", "gpu-hf-pvc"])
+def test_a_mistake_ends_the_job_and_a_lost_node_does_not_count(name: str) -> None:
+    spec = job(TABLE[name])["spec"]
+    fail, ignore = spec["podFailurePolicy"]["rules"]
+    assert fail["action"] == "FailJob"
+    assert fail["onExitCodes"]["values"] == [2]
+    assert fail["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
+    assert ignore["action"] == "Ignore"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert "activeDeadlineSeconds" not in spec
+    assert "ttlSecondsAfterFinished" not in spec
+
+
+@pytest.mark.parametrize("name", ["s3-into-a-given-claim", "gpu-hf-pvc"])
+def test_engines_read_what_the_job_wrote(name: str) -> None:
+    case = TABLE[name]
+    folder = job(case)["spec"]["template"]["spec"]["containers"][0]["args"][2]
+    mounts = {one["name"]: one for one in engine(case)["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]}
+    assert folder == f"/models/{mounts['model']['subPath']}"
+    assert mounts["model"]["readOnly"] is True
+    assert "/models/model" in engine(case)["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_another_model_goes_into_another_folder_of_the_claim() -> None:
+    folders = set()
+    for uri in ("hf://Qwen/Qwen3-8B", "hf://Qwen/Qwen3-4B"):
+        for revision in ("main", "v2"):
+            case = HF.changed(model={"uri": uri, "revision": revision}, cache={"type": "pvc"})
+            folders.add(job(case)["spec"]["template"]["spec"]["containers"][0]["args"][2])
+    assert len(folders) == 4
+
+
+def test_all_engines_load_the_commit_that_was_found() -> None:
+    init = engine(HF)["spec"]["template"]["spec"]["initContainers"][0]
+    assert any(argument.startswith("--revision=c0ffee") for argument in init["args"])
+
+
+def test_a_mirror_of_the_administrator_is_used_for_the_hub_alone() -> None:
+    settings = replace(HF.settings, hf_endpoint="https://mirror.example.org")
+    assert (
+        "https://mirror.example.org"
+        in job(replace(HF, settings=settings))["spec"]["template"]["spec"]["containers"][0]["args"]
+    )
+    s3 = replace(TABLE["s3-into-a-given-claim"], settings=settings)
+    assert "https://mirror.example.org" not in str(job(s3))
+
+
+@pytest.mark.parametrize(("scheme", "name"), [("s3", "AWS_SKIP_SIGNATURE"), ("gs", "GOOGLE_SKIP_SIGNATURE")])
+def test_a_bucket_without_a_secret_is_read_as_everybody_may(scheme: str, name: str) -> None:
+    public = HF.changed(model={"uri": f"{scheme}://models/qwen"})
+    secret = public.changed(model={"uri": f"{scheme}://models/qwen", "secretRef": {"name": "store"}})
+    open_network = replace(public, settings=replace(SETTINGS, network_policies=False))
+    for case, unsigned in ((public, True), (secret, False), (open_network, False)):
+        downloads = (
+            job(case)["spec"]["template"]["spec"]["containers"]
+            + engine(case)["spec"]["template"]["spec"]["initContainers"]
+        )
+        assert len(downloads) == 2
+        assert [{"name": name, "value": "true"} in one["env"] for one in downloads] == [unsigned] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gateway", "HTTPRoute"), ("gateway", "ServiceMonitor"), ("ingress", "Ingress")]
+)
+def test_kinds_that_the_cluster_lacks_are_not_made(name: str, kind: str) -> None:
+    case = TABLE[name]
+    assert (kind, "qwen") in by_key(case.wanted())
+    assert (kind, "qwen") not in by_key(replace(case, kinds=case.kinds - {kind}).wanted())
+
+
+def test_network_policies_can_be_left_to_others() -> None:
+    kinds = {one["kind"] for one in TABLE["scaled-to-zero"].wanted()}
+    assert "NetworkPolicy" not in kinds
+
+
+def test_routers_reach_the_api_server_on_its_ports() -> None:
+    case = replace(TINY, settings=replace(SETTINGS, api_server_ports=(16443,)))
+    names, engines, api_server = by_key(case.wanted())["NetworkPolicy", "qwen-router"]["spec"]["egress"]
+    assert api_server == {"ports": [{"port": 16443, "protocol": "TCP"}]}
+    assert "to" not in names
+    assert engines["to"] == [{"podSelector": {"matchLabels": selector("qwen", "engine")}}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("http://c.mon:4318", 4318), ("https://c/v1/traces", 443), ("http://[fd00::1]/x", 80)]
+)
+def test_traces_go_out_to_the_port_of_their_collector(endpoint: str, port: int) -> None:
+    children = by_key(TINY.changed(monitoring={"tracesEndpoint": endpoint, "tracesSample": 0.05}).wanted())
+    for component in ("engine", "router"):
+        egress = children["NetworkPolicy", f"qwen-{component}"]["spec"]["egress"]
+        assert egress[-1]["ports"] == [{"port": port, "protocol": "TCP"}]
+        assert "169.254.169.254/32" in str(egress[-1]["to"])
+        (container,) = children["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]["containers"]
+        words = container["args"]
+        assert words[words.index("--otlp-traces-endpoint") + 1] == endpoint
+        assert words[words.index("--otlp-traces-sample") + 1] == "0.05"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_only_downloads_reach_the_world_and_never_a_clouds_metadata(name: str) -> None:
+    case = TABLE[name]
+    children = by_key(case.wanted())
+    for component in ("engine", "model"):
+        policy = children.get(("NetworkPolicy", f"qwen-{component}"))
+        if policy is None:
+            continue
+        wide = [rule for rule in policy["spec"]["egress"] if "to" in rule]
+        remote = case.resolved.uri.remote
+        downloads = remote and (component == "model" or case.resolved.cache in ("none", "hostPath"))
+        assert bool(wide) == downloads
+        for peer in (peer for rule in wide for peer in rule["to"] if "ipBlock" in peer):
+            assert peer["ipBlock"]["except"] in (["169.254.169.254/32"], ["fd00:ec2::254/128"])
+
+
+def test_engines_are_reached_by_their_own_routers_alone_and_downloads_by_the_operator() -> None:
+    children = by_key(HF.wanted())
+    http, events = children["NetworkPolicy", "qwen-engine"]["spec"]["ingress"]
+    assert http["from"] == events["from"] == [{"podSelector": {"matchLabels": selector("qwen", "router")}}]
+    assert [one["port"] for one in http["ports"]] == [8000]
+    assert [one["port"] for one in events["ports"]] == [8100, 8101]
+    (rule,) = children["NetworkPolicy", "qwen-model"]["spec"]["ingress"]
+    (operator,) = rule["from"]
+    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pagefleet"}
+
+
+@pytest.mark.parametrize(("progress_s", "start_s"), [(1800, 3600), (7200, 7200)])
+def test_an_engine_is_not_ended_before_its_rollout_has_failed(progress_s: int, start_s: int) -> None:
+    deployment = engine(TINY.changed(rollout={"progressSeconds": progress_s}))["spec"]
+    probe = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == start_s >= deployment["progressDeadlineSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("patch", "found"),
+    [
+        ({"spec": {"imagePullSecrets": [{"name": "team"}, {"name": "registry"}]}}, ["registry", "team"]),
+        (
+            {"spec": {"imagePullSecrets": [{"name": "registry", "$patch": "delete"}, {"$patch": "replace"}]}},
+            ["registry"],
+        ),
+        ({"spec": {"imagePullSecrets": "team"}}, ["registry"]),
+        ({"spec": ["team"]}, ["registry"]),
+        ({}, ["registry"]),
+    ],
+)
+def test_a_private_model_image_is_looked_at_with_the_secrets_of_pod_template(patch: Any, found: list[str]) -> None:
+    case = replace(
+        TABLE["oci"].changed(podTemplate=patch), settings=replace(SETTINGS, image_pull_secrets=("registry",))
+    )
+    spec = model_job(case.service, case.resolved, case.settings)["spec"]["template"]["spec"]
+    assert [one["name"] for one in spec["imagePullSecrets"]] == found
+
+
+def test_other_pull_secrets_of_a_model_image_are_another_look() -> None:
+    with_secret = TABLE["oci"].changed(podTemplate={"spec": {"imagePullSecrets": [{"name": "team"}]}})
+    assert job(with_secret)["metadata"]["name"] != job(TABLE["oci"])["metadata"]["name"]
+
+
+def test_selectors_never_hold_more_than_can_stay_for_ever() -> None:
+    spec = engine(TABLE["pod-template"])["spec"]
+    assert spec["selector"]["matchLabels"].keys() == {LABEL_SERVICE, "app.kubernetes.io/component"}
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_rendering_changes_nothing_it_was_given() -> None:
+    case = TABLE["pod-template"]
+    service, resolved = case.service, case.resolved
+    before = copy.deepcopy(service.spec.pod_template)
+    context = ChildContext(children={}, optional_kinds=frozenset(), model_ready=True, engines=1)
+    first = wanted_children(service, resolved, case.settings, context)
+    first[-1]["spec"]["template"]["spec"]["containers"].clear()
+    assert service.spec.pod_template == before
+    assert wanted_children(service, resolved, case.settings, context)[-1]["spec"]["template"]["spec"]["containers"]
+
+
+@pytest.mark.parametrize(("cpu", "threads"), [(None, None), ("500m", "1"), ("1500m", "2"), ("4", "4")])
+def test_an_engine_on_the_cpu_computes_with_as_many_threads_as_it_has_cores(
+    cpu: str | None, threads: str | None
+) -> None:
+    args = engine(TINY.changed(resources={"cpu": cpu} if cpu else {}))["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    found = args[args.index("--num-threads") + 1] if "--num-threads" in args else None
+    assert found == threads
+
+
+def test_the_users_flags_and_variables_win_over_ours() -> None:
+    case = TINY.changed(
+        engine={"args": ["--num-threads", "8"], "env": [{"name": "OMP_WAIT_POLICY", "value": "ACTIVE"}]},
+        resources={"cpu": "2"},
+    )
+    container = engine(case)["spec"]["template"]["spec"]["containers"][0]
+    places = [number for number, arg in enumerate(container["args"]) if arg == "--num-threads"]
+    assert [container["args"][number + 1] for number in places] == ["2", "8"]
+    values = [one["value"] for one in container["env"] if one["name"] == "OMP_WAIT_POLICY"]
+    assert values == ["ACTIVE"]
