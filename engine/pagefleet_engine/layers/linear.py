@@ -8,23 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.quantize import Quantized, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
+from pagefleet_engine.layers.norm import Activations, Residual
+from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.weight import Placement, Weight
 
 
 class Linear:
     """`y = x W^T + b`, where W may stack several projections of the same input."""
 
-    __slots__ = ("_bias_O", "_kernel", "_num_rows", "_slots")
+    __slots__ = ("_bias_O", "_kernel", "_num_rows", "_slots", "rounding")
 
     def __init__(self, inputs: int, outputs: tuple[int, ...], bias: bool, placement: Placement) -> None:
         """`outputs`: rows of each stacked projection, in order; `placement.path` names the layer."""
         self._kernel: LinearKernel
         self._bias_O: Tensor | None = None
         self._num_rows = sum(outputs)
+        self.rounding: QuantizeSpec | None = None
+        """How its inputs are rounded, which whoever computes them may do; known once the matrix has arrived."""
         self._slots = matrix_slots(inputs, outputs, placement, self._install_matrix)
         if bias:
             self._slots["bias"] = Weight(outputs, None, placement, self._install_bias)
@@ -33,16 +38,21 @@ class Linear:
         """See HasWeights."""
         yield from self._slots.items()
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
+    def __call__(self, x_TI: Activations) -> Tensor:
         """[T, I] to [T, O]."""
-        return self._kernel.linear(x_TI, self._bias_O)
+        return _multiply(self._kernel, x_TI, self._bias_O)
 
-    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        """`residual + x W^T + b`; the residual must not be read afterwards."""
-        return self._kernel.linear_add(x_TI, residual_TO, self._bias_O)
+    def add_to(self, residual_TO: Tensor, x_TI: Activations) -> Residual:
+        """`residual + x W^T + b`, the sum left to the next norm where the product cannot take it in; the residual must
+        not be read afterwards."""
+        if isinstance(self._kernel, ScaledLinear):
+            return Residual(residual_TO, self(x_TI))
+        assert isinstance(x_TI, Tensor), "only products by kernels take rounded inputs"
+        return Residual(self._kernel.linear_add(x_TI, residual_TO, self._bias_O))
 
     def _install_matrix(self, matrix: Matrix) -> None:
         self._kernel = matrix.kernel(0, self._num_rows)
+        self.rounding = _rounding_of(self._kernel)
 
     def _install_bias(self, bias_O: Tensor) -> None:
         self._bias_O = bias_O
@@ -54,7 +64,7 @@ class GatedLinear:
     With kernels one product gives both and one kernel joins them; without, two products, and joining them is free.
     """
 
-    __slots__ = ("_activation", "_bias_G2", "_gate", "_merged", "_slots", "_up", "_use_kernels", "_width")
+    __slots__ = ("_activation", "_bias_G2", "_gate", "_merged", "_slots", "_up", "_use_kernels", "_width", "rounding")
 
     def __init__(
         self,
@@ -72,6 +82,8 @@ class GatedLinear:
         self._activation = activation
         self._use_kernels = placement.use_kernels
         self._bias_G2: Tensor | None = None
+        self.rounding: QuantizeSpec | None = None
+        """See Linear."""
         self._slots = matrix_slots(inputs, outputs, placement, self._install_matrix)
         if bias:
             self._slots["bias"] = Weight(outputs, None, placement, self._install_bias)
@@ -80,11 +92,12 @@ class GatedLinear:
         """See HasWeights."""
         yield from self._slots.items()
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        """[T, I] to [T, G]."""
+    def __call__(self, x_TI: Activations, rounding: QuantizeSpec | None = None) -> Activations:
+        """[T, I] to [T, G], rounded where that is asked for (by kernels only)."""
         bias_G2 = self._bias_G2
         if self._use_kernels:
-            return gated_activation(self._merged.linear(x_TI, bias_G2), self._activation)
+            return gated_activation(_multiply(self._merged, x_TI, bias_G2), self._activation, quantize=rounding)
+        assert isinstance(x_TI, Tensor), "only products by kernels take rounded inputs"
         gate_bias_G, up_bias_G = (None, None) if bias_G2 is None else (bias_G2[: self._width], bias_G2[self._width :])
         gate_TG = self._gate.linear_activated(x_TI, gate_bias_G, self._activation)
         return self._up.linear_mul(x_TI, gate_TG, up_bias_G)
@@ -92,9 +105,21 @@ class GatedLinear:
     def _install_matrix(self, matrix: Matrix) -> None:
         if self._use_kernels:
             self._merged = matrix.kernel(0, 2 * self._width)
+            self.rounding = _rounding_of(self._merged)
         else:
             self._gate = matrix.kernel(0, self._width)
             self._up = matrix.kernel(self._width, 2 * self._width)
 
     def _install_bias(self, bias_G2: Tensor) -> None:
         self._bias_G2 = bias_G2
+
+
+def _rounding_of(kernel: LinearKernel) -> QuantizeSpec | None:
+    return kernel.rounding if isinstance(kernel, ScaledLinear) else None
+
+
+def _multiply(kernel: LinearKernel, x_TI: Activations, bias_O: Tensor | None) -> Tensor:
+    if isinstance(x_TI, Quantized):
+        assert isinstance(kernel, ScaledLinear), "only products by kernels take rounded inputs"
+        return kernel.linear_rounded(x_TI, bias_O)
+    return kernel.linear(x_TI, bias_O)

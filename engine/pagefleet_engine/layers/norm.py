@@ -8,21 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from pagefleet_kernels.norm import rms_norm
+from pagefleet_kernels.norm import residual_rms_norm, rms_norm
+from pagefleet_kernels.quantize import Quantized, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+
+Activations = Tensor | Quantized
+"""What a layer reads: numbers, or such as were rounded for its product by whoever computed them."""
+
+
+class Residual(NamedTuple):
+    """The residual stream between two blocks."""
+
+    total_TD: Tensor
+    pending_TD: Tensor | None = None
+    """What the last block gave where its product did not add it: the next norm does so along the way."""
 
 
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * w`."""
 
-    __slots__ = ("_apply", "_eps", "_slot", "_unit_offset", "_use_kernels")
+    __slots__ = ("_apply", "_eps", "_slot", "_unit_offset", "_use_kernels", "_weight_D")
 
     def __init__(self, width: int, eps: float, placement: Placement, unit_offset: bool = False) -> None:
         self._apply: Callable[[Tensor], Tensor]
+        self._weight_D: Tensor
         self._eps, self._unit_offset = eps, unit_offset
         self._use_kernels = placement.use_kernels
         self._slot = Weight((width,), None, placement, self._install)
@@ -35,12 +49,27 @@ class RMSNorm:
         """A new tensor of x's shape and dtype."""
         return self._apply(x_TD)
 
+    def read(self, stream: Residual, rounding: QuantizeSpec | None = None) -> tuple[Tensor, Activations]:
+        """The stream's total, nothing pending, and its norm, rounded where that is asked for (by kernels only).
+
+        The stream must not be read afterwards.
+        """
+        total_TD, pending_TD = stream
+        if rounding is None and pending_TD is None:
+            return total_TD, self._apply(total_TD)
+        assert self._use_kernels, "only products by kernels leave sums and roundings to others"
+        weight_D, eps, offset = self._weight_D, self._eps, self._unit_offset
+        if pending_TD is None:
+            return total_TD, rms_norm(total_TD, weight_D, eps, unit_offset=offset, quantize=rounding)
+        return total_TD, residual_rms_norm(pending_TD, total_TD, weight_D, eps, unit_offset=offset, quantize=rounding)
+
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """`residual + norm(x)`; the residual must not be read afterwards."""
         return residual_TD.add_(self._apply(x_TD))
 
     def _install(self, weight_D: Tensor) -> None:
         if self._use_kernels:
+            self._weight_D = weight_D
             self._apply = partial(rms_norm, weight_D=weight_D, eps=self._eps, unit_offset=self._unit_offset)
         else:
             self._apply = _TorchNorm(weight_D, self._eps, self._unit_offset)

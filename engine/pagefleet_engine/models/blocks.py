@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from pagefleet_kernels.quantize import QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.heads import Heads
 from pagefleet_engine.layers.linear import GatedLinear, Linear
-from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm
+from pagefleet_engine.layers.norm import Activations, HeadNorm, ProjectionNorm, Residual
 from pagefleet_engine.layers.quantization.kv_scales import KVScales
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
@@ -49,7 +50,7 @@ class Attention:
         rows = (q_width + 2 * k_width,) if traits.merged_in_checkpoint else (q_width, k_width, k_width)
         self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within("qkv_proj"))
         self._o_proj = Linear(q_width, (arch.hidden_size,), traits.output_bias, placement.within("o_proj"))
-        self._project: Callable[[Tensor], Tensor] = self._qkv_proj
+        self._project: Callable[[Activations], Tensor] = self._qkv_proj
         self._norm: HeadNorm | ProjectionNorm | None = None
         head_norm = None
         if traits.query_key_norm == "heads":
@@ -71,15 +72,20 @@ class Attention:
             yield from self._norm.weights()
         yield from self._kv_scales.weights()
 
-    def __call__(self, x_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+    @property
+    def rounding(self) -> QuantizeSpec | None:
+        """See Linear."""
+        return self._qkv_proj.rounding
+
+    def __call__(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Tensor:
         """[T, D] to a new tensor [T, D]."""
         return self._o_proj(self._attend(x_TD, rotation, step))
 
-    def add_to(self, residual_TD: Tensor, x_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+    def add_to(self, residual_TD: Tensor, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Residual:
         """`residual + attention(x)`, [T, D]; the residual must not be read afterwards."""
         return self._o_proj.add_to(residual_TD, self._attend(x_TD, rotation, step))
 
-    def _attend(self, x_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+    def _attend(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Tensor:
         q_TNH = rotation.prepare(self._heads, self._project(x_TD).view(self._shape), step)
         return step.attend(self._heads.spec, q_TNH).flatten(1)
 
@@ -98,10 +104,15 @@ class MLP:
         yield from prefixed("gate_up_proj", self._gate_up_proj)
         yield from prefixed("down_proj", self._down_proj)
 
-    def __call__(self, x_TD: Tensor) -> Tensor:
-        """[T, D] to a new tensor [T, D]."""
-        return self._down_proj(self._gate_up_proj(x_TD))
+    @property
+    def rounding(self) -> QuantizeSpec | None:
+        """See Linear."""
+        return self._gate_up_proj.rounding
 
-    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+    def __call__(self, x_TD: Activations) -> Tensor:
+        """[T, D] to a new tensor [T, D]."""
+        return self._down_proj(self._gate_up_proj(x_TD, self._down_proj.rounding))
+
+    def add_to(self, residual_TD: Tensor, x_TD: Activations) -> Residual:
         """`residual + mlp(x)`, [T, D]; the residual must not be read afterwards."""
-        return self._down_proj.add_to(residual_TD, self._gate_up_proj(x_TD))
+        return self._down_proj.add_to(residual_TD, self._gate_up_proj(x_TD, self._down_proj.rounding))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
 from pagefleet_engine.layers.embedding import Embedding, LMHead
-from pagefleet_engine.layers.norm import RMSNorm
+from pagefleet_engine.layers.norm import Residual, RMSNorm
 from pagefleet_engine.layers.rotary import RotaryEmbedding
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
@@ -53,11 +53,13 @@ class DecoderModel:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model."""
-        hidden_TD = self._embed_tokens(token_ids_T)
+        stream = Residual(self._embed_tokens(token_ids_T))
         rotations = [rotary.at(positions_T) for rotary in self._rotaries]
         for layer, rope in self._layers:
-            hidden_TD = layer(hidden_TD, rotations[rope], step)
-        return self._norm(hidden_TD)
+            stream = layer(stream, rotations[rope], step)
+        _, hidden_TD = self._norm.read(stream)
+        assert isinstance(hidden_TD, Tensor), "nothing is rounded unless asked for"
+        return hidden_TD
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """See Model."""

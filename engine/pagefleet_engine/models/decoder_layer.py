@@ -5,13 +5,14 @@ Shapes: T tokens of the step, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
+from pagefleet_kernels.quantize import QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
-from pagefleet_engine.layers.norm import RMSNorm
+from pagefleet_engine.layers.norm import Activations, Residual, RMSNorm
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
@@ -25,13 +26,13 @@ class DecoderLayer(Protocol):
         """See HasWeights."""
         ...
 
-    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
-        """The residual stream, [T, D], before and after the layer; the former may be overwritten."""
+    def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
+        """The residual stream before and after the layer; the former may be overwritten."""
         ...
 
 
 class PreNormLayer:
-    """Attention and MLP read normalised; what they give is added inside their last product."""
+    """Attention and MLP read normalised; what they give is added inside their last product, or by the next norm."""
 
     def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
         self._input_norm = _norm(arch, traits, placement)
@@ -46,10 +47,12 @@ class PreNormLayer:
         yield from prefixed("post_attention_layernorm", self._post_attention_norm)
         yield from prefixed("mlp", self._mlp)
 
-    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+    def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
-        hidden_TD = self._attention.add_to(hidden_TD, self._input_norm(hidden_TD), rotation, step)
-        return self._mlp.add_to(hidden_TD, self._post_attention_norm(hidden_TD))
+        hidden_TD, x_TD = self._input_norm.read(stream, self._attention.rounding)
+        stream = self._attention.add_to(hidden_TD, x_TD, rotation, step)
+        hidden_TD, x_TD = self._post_attention_norm.read(stream, self._mlp.rounding)
+        return self._mlp.add_to(hidden_TD, x_TD)
 
 
 class PostNormLayer:
@@ -61,12 +64,9 @@ class PostNormLayer:
         self._mlp = MLP(arch, traits, placement.within("mlp"))
         self._post_mlp_norm = _norm(arch, traits, placement)
         self._read_norms: dict[str, RMSNorm] = {}
-        self._read_attention: Callable[[Tensor], Tensor] = _as_it_is
-        self._read_mlp: Callable[[Tensor], Tensor] = _as_it_is
         if traits.layer_norms == "around":
-            self._read_attention = input_norm = _norm(arch, traits, placement)
-            self._read_mlp = pre_mlp_norm = _norm(arch, traits, placement)
-            self._read_norms = {"input_layernorm": input_norm, "pre_feedforward_layernorm": pre_mlp_norm}
+            for name in ("input_layernorm", "pre_feedforward_layernorm"):
+                self._read_norms[name] = _norm(arch, traits, placement)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -77,11 +77,16 @@ class PostNormLayer:
         yield from prefixed("mlp", self._mlp)
         yield from prefixed("post_feedforward_layernorm", self._post_mlp_norm)
 
-    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+    def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
-        attended_TD = self._attention(self._read_attention(hidden_TD), rotation, step)
-        hidden_TD = self._post_attention_norm.add_to(hidden_TD, attended_TD)
-        return self._post_mlp_norm.add_to(hidden_TD, self._mlp(self._read_mlp(hidden_TD)))
+        x_TD = self._read("input_layernorm", stream.total_TD, self._attention.rounding)
+        hidden_TD = self._post_attention_norm.add_to(stream.total_TD, self._attention(x_TD, rotation, step))
+        x_TD = self._read("pre_feedforward_layernorm", hidden_TD, self._mlp.rounding)
+        return Residual(self._post_mlp_norm.add_to(hidden_TD, self._mlp(x_TD)))
+
+    def _read(self, name: str, hidden_TD: Tensor, rounding: QuantizeSpec | None) -> Activations:
+        norm = self._read_norms.get(name)
+        return hidden_TD if norm is None else norm.read(Residual(hidden_TD), rounding)[1]
 
 
 def decoder_layer(arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> DecoderLayer:
@@ -92,7 +97,3 @@ def decoder_layer(arch: ModelArch, layer: int, traits: Traits, placement: Placem
 
 def _norm(arch: ModelArch, traits: Traits, placement: Placement) -> RMSNorm:
     return RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement, traits.norm_unit_offset)
-
-
-def _as_it_is(x_TD: Tensor) -> Tensor:
-    return x_TD

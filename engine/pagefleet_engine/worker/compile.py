@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, Pages
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Weight
 from pagefleet_engine.models.arch import ModelArch
@@ -118,10 +119,9 @@ class CompiledLayer:
         """See DecoderLayer."""
         return self._layer.weights()
 
-    def __call__(self, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
+    def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
-        out_TD: Tensor = self._compiled(self._layer, hidden_TD, rotation, OpaqueStep(step))
-        return out_TD
+        return Residual(self._compiled(self._layer, stream.total_TD, rotation, OpaqueStep(step)))
 
 
 class OpaqueStep:
@@ -164,7 +164,7 @@ class _NoAttention:
 
 
 def _run_layer(layer: DecoderLayer, hidden_TD: Tensor, rotation: Rotation, step: AttentionStep) -> Tensor:
-    return layer(hidden_TD, rotation, step)
+    return layer(Residual(hidden_TD), rotation, step).total_TD  # nothing is pending: matrices are plain
 
 
 def _sizes(max_num_tokens: int) -> list[int]:

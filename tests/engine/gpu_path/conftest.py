@@ -53,12 +53,14 @@ class Served:
     """Greedy ones for PROMPTS, by kernels in Triton's interpreter; empty unless asked for."""
 
 
-def serve(folder: Path, kind: GpuKind | None = None, *, computes: bool = False, **settings: Any) -> Served:
+def serve(
+    folder: Path, kind: GpuKind | None = None, *, batches: int = 8, computes: bool = False, **settings: Any
+) -> Served:
     """Load the model on a make-believe GPU and ask it for batches of all sizes, sampled in every way."""
     with fake_gpu(kind) as gpu, LLM(str(folder), device="cuda", **(LIMITS | settings)) as llm:
         num_forms = len(gpu.launches.forms)
         gpu.ready()
-        for batch in _batches():
+        for batch in _batches()[:batches]:
             llm.generate([{"prompt_token_ids": prompt} for prompt, _ in batch], [each for _, each in batch])
         waits, late_forms = list(gpu.waits), gpu.late_forms
         tokens = greedy(llm, gpu) if computes else []

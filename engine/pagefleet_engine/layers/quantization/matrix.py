@@ -49,7 +49,7 @@ class QuantizedMatrix:
                 assert inputs is not None, "numbers are multiplied by numbers"
                 return PackedInt8Linear(values_OI, scales, inputs)
             case Form.SCALED:
-                return ScaledLinear(values_OI, scales, self.scheme, self.input_scale)
+                return ScaledLinear(values_OI, scales, self.scheme, self.input_scale, self.dtype)
 
     def _scales(self, start: int, stop: int) -> Tensor:
         if self.scheme.block is None:
