@@ -40,8 +40,7 @@ from pagefleet_kv.p2p.data_plane import (
     PlaneEvent,
     Tell,
 )
-from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers
-from pagefleet_kv.p2p.planes.cuda_ipc.memory import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, CudaSharedMemory, IpcCarriers, find_cudart
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers

@@ -22,6 +22,7 @@ from pagefleet_kv.port import (
     KVRequest,
     KVTransferStats,
     LoadDone,
+    NoConnector,
     TransfersDone,
 )
 from pagefleet_kv.store.blob_store import BlobStore
@@ -42,7 +43,7 @@ class _Question:
     num_found: int | None = None
 
 
-class FileConnector:
+class FileConnector(NoConnector):
     """Implements `KVConnector`.
 
     Args:
@@ -64,9 +65,6 @@ class FileConnector:
     def bell(self) -> int:
         """See KVConnector."""
         return self._mover.bell
-
-    def arrived(self, request: KVRequest) -> None:
-        """Nothing waits for it anywhere."""
 
     def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
         """See KVConnector."""
@@ -105,9 +103,6 @@ class FileConnector:
         self._mover.start(StoreJob(number, blocks, run_keys(runs)))
         return number
 
-    def relieve(self, num_blocks: int) -> None:
-        """Saves end by themselves, as fast as the disk is."""
-
     def discard(self, request: KVRequest) -> None:
         """See KVConnector. A moment passes until the files are gone."""
         self._mover.start(DropJob(self._number(), block_keys(request.block_hashes)))
@@ -135,9 +130,6 @@ class FileConnector:
         """See KVConnector. The folder is emptied for all who share it."""
         self._questions.clear()
         self._mover.start(ClearJob(self._number()))
-
-    def drain(self) -> None:
-        """Nothing is taken on for others."""
 
     @property
     def num_owed(self) -> int:

@@ -112,6 +112,9 @@ class TransfersDone:
     answers: Sequence[AnswerDone] = ()
 
 
+_NOTHING = TransfersDone()
+
+
 @dataclass(frozen=True, slots=True)
 class KVTransferStats:
     """Totals since the start, and gauges, of all that a connector does. Names as they stand in docs/metrics.md."""
@@ -198,6 +201,65 @@ class KVConnector(Protocol):
     def close(self) -> None:
         """End all transfers and threads."""
         ...
+
+
+class NoConnector:
+    """Implements `KVConnector`: it has nothing, keeps nothing and never rings. Others say what they do otherwise."""
+
+    @property
+    def bell(self) -> int | None:
+        """It never rings."""
+        return None
+
+    def arrived(self, request: KVRequest) -> None:
+        """Nothing waits for it anywhere."""
+
+    def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
+        """Nothing."""
+        return 0
+
+    def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
+        """Not called, as nothing is loadable."""
+        raise AssertionError("there is nothing to load")
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing is under way."""
+
+    def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
+        """No need to keep anything."""
+        return None
+
+    def relieve(self, num_blocks: int) -> None:
+        """What is kept ends by itself, soon."""
+
+    def discard(self, request: KVRequest) -> None:
+        """Nothing is stored."""
+
+    def ended(self, request: KVRequest, completed: bool) -> int | None:
+        """Nobody waits for it."""
+        return None
+
+    def finished(self) -> TransfersDone:
+        """Nothing."""
+        return _NOTHING
+
+    def reset(self) -> None:
+        """Nothing is stored."""
+
+    def drain(self) -> None:
+        """Nothing is taken on for others."""
+
+    @property
+    def num_owed(self) -> int:
+        """None."""
+        return 0
+
+    def stats(self) -> KVTransferStats:
+        """Nothing is counted."""
+        return KVTransferStats()
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 class PagesCopy(Protocol):

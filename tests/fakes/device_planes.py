@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from pagefleet_kv.p2p.data_plane import LinkUp, PlaneEvent, Tell
-from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers
+from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane

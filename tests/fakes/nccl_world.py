@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from pagefleet_kv.p2p.planes.cuda_ipc.memory import HANDLE_BYTES, CudaError, OpenedMemory
+from pagefleet_kv.p2p.planes.cuda_ipc import HANDLE_BYTES, CudaError, OpenedMemory
 from pagefleet_kv.p2p.planes.nccl.library import UNIQUE_ID_BYTES, NcclError, State
 from torch import Tensor
 

@@ -12,7 +12,7 @@ import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from pagefleet_kv.port import KVConnector
+from pagefleet_kv.port import KVConnector, NoConnector
 
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
@@ -21,7 +21,6 @@ from pagefleet_engine.core.held_answers import HeldAnswers
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
 from pagefleet_engine.core.kv_loads import KVLoads
 from pagefleet_engine.core.kv_saves import KVSaves
-from pagefleet_engine.core.no_connector import NoConnector
 from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs

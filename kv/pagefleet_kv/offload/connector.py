@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_kv.offload.tier import Spiller, Tier
-from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, LoadDone, TransfersDone
+from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, LoadDone, NoConnector, TransfersDone
 from pagefleet_kv.store.block_io import CopyOutJob, DropJob, LoadJob, MoveDone, SpillJob
 from pagefleet_kv.store.block_key import BlockKey, block_keys, run_keys
 from pagefleet_kv.store.mover import BlockMover
@@ -42,7 +42,7 @@ class _Spill:
     key: BlockKey
 
 
-class OffloadConnector:
+class OffloadConnector(NoConnector):
     """Implements `KVConnector`.
 
     Args:
@@ -79,9 +79,6 @@ class OffloadConnector:
     def num_moves(self) -> int:
         """Loads, saves and spills that have not ended."""
         return len(self._jobs)
-
-    def arrived(self, request: KVRequest) -> None:
-        """Nothing waits for it anywhere."""
 
     def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
         """See KVConnector. At least one token is left to be computed, as it is with the prefix cache."""
@@ -151,9 +148,6 @@ class OffloadConnector:
         self._mover.start(CopyOutJob(number, blocks, slots))
         return number
 
-    def relieve(self, num_blocks: int) -> None:
-        """Saves end by themselves, as fast as memory is."""
-
     def discard(self, request: KVRequest) -> None:
         """See KVConnector. What is being moved of it is not found any more, and goes when that has ended."""
         keys = block_keys(request.block_hashes)
@@ -195,9 +189,6 @@ class OffloadConnector:
         self._host.doom_all()
         if self._spiller is not None:
             self._drop(self._spiller.reset())
-
-    def drain(self) -> None:
-        """Nothing is taken on for others."""
 
     @property
     def num_owed(self) -> int:

@@ -21,6 +21,7 @@ from pagefleet_kv.port import (
     BlockRun,
     KVRequest,
     KVTransferStats,
+    NoConnector,
     TransfersDone,
 )
 
@@ -40,8 +41,8 @@ class _Leg:
     settled: LegSettled | None = None
 
 
-class P2PConnector:
-    """Implements `KVConnector` between engines of one fleet.
+class P2PConnector(NoConnector):
+    """Implements `KVConnector` between engines of one fleet. It stores nothing, so there is nothing to discard.
 
     Args:
         parts: what the agent drives.
@@ -136,9 +137,6 @@ class P2PConnector:
         """Have blocks spilled that wait for their decode engines."""
         self._agent.relieve(num_blocks)
 
-    def discard(self, request: KVRequest) -> None:
-        """Nothing is stored here, and what is under way is never committed: its leg does not end completed."""
-
     def ended(self, request: KVRequest, completed: bool) -> int | None:
         """See KVConnector."""
         transfer = request.transfer
@@ -181,9 +179,6 @@ class P2PConnector:
                 self._end_leg(leg, settled)
         answers, self._answers = self._answers, []
         return TransfersDone(done.loads, done.saves, answers)
-
-    def reset(self) -> None:
-        """Nothing is stored here."""
 
     def drain(self) -> None:
         """Refuse transfers whose leg is not here."""

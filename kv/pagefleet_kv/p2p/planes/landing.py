@@ -1,4 +1,4 @@
-"""Where frames may land: decided before the first byte of a payload is read, without any I/O.
+"""What frames are called, and where they may land: decided before the first byte of a payload is read, without I/O.
 
 A frame is placed only if a landing of its transfer, its peer and its epoch waits for exactly this number and block. So
 a frame that is late, doubled, reordered or lies about its length reaches no block.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pagefleet_protocol.kv_blob import BlobHeader
 
-from pagefleet_kv.p2p.data_plane import Landing
+from pagefleet_kv.p2p.data_plane import Frame, FrameArrived, FrameRefused, FrameSent, Landing
 
 MAX_FRAME_BYTES = 1 << 26
 """A header that says more is a lie, and nothing after it can be believed."""
@@ -35,6 +35,29 @@ class FrameName:
     def decode(cls, name: bytes) -> FrameName:
         """Parse 32 bytes; any are some name."""
         return cls(*_NAME.unpack(name))
+
+
+def header_of(frame: Frame, compatibility: bytes, num_blocks: int, num_bytes: int, checksum: int) -> BlobHeader:
+    """Return what stands before a frame's payload."""
+    name = FrameName(frame.transfer_id, frame.epoch, frame.seq).encode()
+    return BlobHeader(compatibility, name, frame.first_block, num_blocks, num_bytes, checksum)
+
+
+def sent(peer: str, frame: Frame, num_bytes: int, checksum: int) -> FrameSent:
+    """Return what is told of a frame whose blocks are needed no more."""
+    return FrameSent(peer, frame.transfer_id, frame.epoch, frame.seq, num_bytes, checksum)
+
+
+def arrived(peer: str, header: BlobHeader) -> FrameArrived:
+    """Return what is told of a frame that is whole, right and in its blocks."""
+    name, size = FrameName.decode(header.name), (header.num_blocks, header.num_bytes)
+    return FrameArrived(peer, name.transfer_id, name.epoch, name.seq, header.first_block, *size, header.checksum)
+
+
+def refused(peer: str, header: BlobHeader, reason: str) -> FrameRefused:
+    """Return what is told of a frame that was not used."""
+    name = FrameName.decode(header.name)
+    return FrameRefused(peer, name.transfer_id, name.epoch, name.seq, reason)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_kv.p2p.planes.device.link import Ear, LinkBroken
+from pagefleet_kv.p2p.planes.device.link import Ear
 from pagefleet_kv.p2p.planes.device.words import (
     Announce,
     BadWord,
@@ -24,6 +24,7 @@ from pagefleet_kv.p2p.planes.device.words import (
     decode_word,
     encode_word,
 )
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 from pagefleet_kv.p2p.transfer.actions import Send
 from pagefleet_kv.p2p.transfer.links import LEFT_OUT_S, Link
 from pagefleet_kv.p2p.transfer.settings import P2PSettings, PeerTiming

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark
-from pagefleet_kv.p2p.planes.device.link import LinkBroken
 from pagefleet_kv.p2p.planes.device.plane import FIRST_S, MAX_PEERS, MOST_S, Redial
 from pagefleet_kv.p2p.planes.nccl.carrier import MIN_FREE_BYTES, Seats
 from pagefleet_kv.p2p.planes.nccl.communicator import (
@@ -18,6 +17,7 @@ from pagefleet_kv.p2p.planes.nccl.communicator import (
     NcclTransfer,
 )
 from pagefleet_kv.p2p.planes.nccl.library import NcclError, State
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 
 from tests.fakes.device_planes import SLOT_BYTES, TorchPool
 

@@ -12,14 +12,13 @@ import torch
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p import build as p2p_build
-from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers, host_identity
-from pagefleet_kv.p2p.planes.cuda_ipc.memory import CudaError
-from pagefleet_kv.p2p.planes.device.build import (
+from pagefleet_kv.p2p.build import (
     MAX_COMMUNICATORS,
     MakeCarriers,
     device_planes,
     split_communicators,
 )
+from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, IpcCarriers, host_identity
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane

@@ -7,9 +7,9 @@ import struct
 import pytest
 import torch
 from pagefleet_kv.p2p.data_plane import FrameArrived, LinkDown
-from pagefleet_kv.p2p.planes.cuda_ipc.carrier import IpcCarriers, IpcTarget
+from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers, IpcTarget
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
-from pagefleet_kv.p2p.planes.device.link import LinkBroken
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 
 from tests.fakes.device_planes import SLOT_BYTES, DeviceEnd, Scene, TorchPool, ipc_maker
 from tests.fakes.kv_plane import content, frame, landing

@@ -24,8 +24,9 @@ from pagefleet_kv.p2p.data_plane import (
 )
 from pagefleet_kv.p2p.planes.invitations import MAX_INVITATIONS
 from pagefleet_kv.p2p.planes.landing import MAX_FRAME_BYTES
+from pagefleet_kv.p2p.planes.shell import LinkSettings
 from pagefleet_kv.p2p.planes.tcp.hello import HELLO_BYTES, Invitation
-from pagefleet_kv.p2p.planes.tcp.link import LinkSettings, PageViews
+from pagefleet_kv.p2p.planes.tcp.link import PageViews
 from pagefleet_kv.p2p.planes.tcp.plane import MAX_NEWCOMERS, TcpPlane
 from pagefleet_kv.p2p.planes.tcp.source import SourceLink
 

@@ -16,12 +16,10 @@ from torch import Tensor
 from pagefleet_kv.p2p.data_plane import PlaneEvent, Tell
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.words import Envelope, Word, encode_word
+from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings
 
 Say = Callable[[Word], None]
-
-
-class LinkBroken(Exception):
-    """The link is of no use any more; the message says why."""
+DeviceSettings = LinkSettings[DeviceCopies]
 
 
 class SourceCarrier(Protocol):
@@ -126,25 +124,6 @@ class Carriers(Protocol):
     def close(self) -> None:
         """Free all, after the links."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PlaneSettings:
-    """What all links of one plane share.
-
-    Attributes:
-        copies: within the device.
-        compatibility: `KvShape.compatibility` of the pages.
-        handshake_s: from the first word to a link.
-        stall_s: frames that are under way and go on for nothing so long end the link.
-        tell: is told what happens.
-    """
-
-    copies: DeviceCopies
-    compatibility: bytes
-    handshake_s: float
-    stall_s: float
-    tell: Callable[[PlaneEvent], None]
 
 
 class Voice:

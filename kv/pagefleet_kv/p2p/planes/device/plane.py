@@ -12,33 +12,22 @@ import select
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 
 from pagefleet_kv.p2p.data_plane import (
-    End,
-    Frame,
-    Landed,
-    Landing,
     LinkDown,
-    PlaneEvent,
-    Withdrawn,
 )
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import (
     Carriers,
     Ear,
     Line,
-    LinkBroken,
-    PlaneSettings,
     Slots,
     Voice,
 )
 from pagefleet_kv.p2p.planes.device.source import DeviceSource
 from pagefleet_kv.p2p.planes.device.target import DeviceTarget
 from pagefleet_kv.p2p.planes.device.words import TOKEN_BYTES, BadWord, Join, Leave, decode_word
-from pagefleet_kv.p2p.planes.invitations import Invitations
-from pagefleet_kv.p2p.planes.landing import Landings
-from pagefleet_kv.p2p.planes.thread import PlaneThread
+from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings, PlaneShell
 
 HANDSHAKE_S = 30.0
 STALL_S = 10.0
@@ -53,7 +42,7 @@ _INVITATION = struct.Struct(f"<4sH{TOKEN_BYTES}s")
 Link = DeviceSource | DeviceTarget
 
 
-class DevicePlane:
+class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
     """Implements `DataPlane` on a carrier.
 
     Args:
@@ -77,28 +66,15 @@ class DevicePlane:
         handshake_s: float = HANDSHAKE_S,
         stall_s: float = STALL_S,
     ) -> None:
-        self.name = carriers.name
         self._carriers = carriers
         num_sending, num_receiving = num_slots
         self._send_slots = Slots(carriers.send_slots(num_sending) if num_sending else copies.slots(0))
         self._receive_slots = Slots(copies.slots(num_receiving))
-        self._landings = Landings()
+        super().__init__(carriers.name)
         self._redial = Redial()
-        self._invitations = Invitations()
-        self._sources: dict[str, DeviceSource] = {}
-        """Ends of ours that send, by target."""
-        self._targets: dict[str, DeviceTarget] = {}
-        self._num_refused = 0
-        self._num_broken = 0
-        self._thread = PlaneThread(f"kv {self.name}", self._turn, self._close_all)
-        self._settings = PlaneSettings(copies, compatibility, handshake_s, stall_s, self._thread.tell)
+        self._settings = LinkSettings(copies, compatibility, handshake_s, stall_s, self._tell)
         self._thread.do(copies.enter)
         self._thread.start()
-
-    @property
-    def bell(self) -> int:
-        """Readable while `events` has something to tell."""
-        return self._thread.bell
 
     def invite(self, peer: str) -> bytes:
         """Return what one link of the peer needs; the oldest of too many invitations is taken back."""
@@ -106,55 +82,17 @@ class DevicePlane:
         self._invitations.give(token, peer)
         return _INVITATION.pack(_MAGIC, _VERSION, token) + self._carriers.facts()
 
-    def connect(self, peer: str, host: str, invitation: bytes) -> None:
-        """Begin a link with a source; an older one with it ends."""
-        self._thread.do(lambda: self._connect(peer, invitation))
-
-    def disconnect(self, peer: str, end: End) -> None:
-        """End a link with a peer, and at the source take the invitations back; waits for what is copied just now."""
-        if end == "source":
-            self._invitations.take_back(peer)
-        self._thread.do_now(lambda: self._disconnect(peer, end))
-
-    def send(self, peer: str, frame: Frame) -> None:
-        """Queue a frame; without a link `LinkDown` follows."""
-        self._thread.do(lambda: self._send(peer, frame))
-
-    def withdraw(self, transfer_id: bytes) -> None:
-        """Send none of a transfer's frames any more, but those that wait in slots for a target that was told."""
-        self._thread.do(lambda: self._withdraw(transfer_id))
-
-    def land(self, peer: str, landing: Landing) -> None:
-        """Accept a transfer's frames, from now on: the source sends as soon as it is told to."""
-        self._landings.add(peer, landing)
-
-    def forget(self, transfer_id: bytes) -> None:
-        """Accept a transfer's frames no more."""
-        self._thread.do(lambda: self._forget(transfer_id))
-
     def hear(self, peer: str, data: bytes) -> None:
         """Take a word of the peer's."""
         self._thread.do(lambda: self._hear(peer, data))
 
-    def events(self) -> Sequence[PlaneEvent]:
-        """Return what happened since the last call.
-
-        Raises:
-            TransfersDead: the thread has ended by a mistake of ours, or of the device.
-        """
-        return self._thread.events()
-
     def counters(self) -> dict[str, float]:
         """Return links that nobody had invited, those that broke, and what the carrier counts."""
         return {
-            "refused_connections_total": float(self._num_refused),
+            **super().counters(),
             "broken_links_total": float(self._num_broken),
             **self._carriers.counters(),
         }
-
-    def close(self) -> None:
-        """End all links and the thread."""
-        self._thread.close()
 
     def _turn(self) -> None:
         busy = any(link.under_way for link in self._links())
@@ -165,55 +103,20 @@ class DevicePlane:
             self._guarded(link, functools.partial(link.poll, now))
         self._thread.ring()
 
-    def _links(self) -> list[Link]:
-        return [*self._sources.values(), *self._targets.values()]
-
-    def _guarded(self, link: Link, act: Callable[[], None]) -> None:
-        """Let a link act; it ends where it breaks."""
-        try:
-            act()
-        except LinkBroken as error:
-            self._num_broken += 1
-            self._end(link, str(error))
-
-    def _connect(self, peer: str, invitation: bytes) -> None:
+    def _connect(self, peer: str, host: str, invitation: bytes) -> None:
         now = time.monotonic()
-        if peer in self._targets:
-            self._remove(self._targets[peer], "it connects again")
+        self._disconnect(peer, "target", "it connects again")
         try:
             self._redial.check(peer, now)
             token, facts = _decode_invitation(invitation)
-            voice = Voice(peer, token, True, self._settings.tell)
+            voice = Voice(peer, token, True, self._tell)
             carrier = self._carriers.to_source(peer, facts, voice.say)
         except LinkBroken as error:
             self._redial.failed(peer, now)
-            self._settings.tell(LinkDown(peer, "target", str(error)))
+            self._tell(LinkDown(peer, "target", str(error)))
             return
         line = Line(peer, Ear(token), voice)
         self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, self._settings, now)
-
-    def _disconnect(self, peer: str, end: End) -> None:
-        link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
-        if link is not None:
-            self._remove(link, "it was disconnected")
-
-    def _send(self, peer: str, frame: Frame) -> None:
-        link = self._sources.get(peer)
-        if link is None:
-            self._settings.tell(LinkDown(peer, "source", "it is not connected"))
-            return
-        self._guarded(link, lambda: link.queue(frame))
-
-    def _withdraw(self, transfer_id: bytes) -> None:
-        for link in self._sources.values():
-            link.withdraw(transfer_id)
-        self._settings.tell(Withdrawn(transfer_id))
-
-    def _forget(self, transfer_id: bytes) -> None:
-        self._landings.remove(transfer_id)
-        for link in self._targets.values():
-            link.forget(transfer_id)
-        self._settings.tell(Landed(transfer_id))
 
     def _hear(self, peer: str, data: bytes) -> None:
         now = time.monotonic()
@@ -236,7 +139,7 @@ class DevicePlane:
 
     def _let_in(self, peer: str, token: bytes, now: float) -> None:
         invited = self._invitations.find(token)
-        voice = Voice(peer, token, False, self._settings.tell)
+        voice = Voice(peer, token, False, self._tell)
         if invited is None or invited.peer != peer:
             self._num_refused += 1
             voice.say(Leave("it was not invited"))
@@ -249,18 +152,13 @@ class DevicePlane:
         self._sources[peer] = DeviceSource(line, carrier, self._send_slots, self._settings, now)
 
     def _end(self, link: Link, reason: str) -> None:
-        """Close a link that has come to nothing."""
         if isinstance(link, DeviceTarget):
             if link.worked:
                 self._redial.worked(link.peer)
             self._redial.failed(link.peer, time.monotonic())
-        self._remove(link, reason)
-        self._settings.tell(LinkDown(link.peer, "source" if isinstance(link, DeviceSource) else "target", reason))
+        super()._end(link, reason)
 
     def _remove(self, link: Link, reason: str) -> None:
-        ends: dict[str, DeviceSource] | dict[str, DeviceTarget]
-        ends = self._sources if isinstance(link, DeviceSource) else self._targets
-        del ends[link.peer]
         link.end(reason)
 
     def _close_all(self) -> None:

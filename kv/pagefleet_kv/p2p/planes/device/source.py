@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pagefleet_protocol.kv_blob import BlobHeader
 from torch import Tensor
 
-from pagefleet_kv.p2p.data_plane import Frame, FrameSent, LinkUp
+from pagefleet_kv.p2p.data_plane import Frame, LinkUp
 from pagefleet_kv.p2p.planes.device.copies import Total, folded
-from pagefleet_kv.p2p.planes.device.link import Line, LinkBroken, PlaneSettings, Slots, SourceCarrier
+from pagefleet_kv.p2p.planes.device.link import DeviceSettings, Line, Slots, SourceCarrier
 from pagefleet_kv.p2p.planes.device.words import Announce, Joined, Leave, Word
-from pagefleet_kv.p2p.planes.landing import FrameName
+from pagefleet_kv.p2p.planes.landing import header_of, sent
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class DeviceSource:
         now: monotonic time.
     """
 
-    def __init__(self, line: Line, carrier: SourceCarrier, slots: Slots, settings: PlaneSettings, now: float) -> None:
+    def __init__(self, line: Line, carrier: SourceCarrier, slots: Slots, settings: DeviceSettings, now: float) -> None:
         self.peer = line.peer
         self.ear = line.ear
         self._voice = line.voice
@@ -64,13 +65,13 @@ class DeviceSource:
         """Whether a device or a carrier is at work that rings no bell."""
         return not self._up or bool(self._staged) or self._carrier.under_way
 
-    def queue(self, frame: Frame) -> None:
+    def queue(self, frame: Frame, now: float) -> None:
         """Send a frame after those before it.
 
         Raises:
             LinkBroken: it is longer than a slot.
         """
-        copies = self._settings.copies
+        copies = self._settings.memory
         num_bytes = len(frame.held) if frame.held is not None else len(frame.blocks) * copies.block_bytes
         if num_bytes > copies.slot_bytes:
             raise LinkBroken(f"a frame of {num_bytes} bytes is longer than a slot")
@@ -133,7 +134,7 @@ class DeviceSource:
         self._announced.clear()
 
     def _stage(self) -> None:
-        copies = self._settings.copies
+        copies = self._settings.memory
         while self._queue and len(self._staged) + len(self._announced) < self._slots.share:
             slot = self._slots.take()
             if slot is None:
@@ -164,16 +165,9 @@ class DeviceSource:
             self._voice.say(Announce(number, staged.slot, staged.total.value(), self._header(staged).encode()))
 
     def _tell_sent(self, staged: _Staged) -> None:
-        frame, checksum = staged.frame, folded(staged.total.value())
-        self._settings.tell(FrameSent(self.peer, frame.transfer_id, frame.epoch, frame.seq, len(staged.data), checksum))
+        self._settings.tell(sent(self.peer, staged.frame, len(staged.data), folded(staged.total.value())))
 
     def _header(self, staged: _Staged) -> BlobHeader:
-        frame, num_bytes = staged.frame, len(staged.data)
-        return BlobHeader(
-            self._settings.compatibility,
-            FrameName(frame.transfer_id, frame.epoch, frame.seq).encode(),
-            frame.first_block,
-            num_bytes // self._settings.copies.block_bytes,
-            num_bytes,
-            folded(staged.total.value()),
-        )
+        settings, num_bytes = self._settings, len(staged.data)
+        num_blocks = num_bytes // settings.memory.block_bytes
+        return header_of(staged.frame, settings.compatibility, num_blocks, num_bytes, folded(staged.total.value()))

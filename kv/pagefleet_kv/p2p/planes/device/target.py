@@ -13,9 +13,10 @@ from pagefleet_protocol.kv_blob import BlobError, BlobHeader, decode_header
 
 from pagefleet_kv.p2p.data_plane import FrameArrived, FrameRefused, LinkUp
 from pagefleet_kv.p2p.planes.device.copies import Mark, Total, folded
-from pagefleet_kv.p2p.planes.device.link import Line, LinkBroken, PlaneSettings, Slots, TargetCarrier
+from pagefleet_kv.p2p.planes.device.link import DeviceSettings, Line, Slots, TargetCarrier
 from pagefleet_kv.p2p.planes.device.words import Announce, Join, Joined, Leave, Taken, Word
-from pagefleet_kv.p2p.planes.landing import FrameName, Landings
+from pagefleet_kv.p2p.planes.landing import Landings, arrived, refused
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 
 MAX_ANNOUNCED = 4096
 """Frames that wait to be fetched. A source's slots are fewer."""
@@ -61,7 +62,7 @@ class DeviceTarget:
         carrier: TargetCarrier,
         landings: Landings,
         slots: Slots,
-        settings: PlaneSettings,
+        settings: DeviceSettings,
         now: float,
     ) -> None:
         self.peer = line.peer
@@ -117,7 +118,7 @@ class DeviceTarget:
         Raises:
             LinkBroken: the carrier has failed, or the source brings nothing.
         """
-        copies = self._settings.copies
+        copies = self._settings.memory
         arrived = set(self._carrier.poll(now))
         for fetched in self._fetching:
             if fetched.number in arrived:
@@ -154,7 +155,7 @@ class DeviceTarget:
     def _announced(self, word: Announce) -> None:
         if word.number != self._num_announced or len(self._waiting) >= MAX_ANNOUNCED:
             raise LinkBroken(f"it announced frame {word.number} where {self._num_announced} is next")
-        copies = self._settings.copies
+        copies = self._settings.memory
         try:
             header = decode_header(word.header, self._settings.compatibility, copies.block_bytes)
         except BlobError as error:
@@ -178,23 +179,23 @@ class DeviceTarget:
 
     def _judge(self) -> None:
         """Begin to copy frames that have come to their blocks, in order; refuse what has no place."""
-        copies = self._settings.copies
+        copies = self._settings.memory
         while self._fetching:
             fetched = self._fetching[0]
             if fetched.found is None or not fetched.found.mark.done():
                 return
             self._fetching.popleft()
             assert fetched.slot is not None
-            header, name = fetched.header, FrameName.decode(fetched.header.name)
+            header = fetched.header
             right = fetched.found.value() == fetched.total and folded(fetched.total) == header.checksum
             blocks = self._landings.place(self.peer, header) if right else "its checksum is wrong"
             event: FrameArrived | FrameRefused
             if isinstance(blocks, str):
-                event = FrameRefused(self.peer, name.transfer_id, name.epoch, name.seq, blocks)
+                event = refused(self.peer, header, blocks)
             else:
                 copies.scatter(self._slots.memory[fetched.slot], blocks)
                 self._landings.landed(header)
-                event = _arrived(self.peer, name, header)
+                event = arrived(self.peer, header)
             self._judged.append(_Judged(fetched.slot, copies.marked(), event))
 
     def _tell(self) -> None:
@@ -203,16 +204,3 @@ class DeviceTarget:
             self._slots.give(judged.slot)
             self.worked = self.worked or isinstance(judged.event, FrameArrived)
             self._settings.tell(judged.event)
-
-
-def _arrived(peer: str, name: FrameName, header: BlobHeader) -> FrameArrived:
-    return FrameArrived(
-        peer,
-        name.transfer_id,
-        name.epoch,
-        name.seq,
-        header.first_block,
-        header.num_blocks,
-        header.num_bytes,
-        header.checksum,
-    )

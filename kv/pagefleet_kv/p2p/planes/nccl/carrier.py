@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
-from pagefleet_kv.p2p.planes.device.link import LinkBroken, Say
+from pagefleet_kv.p2p.planes.device.link import Say
 from pagefleet_kv.p2p.planes.device.words import Go, Meet, Park, PleasePark, Seat, Taken, Want, Word
 from pagefleet_kv.p2p.planes.nccl.communicator import (
     SOURCE_RANK,
@@ -30,6 +30,7 @@ from pagefleet_kv.p2p.planes.nccl.communicator import (
     NcclTransfer,
 )
 from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclLibrary, version_text
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 
 MAX_CTAS = 2
 INIT_S = 20.0

@@ -1,15 +1,12 @@
-"""What all connections of the tcp plane have in common, and the one that has not yet proved that it was invited."""
+"""What both ends of the tcp plane's links use, and the connection that has not yet proved that it was invited."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from selectors import EVENT_READ
-from typing import Protocol
+from collections.abc import Sequence
 
-from pagefleet_kv.p2p.data_plane import PlaneEvent
+from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings
 from pagefleet_kv.p2p.planes.tcp.hello import HELLO_BYTES
 from pagefleet_kv.port import KVPages
 
@@ -17,57 +14,6 @@ QUANTUM_BYTES = 4 << 20
 """Moved for one link before the others have their turn."""
 MAX_VIEWS = 64
 """Of one system call."""
-
-
-class LinkError(Exception):
-    """The connection is of no use any more; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSettings:
-    """What all links of one plane share.
-
-    Attributes:
-        pages: where blocks are.
-        compatibility: of the pages' K/V.
-        handshake_s: for both proofs.
-        stall_s: a peer that takes or gives nothing of a frame for so long is given up.
-        tell: is told what happens.
-    """
-
-    pages: PageViews
-    compatibility: bytes
-    handshake_s: float
-    stall_s: float
-    tell: Callable[[PlaneEvent], None]
-
-
-class Connection(Protocol):
-    """One socket of the plane's thread."""
-
-    @property
-    def socket(self) -> socket.socket:
-        """Non-blocking."""
-        ...
-
-    @property
-    def interest(self) -> int:
-        """Events to wait for, as in `selectors`; 0: none for now."""
-        ...
-
-    @property
-    def deadline(self) -> float:
-        """Monotonic time at which it is too late; infinity while nothing is awaited."""
-        ...
-
-    def ready(self, mask: int, now: float) -> None:
-        """Read or write what goes without waiting; `mask`: what of `interest` has come.
-
-        Raises:
-            LinkError: the connection ended.
-            OSError: as it comes from the socket.
-        """
-        ...
 
 
 class Newcomer:
@@ -89,29 +35,23 @@ class Newcomer:
         return self._socket
 
     @property
-    def interest(self) -> int:
-        """It is only read."""
-        return EVENT_READ
-
-    @property
     def deadline(self) -> float:
         """For the whole hello, however slowly it comes."""
         return self._deadline
 
-    @property
-    def hello(self) -> bytes | None:
-        """Once it is whole."""
-        return self._hello if len(self._hello) == HELLO_BYTES else None
+    def read(self) -> bytes | None:
+        """Read more of the hello, and nothing after it; return it once it is whole.
 
-    def ready(self, mask: int, now: float) -> None:
-        """Read more of the hello, and nothing after it."""
-        try:
+        Raises:
+            LinkBroken: who knocked has left.
+            OSError: as it comes from the socket.
+        """
+        with contextlib.suppress(BlockingIOError):
             data = self._socket.recv(HELLO_BYTES - len(self._hello))
-        except BlockingIOError:
-            return
-        if not data:
-            raise LinkError("it left before its hello")
-        self._hello += data
+            if not data:
+                raise LinkBroken("it left before its hello")
+            self._hello += data
+        return self._hello if len(self._hello) == HELLO_BYTES else None
 
 
 def tune(opened: socket.socket) -> None:
@@ -121,6 +61,9 @@ def tune(opened: socket.socket) -> None:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with contextlib.suppress(AttributeError, OSError):  # not every system has it: then silence lasts until a frame
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+
+
+TcpSettings = LinkSettings["PageViews"]
 
 
 class PageViews:

@@ -11,28 +11,20 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Sequence
 
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p.data_plane import (
-    End,
-    Frame,
     FrameArrived,
     FrameSent,
-    Landed,
-    Landing,
     LinkDown,
     LinkUp,
     PlaneEvent,
-    Withdrawn,
 )
-from pagefleet_kv.p2p.planes.invitations import Invitations
-from pagefleet_kv.p2p.planes.landing import Landings
+from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings, PlaneShell
 from pagefleet_kv.p2p.planes.tcp.hello import BadHello, Invitation, invitation_number
-from pagefleet_kv.p2p.planes.tcp.link import Connection, LinkError, LinkSettings, Newcomer, PageViews, tune
+from pagefleet_kv.p2p.planes.tcp.link import Newcomer, PageViews, tune
 from pagefleet_kv.p2p.planes.tcp.source import SourceLink
 from pagefleet_kv.p2p.planes.tcp.target import TargetLink
-from pagefleet_kv.p2p.planes.thread import PlaneThread
 from pagefleet_kv.port import KVPages
 
 HANDSHAKE_S = 5.0
@@ -45,7 +37,7 @@ _LOOK_S = 0.25
 _OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class TcpPlane:
+class TcpPlane(PlaneShell[SourceLink, TargetLink]):
     """Implements `DataPlane` on sockets.
 
     Args:
@@ -63,8 +55,6 @@ class TcpPlane:
         port: where it listens.
     """
 
-    name = "tcp"
-
     def __init__(
         self,
         pages: KVPages,
@@ -74,29 +64,19 @@ class TcpPlane:
         handshake_s: float = HANDSHAKE_S,
         stall_s: float = STALL_S,
     ) -> None:
-        self._settings = LinkSettings(PageViews(pages), compatibility, handshake_s, stall_s, self._tell)
         self._listener = listen(host, port)
+        super().__init__("tcp")
+        self._settings = LinkSettings(PageViews(pages), compatibility, handshake_s, stall_s, self._tell)
         self.port: int = self._listener.getsockname()[1]
-        self._landings = Landings()
-        self._invitations = Invitations()
-        self._sources: dict[str, SourceLink] = {}
-        self._targets: dict[str, TargetLink] = {}
         self._newcomers: set[Newcomer] = set()
-        self._num_refused = 0
         self._look_at = 0.0
         self._tell_at = float("inf")
         """When the bell rings for the events so far."""
-        self._thread = PlaneThread("kv tcp", self._turn, self._close_all)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._thread.wake, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._listens = True
         self._thread.start()
-
-    @property
-    def bell(self) -> int:
-        """Readable while `events` has something to tell."""
-        return self._thread.bell
 
     def invite(self, peer: str) -> bytes:
         """Return what one connection of the peer needs; the oldest of too many invitations is taken back."""
@@ -104,54 +84,12 @@ class TcpPlane:
         self._invitations.give(invitation.number, peer, invitation.secret)
         return invitation.encode()
 
-    def connect(self, peer: str, host: str, invitation: bytes) -> None:
-        """Begin to connect to a source; an older connection to it is closed."""
-        self._thread.do(lambda: self._connect(peer, host, invitation))
-
-    def disconnect(self, peer: str, end: End) -> None:
-        """Close a link, and at its source take invitations back; waits for what is read or written just now."""
-        if end == "source":
-            self._invitations.take_back(peer)
-        self._thread.do_now(lambda: self._disconnect(peer, end))
-
-    def send(self, peer: str, frame: Frame) -> None:
-        """Queue a frame; without a link `LinkDown` follows."""
-        self._thread.do(lambda: self._send(peer, frame))
-
-    def withdraw(self, transfer_id: bytes) -> None:
-        """Send none of a transfer's frames any more."""
-        self._thread.do(lambda: self._withdraw(transfer_id))
-
-    def land(self, peer: str, landing: Landing) -> None:
-        """Accept a transfer's frames, from now on: the source sends as soon as it is told to."""
-        self._landings.add(peer, landing)
-
-    def forget(self, transfer_id: bytes) -> None:
-        """Accept a transfer's frames no more."""
-        self._thread.do(lambda: self._forget(transfer_id))
-
     def hear(self, peer: str, data: bytes) -> None:
         """Sockets have nothing to say over the control plane."""
 
-    def events(self) -> Sequence[PlaneEvent]:
-        """Return what happened since the last call.
-
-        Raises:
-            TransfersDead: the thread has ended by a mistake of ours.
-        """
-        return self._thread.events()
-
-    def counters(self) -> dict[str, float]:
-        """Return how many connections nobody had invited."""
-        return {"refused_connections_total": float(self._num_refused)}
-
-    def close(self) -> None:
-        """Close all sockets and end the thread."""
-        self._thread.close()
-
     def _tell(self, event: PlaneEvent) -> None:
         """Note an event. While frames move well, those who hear of it need not wake for each of them."""
-        self._thread.tell(event)
+        super()._tell(event)
         soon = time.monotonic() + GATHER_S if isinstance(event, FrameSent | FrameArrived) else 0.0
         self._tell_at = min(self._tell_at, soon)
 
@@ -162,15 +100,20 @@ class TcpPlane:
         for key, mask in ready:
             if key.fileobj is self._listener:
                 self._accept(now)
-            elif isinstance(key.data, Newcomer | SourceLink | TargetLink) and key.data.socket.fileno() == key.fd:
-                self._serve(key.data, mask, now)  # unless a command closed it
+            elif key.data is not None and key.data.socket.fileno() == key.fd:  # unless a command closed it
+                if isinstance(key.data, Newcomer):
+                    self._greet(key.data)
+                else:
+                    self._serve(key.data, mask, now)
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             if not self._listens:
                 self._selector.register(self._listener, selectors.EVENT_READ)
                 self._listens = True
-            for late in [one for one in self._connections() if one.deadline <= now]:
-                self._end(late, "it was silent for too long")
+            for link in [link for link in self._links() if link.deadline <= now]:
+                self._end(link, "it was silent for too long")
+            for newcomer in [one for one in self._newcomers if one.deadline <= now]:
+                self._refuse(newcomer)
         if now >= self._tell_at or not self._is_busy():
             self._tell_at = float("inf")
             self._thread.ring()
@@ -179,19 +122,22 @@ class TcpPlane:
         """Whether there is enough to go on with before anybody hears of what is done."""
         return any(link.busy for link in self._sources.values()) or any(link.busy for link in self._targets.values())
 
-    def _connections(self) -> list[Connection]:
-        return [*self._newcomers, *self._sources.values(), *self._targets.values()]
+    def _serve(self, link: SourceLink | TargetLink, mask: int, now: float) -> None:
+        if self._guarded(link, lambda: link.ready(mask, now)):
+            self._watch(link)
 
-    def _serve(self, connection: Connection, mask: int, now: float) -> None:
+    def _greet(self, newcomer: Newcomer) -> None:
         try:
-            connection.ready(mask, now)
-            if isinstance(connection, Newcomer) and connection.hello is not None:
-                self._let_in(connection, connection.hello)
-                return
-        except (LinkError, BadHello, OSError) as error:
-            self._end(connection, error.strerror or "lost" if isinstance(error, OSError) else str(error))
-            return
-        self._watch(connection)
+            hello = newcomer.read()
+            if hello is not None:
+                self._let_in(newcomer, hello)
+        except (LinkBroken, BadHello, OSError):
+            self._refuse(newcomer)
+
+    def _refuse(self, newcomer: Newcomer) -> None:
+        self._num_refused += 1
+        self._newcomers.discard(newcomer)
+        self._let_go(newcomer.socket)
 
     def _accept(self, now: float) -> None:
         try:
@@ -212,7 +158,7 @@ class TcpPlane:
             return
         newcomer = Newcomer(accepted, now + self._settings.handshake_s)
         self._newcomers.add(newcomer)
-        self._watch(newcomer)
+        self._selector.register(accepted, selectors.EVENT_READ, newcomer)
 
     def _let_in(self, newcomer: Newcomer, hello: bytes) -> None:
         number = invitation_number(hello)
@@ -232,8 +178,7 @@ class TcpPlane:
         self._watch(link)
 
     def _connect(self, peer: str, host: str, invitation: bytes) -> None:
-        if peer in self._targets:
-            self._remove(self._targets[peer])
+        self._disconnect(peer, "target")
         try:
             invited = Invitation.decode(invitation)
             family, kind, protocol, _, address = socket.getaddrinfo(
@@ -254,61 +199,27 @@ class TcpPlane:
         self._targets[peer] = link
         self._watch(link)
 
-    def _disconnect(self, peer: str, end: End) -> None:
-        link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
-        if link is not None:
-            self._remove(link)
-
-    def _send(self, peer: str, frame: Frame) -> None:
-        link = self._sources.get(peer)
-        if link is None:
-            self._tell(LinkDown(peer, "source", "it is not connected"))
-            return
-        link.queue(frame, time.monotonic())
+    def _changed(self, link: SourceLink) -> None:
         self._watch(link)
 
-    def _withdraw(self, transfer_id: bytes) -> None:
-        for link in self._sources.values():
-            link.withdraw(transfer_id)
-            self._watch(link)
-        self._tell(Withdrawn(transfer_id))
-
-    def _forget(self, transfer_id: bytes) -> None:
-        self._landings.remove(transfer_id)
-        for link in self._targets.values():
-            link.forget(transfer_id)
-        self._tell(Landed(transfer_id))
-
-    def _watch(self, connection: Connection) -> None:
-        """Wait for what a connection is interested in now."""
-        known = self._selector.get_map().get(connection.socket)
+    def _watch(self, link: SourceLink | TargetLink) -> None:
+        """Wait for what a link is interested in now."""
+        known = self._selector.get_map().get(link.socket)
         if known is None:
-            self._selector.register(connection.socket, connection.interest, connection)
-        elif known.events != connection.interest:
-            self._selector.modify(connection.socket, connection.interest, connection)
+            self._selector.register(link.socket, link.interest, link)
+        elif known.events != link.interest:
+            self._selector.modify(link.socket, link.interest, link)
 
-    def _end(self, connection: Connection, reason: str) -> None:
-        """Close a connection that has come to nothing."""
-        if isinstance(connection, Newcomer):
-            self._num_refused += 1
-        elif isinstance(connection, SourceLink | TargetLink):
-            end: End = "source" if isinstance(connection, SourceLink) else "target"
-            self._tell(LinkDown(connection.peer, end, reason))
-        self._remove(connection)
+    def _remove(self, link: SourceLink | TargetLink, reason: str) -> None:
+        self._let_go(link.socket)
 
-    def _remove(self, connection: Connection) -> None:
-        if isinstance(connection, Newcomer):
-            self._newcomers.discard(connection)
-        elif isinstance(connection, SourceLink):
-            del self._sources[connection.peer]
-        elif isinstance(connection, TargetLink):
-            del self._targets[connection.peer]
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
+    def _let_go(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
 
     def _close_all(self) -> None:
         self._listener.close()
-        for connection in self._connections():
+        for connection in (*self._newcomers, *self._links()):
             connection.socket.close()
         self._selector.close()
 

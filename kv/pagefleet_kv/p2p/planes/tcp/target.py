@@ -15,10 +15,11 @@ from selectors import EVENT_READ, EVENT_WRITE
 from isal.isal_zlib import crc32
 from pagefleet_protocol.kv_blob import HEADER_BYTES, BlobError, BlobHeader, decode_header
 
-from pagefleet_kv.p2p.data_plane import FrameArrived, FrameRefused, LinkUp
-from pagefleet_kv.p2p.planes.landing import MAX_FRAME_BYTES, FrameName, Landings
+from pagefleet_kv.p2p.data_plane import LinkUp
+from pagefleet_kv.p2p.planes.landing import MAX_FRAME_BYTES, FrameName, Landings, arrived, refused
+from pagefleet_kv.p2p.planes.shell import LinkBroken
 from pagefleet_kv.p2p.planes.tcp.hello import WELCOME_BYTES, BadHello, Invitation
-from pagefleet_kv.p2p.planes.tcp.link import MAX_VIEWS, QUANTUM_BYTES, LinkError, LinkSettings
+from pagefleet_kv.p2p.planes.tcp.link import MAX_VIEWS, QUANTUM_BYTES, TcpSettings
 
 _SCRATCH_BYTES = 256 * 1024
 _PIECE_BYTES = 256 * 1024
@@ -56,7 +57,7 @@ class TargetLink:
         peer: str,
         invitation: Invitation,
         landings: Landings,
-        settings: LinkSettings,
+        settings: TcpSettings,
         now: float,
     ) -> None:
         self.peer = peer
@@ -64,7 +65,7 @@ class TargetLink:
         self._invitation = invitation
         self._landings = landings
         self._settings = settings
-        self._pages = settings.pages
+        self._pages = settings.memory
         self._deadline = now + settings.handshake_s
         self._hello = memoryview(invitation.hello(settings.compatibility))
         self._welcome: bytes | None = b""
@@ -107,7 +108,7 @@ class TargetLink:
         """Read what has come, up to a quantum.
 
         Raises:
-            LinkError: the source left, or what it sends cannot be understood.
+            LinkBroken: the source left, or what it sends cannot be understood.
         """
         if self._hello:
             self._greet()
@@ -122,7 +123,7 @@ class TargetLink:
             except BlockingIOError:
                 break
             if count == 0:
-                raise LinkError("the source left")
+                raise LinkBroken("the source left")
             received += count
             self._account(count)
         if received:
@@ -151,14 +152,14 @@ class TargetLink:
         except BlockingIOError:
             return
         if not data:
-            raise LinkError("the source did not let it in")
+            raise LinkBroken("the source did not let it in")
         self._welcome += data
         if len(self._welcome) < WELCOME_BYTES:
             return
         try:
             self._invitation.check_welcome(self._welcome, self._settings.compatibility)
         except BadHello as error:
-            raise LinkError(str(error)) from None
+            raise LinkBroken(str(error)) from None
         self._welcome = None
         self._deadline = float("inf")
         self._settings.tell(LinkUp(self.peer, "target"))
@@ -209,9 +210,9 @@ class TargetLink:
         try:
             header = decode_header(data, self._settings.compatibility, self._pages.block_bytes)
         except BlobError as error:
-            raise LinkError(f"a frame cannot be read: {error}") from None
+            raise LinkBroken(f"a frame cannot be read: {error}") from None
         if header.num_bytes > MAX_FRAME_BYTES:
-            raise LinkError(f"a frame says that it has {header.num_bytes} bytes")
+            raise LinkBroken(f"a frame says that it has {header.num_bytes} bytes")
         placed = self._landings.place(self.peer, header)
         if isinstance(placed, str):
             return _Incoming(header, (), self._nowhere(header.num_bytes), None, header.num_bytes, refusal=placed)
@@ -220,26 +221,14 @@ class TargetLink:
 
     def _end(self, incoming: _Incoming) -> None:
         header = incoming.header
-        name = FrameName.decode(header.name)
         if incoming.refusal is None and incoming.checksum != header.checksum:
             incoming.refusal = "its checksum is wrong"
         if incoming.refusal is not None:
-            self._settings.tell(FrameRefused(self.peer, name.transfer_id, name.epoch, name.seq, incoming.refusal))
+            self._settings.tell(refused(self.peer, header, incoming.refusal))
             return
         self._pages.fill(incoming.staging, incoming.blocks)
         self._landings.landed(header)
-        self._settings.tell(
-            FrameArrived(
-                self.peer,
-                name.transfer_id,
-                name.epoch,
-                name.seq,
-                header.first_block,
-                header.num_blocks,
-                header.num_bytes,
-                header.checksum,
-            )
-        )
+        self._settings.tell(arrived(self.peer, header))
 
     def _nowhere(self, num_bytes: int) -> deque[memoryview]:
         whole, rest = divmod(num_bytes, len(self._scratch))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pagefleet_kv.errors import TransfersDead
 from pagefleet_kv.p2p.data_plane import Landed
-from pagefleet_kv.p2p.planes.thread import PlaneThread
+from pagefleet_kv.p2p.planes.shell import PlaneThread
 
 from tests.fakes.byte_pages import PATIENCE_S
 

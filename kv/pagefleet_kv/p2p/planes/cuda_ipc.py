@@ -1,0 +1,358 @@
+"""Slots over CUDA IPC, for two engines on one host: the target copies out of the source's slots, device to device.
+
+The source exports the memory of its slots once and never its pool; the handle goes in invitations. So a target that
+reads on after a transfer was withdrawn, or after its link ended, reads a slot, and the sum of what it read tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark
+from pagefleet_kv.p2p.planes.device.link import Say
+from pagefleet_kv.p2p.planes.device.words import Taken, Word
+from pagefleet_kv.p2p.planes.native import bind, find_library
+from pagefleet_kv.p2p.planes.shell import LinkBroken
+
+HANDLE_BYTES = 64
+DRIVER = "libcuda.so.1"
+"""It comes with the kernel's module, so the system's loader finds it; the runtime has loaded it already."""
+_LAZY_PEER_ACCESS = 1
+_ANY_DIRECTION = 4
+"""cudaMemcpyDefault: the addresses tell."""
+
+
+class CudaError(Exception):
+    """CUDA cannot be used, or refuses; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMemory:
+    """Another process's memory, which can be read here."""
+
+    address: int
+    num_bytes: int
+    """That can be read from there on, as the driver knows it."""
+
+
+class SharedMemory(Protocol):
+    """Device memory that processes on one host share by handles. Errors raise `CudaError`.
+
+    It is taken from CUDA itself, as a handle opens whole allocations and torch's hold other tensors too. What crosses
+    the processes is CUDA's handle of 64 bytes, nothing that is executed when read; how large the memory is that it
+    opens, the driver here tells, not the other process.
+    """
+
+    def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
+        """Return new memory, uint8 [num_bytes], and a handle of it; it lives until `free`."""
+        ...
+
+    def free(self, memory: Tensor) -> None:
+        """Give exported memory back. Who has it open reads what was there, or nothing sensible."""
+        ...
+
+    def open(self, handle: bytes) -> OpenedMemory:
+        """Return where another process's memory lies here, until `close`."""
+        ...
+
+    def close(self, memory: OpenedMemory) -> None:
+        """Read it no more."""
+        ...
+
+    def copy(self, address: int, into: Tensor, stream: int) -> None:
+        """Queue a copy from an address to memory of this process."""
+        ...
+
+
+class _Handle(ctypes.Structure):
+    """`cudaIpcMemHandle_t`, which is passed by value."""
+
+    _fields_: ClassVar = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class CudaSharedMemory:
+    """Implements `SharedMemory` on the calling thread's device.
+
+    Args:
+        path: of CUDA's runtime library, the one that torch uses.
+        driver: path or name of CUDA's driver library.
+
+    Raises:
+        CudaError: one of them cannot be loaded.
+    """
+
+    def __init__(self, path: str, driver: str = DRIVER) -> None:
+        try:
+            self._bind(ctypes.CDLL(path))
+            self._bind_driver(ctypes.CDLL(driver))
+        except (OSError, AttributeError) as error:
+            raise CudaError(f"CUDA cannot be loaded: {error}") from error
+
+    def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
+        """See SharedMemory."""
+        address, handle = ctypes.c_void_p(), _Handle()
+        self._check(self._malloc(ctypes.byref(address), num_bytes), "cudaMalloc")
+        assert address.value is not None
+        try:
+            self._check(self._get_handle(ctypes.byref(handle), address), "cudaIpcGetMemHandle")
+        except CudaError:
+            self._free(address)
+            raise
+        memory = torch.as_tensor(_Array(address.value, num_bytes), device="cuda")
+        memory.zero_()
+        return memory, bytes(handle)
+
+    def free(self, memory: Tensor) -> None:
+        """See SharedMemory."""
+        self._check(self._free(memory.data_ptr()), "cudaFree")
+
+    def open(self, handle: bytes) -> OpenedMemory:
+        """See SharedMemory."""
+        address = ctypes.c_void_p()
+        opened = self._open(ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+        self._check(opened, "cudaIpcOpenMemHandle")
+        assert address.value is not None
+        try:
+            return OpenedMemory(address.value, self._num_bytes_from(address.value))
+        except CudaError:
+            self._close(address)
+            raise
+
+    def close(self, memory: OpenedMemory) -> None:
+        """See SharedMemory."""
+        self._check(self._close(memory.address), "cudaIpcCloseMemHandle")
+
+    def copy(self, address: int, into: Tensor, stream: int) -> None:
+        """See SharedMemory."""
+        self._check(self._copy(into.data_ptr(), address, len(into), _ANY_DIRECTION, stream), "cudaMemcpyAsync")
+
+    def _bind(self, runtime: ctypes.CDLL) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._malloc = bind(runtime, "cudaMalloc", [ctypes.POINTER(pointer), size])
+        self._free = bind(runtime, "cudaFree", [pointer])
+        self._get_handle = bind(runtime, "cudaIpcGetMemHandle", [ctypes.POINTER(_Handle), pointer])
+        self._open = bind(runtime, "cudaIpcOpenMemHandle", [ctypes.POINTER(pointer), _Handle, ctypes.c_uint])
+        self._close = bind(runtime, "cudaIpcCloseMemHandle", [pointer])
+        self._copy = bind(runtime, "cudaMemcpyAsync", [pointer, pointer, size, number, pointer])
+        self._error_string = bind(runtime, "cudaGetErrorString", [number], ctypes.c_char_p)
+        self._forget_error = bind(runtime, "cudaGetLastError", [])
+
+    def _bind_driver(self, driver: ctypes.CDLL) -> None:
+        address, size = ctypes.c_uint64, ctypes.c_size_t
+        # The name without a number is of the interface that had addresses of 32 bits.
+        self._address_range = bind(
+            driver, "cuMemGetAddressRange_v2", [ctypes.POINTER(address), ctypes.POINTER(size), address]
+        )
+
+    def _num_bytes_from(self, address: int) -> int:
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        result = self._address_range(ctypes.byref(base), ctypes.byref(size), address)
+        if result:
+            raise CudaError(f"cuMemGetAddressRange: error {result}")
+        return base.value + size.value - address
+
+    def _check(self, result: int, what: str) -> None:
+        if result:
+            self._forget_error()  # or torch takes it for an error of the thread's next kernel
+            raise CudaError(f"{what}: {(self._error_string(result) or b'').decode(errors='replace')}")
+
+
+class _Array:
+    """Memory at an address, in the form in which torch takes it from others."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def find_cudart(cuda_version: str | None) -> str:
+    """Return where the runtime is that torch was built for, e.g. `13.0`, or its name for the system's loader."""
+    major = (cuda_version or "").partition(".")[0]
+    return find_library(["nvidia.cuda_runtime", f"nvidia.cu{major}"], f"libcudart.so.{major}")
+
+
+_log = logging.getLogger(__name__)
+
+_FACTS = struct.Struct(f"<{HANDLE_BYTES}sQI")
+"""Handle, bytes of a slot, number of slots, which lie one after the other from where the handle opens."""
+
+
+class IpcSource:
+    """Implements `SourceCarrier`: a slot lies where the target reads it."""
+
+    def __init__(self) -> None:
+        self._announced: set[int] = set()
+        self._taken: list[int] = []
+
+    @property
+    def under_way(self) -> bool:
+        """Never: all that happens is told."""
+        return False
+
+    def ready(self, now: float) -> bool:
+        """See SourceCarrier."""
+        return True
+
+    def announced(self, number: int, slot: Tensor) -> None:
+        """See SourceCarrier."""
+        self._announced.add(number)
+
+    def hear(self, word: Word) -> None:
+        """See SourceCarrier."""
+        if not isinstance(word, Taken) or word.number not in self._announced:
+            raise LinkBroken("it took what was not announced")
+        self._announced.remove(word.number)
+        self._taken.append(word.number)
+
+    def poll(self, now: float) -> Sequence[int]:
+        """See SourceCarrier."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def close(self) -> None:
+        """See SourceCarrier."""
+
+
+class IpcTarget:
+    """Implements `TargetCarrier` by copies from another process's memory.
+
+    Args:
+        memory: opens and copies.
+        copies: of the device.
+        facts: of the source.
+
+    Raises:
+        LinkBroken: the source's memory cannot be read from here, or is smaller than its slots.
+    """
+
+    def __init__(self, memory: SharedMemory, copies: DeviceCopies, facts: bytes) -> None:
+        try:
+            handle, self._slot_bytes, self._num_slots = _FACTS.unpack(facts)
+            self._opened = memory.open(handle)
+        except (struct.error, CudaError) as error:
+            raise LinkBroken(f"its memory cannot be read from here: {error}") from None
+        self._memory = memory
+        self._copies = copies
+        self._copying: deque[tuple[int, Mark]] = deque()
+        if self._num_slots * self._slot_bytes > self._opened.num_bytes:
+            self.close()
+            raise LinkBroken(
+                f"it says that it has {self._num_slots} slots of {self._slot_bytes} bytes, "
+                f"and its memory has {self._opened.num_bytes}"
+            )
+
+    @property
+    def under_way(self) -> bool:
+        """Whether copies run."""
+        return bool(self._copying)
+
+    def fetch(self, number: int, remote_slot: int, into: Tensor) -> None:
+        """See TargetCarrier."""
+        if remote_slot >= self._num_slots or len(into) > self._slot_bytes:
+            raise LinkBroken(f"frame {number} would lie in slot {remote_slot}, which is not there")
+        try:
+            self._memory.copy(self._opened.address + remote_slot * self._slot_bytes, into, self._copies.stream)
+        except CudaError as error:
+            raise LinkBroken(str(error)) from None
+        self._copying.append((number, self._copies.marked()))
+
+    def hear(self, word: Word) -> None:
+        """See TargetCarrier."""
+        raise LinkBroken("it said what this plane does not know")
+
+    def poll(self, now: float) -> Sequence[int]:
+        """See TargetCarrier."""
+        come = []
+        while self._copying and self._copying[0][1].done():
+            come.append(self._copying.popleft()[0])
+        return come
+
+    def close(self) -> None:
+        """See TargetCarrier."""
+        for _, mark in self._copying:
+            mark.wait()
+        self._copying.clear()
+        try:
+            self._memory.close(self._opened)
+        except CudaError as error:  # the source may be gone; nothing is left to be done for it
+            _log.warning("a source's memory could not be closed: %s", error)
+
+
+class IpcCarriers:
+    """Implements `Carriers` with memory that processes share.
+
+    Args:
+        memory: to export and to open.
+        copies: of the device.
+    """
+
+    name = "cuda_ipc"
+
+    def __init__(self, memory: SharedMemory, copies: DeviceCopies) -> None:
+        self._memory = memory
+        self._copies = copies
+        self._exported: Tensor | None = None
+        self._facts = _FACTS.pack(bytes(HANDLE_BYTES), copies.slot_bytes, 0)
+
+    def facts(self) -> bytes:
+        """See Carriers: where the slots are."""
+        return self._facts
+
+    def send_slots(self, count: int) -> Tensor:
+        """See Carriers. Called once.
+
+        Raises:
+            CudaError: there is no memory for them, or none of it can be shared.
+        """
+        slot_bytes = self._copies.slot_bytes
+        self._exported, handle = self._memory.export(count * slot_bytes)
+        self._facts = _FACTS.pack(handle, slot_bytes, count)
+        return self._exported.view(count, slot_bytes)
+
+    def to_target(self, peer: str, say: Say) -> IpcSource:
+        """See Carriers."""
+        return IpcSource()
+
+    def to_source(self, peer: str, facts: bytes, say: Say) -> IpcTarget:
+        """See Carriers."""
+        return IpcTarget(self._memory, self._copies, facts)
+
+    def counters(self) -> dict[str, float]:
+        """See Carriers: nothing."""
+        return {}
+
+    def close(self) -> None:
+        """See Carriers."""
+        if self._exported is not None:
+            self._memory.free(self._exported)
+            self._exported = None
+
+
+def host_identity() -> str:
+    """Return what is equal for two processes that can open each other's memory handles, as far as the kernel tells.
+
+    That is one boot of one kernel and the same namespaces of processes and of shared memory: two containers of one host
+    have their own unless they were given the host's. Empty where the kernel does not tell.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        names = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("ipc", "pid")]
+    except OSError:
+        return ""
+    return hashlib.sha256(" ".join([boot, *names]).encode()).hexdigest()[:32]

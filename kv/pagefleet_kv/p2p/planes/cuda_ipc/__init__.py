@@ -1,1 +1,0 @@
-"""Slots carried by CUDA IPC, where two engines share a host."""

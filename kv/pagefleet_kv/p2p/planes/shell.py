@@ -1,0 +1,323 @@
+"""What all data planes have in common: a thread, the commands to it and the events from it, and who is linked.
+
+A plane gives the two ends of a link, and says how a link begins, goes on and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from pagefleet_kv.bell import Bell
+from pagefleet_kv.errors import TransfersDead
+from pagefleet_kv.p2p.data_plane import End, Frame, Landed, Landing, LinkDown, PlaneEvent, Withdrawn
+from pagefleet_kv.p2p.planes.invitations import Invitations
+from pagefleet_kv.p2p.planes.landing import Landings
+
+CLOSE_S = 5.0
+_LOOK_S = 0.25
+"""Between two looks whether the thread that a command is awaited of still lives."""
+
+_log = logging.getLogger(__name__)
+
+
+class LinkBroken(Exception):
+    """The link is of no use any more; the message says why."""
+
+
+Memory = TypeVar("Memory")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings(Generic[Memory]):
+    """What all links of one plane share.
+
+    Attributes:
+        memory: by which blocks are read and written.
+        compatibility: `KvShape.compatibility` of what they hold.
+        handshake_s: from the first word to a link.
+        stall_s: a peer that takes or gives nothing of what is under way for so long is given up.
+        tell: is told what happens.
+    """
+
+    memory: Memory
+    compatibility: bytes
+    handshake_s: float
+    stall_s: float
+    tell: Callable[[PlaneEvent], None]
+
+
+class SourceEnd(Protocol):
+    """The end of a link that sends. Used by the plane's thread."""
+
+    peer: str
+
+    def queue(self, frame: Frame, now: float) -> None:
+        """Send a frame after those before it.
+
+        Raises:
+            LinkBroken: the link cannot carry it.
+        """
+        ...
+
+    def withdraw(self, transfer_id: bytes) -> None:
+        """Read the transfer's blocks no more."""
+        ...
+
+
+class TargetEnd(Protocol):
+    """The end of a link that receives. Used by the plane's thread."""
+
+    peer: str
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Write to the transfer's blocks no more; its landing is gone."""
+        ...
+
+
+Source = TypeVar("Source", bound=SourceEnd)
+Target = TypeVar("Target", bound=TargetEnd)
+
+
+class PlaneThread:
+    """Runs from `start` to `close`. The owner's thread gives commands and takes events; the plane's does the rest.
+
+    Args:
+        name: of the thread.
+        turn: called again and again: waits for `wake` and what else the plane looks at, calls `obey`, then works.
+        end: closes what the plane has; called last, whatever happened.
+    """
+
+    def __init__(self, name: str, turn: Callable[[], None], end: Callable[[], None]) -> None:
+        self.wake = Bell()
+        """Rings for commands, and to end."""
+        self._turn = turn
+        self._end = end
+        self._bell = Bell()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._events: deque[PlaneEvent] = deque()
+        self._closing = False
+        self._crashed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # --- for the owner's thread
+
+    def start(self) -> None:
+        """Begin, once the plane has all that `turn` needs."""
+        self._thread.start()
+
+    @property
+    def bell(self) -> int:
+        """Readable while `events` has something to tell."""
+        return self._bell.fileno()
+
+    def do(self, command: Callable[[], None]) -> None:
+        """Have something done, after what was asked for before."""
+        self._commands.append(command)
+        self.wake.ring()
+
+    def do_now(self, command: Callable[[], None]) -> None:
+        """Have something done, and wait until it is, or until the thread is no more and so does nothing else."""
+        done = threading.Event()
+        self.do(command)
+        self.do(done.set)
+        while not done.wait(_LOOK_S) and self._thread.is_alive():
+            pass
+
+    def events(self) -> list[PlaneEvent]:
+        """Return what happened since the last call, in order.
+
+        Raises:
+            TransfersDead: the thread has ended by a mistake of ours, or of the device.
+        """
+        self._bell.silence()
+        if self._crashed:
+            raise TransfersDead("the thread that moves K/V has ended")
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self.wake.ring()
+        self._thread.join(CLOSE_S)
+        self.wake.close()
+        self._bell.close()
+
+    # --- for the plane's thread
+
+    def obey(self) -> None:
+        """Do all that was asked for."""
+        self.wake.silence()
+        while self._commands:
+            self._commands.popleft()()
+
+    def tell(self, event: PlaneEvent) -> None:
+        """Note what happened; heard of once `ring` was called."""
+        self._events.append(event)
+
+    def ring(self) -> None:
+        """Have the events so far heard of, if nobody has heard of them yet."""
+        if self._events:
+            self._bell.ring()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except Exception:  # the thread's top: the engine ends rather than wait for transfers that never end
+            _log.exception("no K/V is moved any more")
+            self._crashed = True
+            self._bell.ring()
+        finally:
+            self._end()
+
+
+class PlaneShell(ABC, Generic[Source, Target]):
+    """Most of a `DataPlane`: what its owner's thread calls becomes commands of the plane's own.
+
+    Args:
+        name: of the plane.
+
+    Attributes:
+        name: of the plane.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._landings = Landings()
+        self._invitations = Invitations()
+        self._sources: dict[str, Source] = {}
+        """Ends of ours that send, by target."""
+        self._targets: dict[str, Target] = {}
+        self._num_refused = 0
+        self._num_broken = 0
+        self._thread = PlaneThread(f"kv {name}", self._turn, self._close_all)
+
+    # --- for the owner's thread
+
+    @property
+    def bell(self) -> int:
+        """Readable while `events` has something to tell."""
+        return self._thread.bell
+
+    def connect(self, peer: str, host: str, invitation: bytes) -> None:
+        """Begin a link with a source; an older one with it ends."""
+        self._thread.do(lambda: self._connect(peer, host, invitation))
+
+    def disconnect(self, peer: str, end: End) -> None:
+        """End a link, and at its source take invitations back; waits for what is read or written just now."""
+        if end == "source":
+            self._invitations.take_back(peer)
+        self._thread.do_now(lambda: self._disconnect(peer, end))
+
+    def send(self, peer: str, frame: Frame) -> None:
+        """Queue a frame; without a link `LinkDown` follows."""
+        self._thread.do(lambda: self._send(peer, frame))
+
+    def withdraw(self, transfer_id: bytes) -> None:
+        """Send none of a transfer's frames any more."""
+        self._thread.do(lambda: self._withdraw(transfer_id))
+
+    def land(self, peer: str, landing: Landing) -> None:
+        """Accept a transfer's frames, from now on: the source sends as soon as it is told to."""
+        self._landings.add(peer, landing)
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Accept a transfer's frames no more."""
+        self._thread.do(lambda: self._forget(transfer_id))
+
+    def events(self) -> Sequence[PlaneEvent]:
+        """Return what happened since the last call.
+
+        Raises:
+            TransfersDead: the thread has ended by a mistake of ours, or of the device.
+        """
+        return self._thread.events()
+
+    def counters(self) -> dict[str, float]:
+        """Return how many links nobody had invited."""
+        return {"refused_connections_total": float(self._num_refused)}
+
+    def close(self) -> None:
+        """End all links and the thread."""
+        self._thread.close()
+
+    # --- what a plane says, for its thread
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Wait for commands or for what the links have under way, obey, and go on with it."""
+
+    @abstractmethod
+    def _connect(self, peer: str, host: str, invitation: bytes) -> None:
+        """Begin a link with a source."""
+
+    @abstractmethod
+    def _remove(self, link: Source | Target, reason: str) -> None:
+        """Let go of all that a link has; nothing of it touches the pages afterwards."""
+
+    @abstractmethod
+    def _close_all(self) -> None:
+        """Let go of all links and of what they share."""
+
+    def _tell(self, event: PlaneEvent) -> None:
+        """Note what happened."""
+        self._thread.tell(event)
+
+    def _changed(self, link: Source) -> None:
+        """A link has something else to send than before."""
+
+    # --- for the plane's thread
+
+    def _links(self) -> list[Source | Target]:
+        return [*self._sources.values(), *self._targets.values()]
+
+    def _guarded(self, link: Source | Target, act: Callable[[], None]) -> bool:
+        """Let a link act; False: it broke, and has ended."""
+        try:
+            act()
+        except (LinkBroken, OSError) as error:
+            self._num_broken += 1
+            self._end(link, error.strerror or "lost" if isinstance(error, OSError) else str(error))
+            return False
+        return True
+
+    def _end(self, link: Source | Target, reason: str) -> None:
+        """Close a link that has come to nothing."""
+        end: End = "source" if self._sources.get(link.peer) is link else "target"
+        self._drop(link, end, reason)
+        self._tell(LinkDown(link.peer, end, reason))
+
+    def _drop(self, link: Source | Target, end: End, reason: str) -> None:
+        del (self._sources if end == "source" else self._targets)[link.peer]
+        self._remove(link, reason)
+
+    def _disconnect(self, peer: str, end: End, reason: str = "it was disconnected") -> None:
+        link = self._sources.get(peer) if end == "source" else self._targets.get(peer)
+        if link is not None:
+            self._drop(link, end, reason)
+
+    def _send(self, peer: str, frame: Frame) -> None:
+        link = self._sources.get(peer)
+        if link is None:
+            self._tell(LinkDown(peer, "source", "it is not connected"))
+        elif self._guarded(link, lambda: link.queue(frame, time.monotonic())):
+            self._changed(link)
+
+    def _withdraw(self, transfer_id: bytes) -> None:
+        for link in self._sources.values():
+            link.withdraw(transfer_id)
+            self._changed(link)
+        self._tell(Withdrawn(transfer_id))
+
+    def _forget(self, transfer_id: bytes) -> None:
+        self._landings.remove(transfer_id)
+        for link in self._targets.values():
+            link.forget(transfer_id)
+        self._tell(Landed(transfer_id))
