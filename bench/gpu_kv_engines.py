@@ -23,10 +23,10 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import DataPlaneName, KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer
+from pagefleet_protocol.sampling_params import SamplingParams
 
 NUM_PROMPTS = 3
 PROMPT_TOKENS = 600
@@ -205,7 +205,7 @@ def _answer(core: EngineCore, order: Order) -> Answer:
     began = time.perf_counter()
     sampling = SamplingParams(temperature=0.0, max_tokens=order.max_tokens, ignore_eos=True)
     refused = core.add(AddRequest(order.request_id, order.prompt, sampling, (1,), transfer=order.transfer))
-    assert refused is None, f"the engine refuses: {refused}"
+    assert not refused, f"the engine refuses: {refused}"
     before, outputs = _received_blocks(core), list[RequestOutput]()
     while not any(output.finish_reason is not None for output in outputs):
         outputs += _step(core)

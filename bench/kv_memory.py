@@ -18,8 +18,8 @@ from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
 from pagefleet_engine.core.kv_needs import blocks_for_request, num_blocks_for
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from bench.report import write_report
 

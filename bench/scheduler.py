@@ -23,10 +23,10 @@ from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult
 from pagefleet_engine.engine_core.messages import CoreStats, StepOutputs
 from pagefleet_engine.engine_core.wire import to_wire
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import KvEventsConfig
 from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from bench.report import write_report
 

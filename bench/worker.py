@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from pagefleet_engine.core.step import NewRow, ScheduledRow
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.request_table import RequestTable
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
 from pagefleet_engine.worker.transfer import make_upload
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 from bench.report import write_report

@@ -3,19 +3,35 @@
 EngineError
 ├── ConfigError            a setting is wrong: one line that says what to do; the process does not start
 │   └── ModelLoadError     the model folder is missing, damaged, unknown or too large
-├── InvalidRequest         a request's field is wrong: HTTP 400, with the field's name
-│   ├── ContextTooLong     prompt (or prompt plus max_tokens) over the context: HTTP 400
-│   └── TransferRefused    a router of another fleet sent it, or one that means another engine: HTTP 400
 ├── QueueFull              admission limit reached: HTTP 429
 ├── RequestFailed          the engine accepted the request but could not finish it: HTTP 500
 │   ├── StepOutOfMemory    the device had no room for the step that the request was in; it has for others
 │   └── KVLoadFailed       its prompt's K/V did not come from the prefill engine: HTTP 503, before any token
 └── EngineDead             the engine core is gone: HTTP 503, the server exits
+
+InvalidRequest             a request's field is wrong: HTTP 400, with the field's name; `pagefleet_protocol` has it
+├── ContextTooLong         prompt (or prompt plus max_tokens) over the context: HTTP 400
+└── TransferRefused        a router of another fleet sent it, or one that means another engine: HTTP 400
 """
 
 from __future__ import annotations
 
 from pagefleet_protocol.kv_handoff import KvFault
+from pagefleet_protocol.openai_json import InvalidRequest
+
+__all__ = [
+    "ConfigError",
+    "ContextTooLong",
+    "EngineDead",
+    "EngineError",
+    "InvalidRequest",
+    "KVLoadFailed",
+    "ModelLoadError",
+    "QueueFull",
+    "RequestFailed",
+    "StepOutOfMemory",
+    "TransferRefused",
+]
 
 
 class EngineError(Exception):
@@ -28,21 +44,6 @@ class ConfigError(EngineError):
 
 class ModelLoadError(ConfigError):
     """The model cannot be loaded; the message names the file and the remedy."""
-
-
-class InvalidRequest(EngineError):
-    """A request's field is not acceptable.
-
-    Attributes:
-        param: the field's name, e.g. `temperature` or `messages[2].content`; None when the body as a whole is wrong.
-        code: a short machine-readable reason, e.g. `integer_below_min_value`.
-    """
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code
 
 
 class ContextTooLong(InvalidRequest):

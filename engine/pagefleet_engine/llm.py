@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_protocol.spelling import near_words
 from pagefleet_text.chat_prompt import ChatPrompt
 from pagefleet_text.chat_template import ChatTemplate
@@ -24,10 +25,9 @@ from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, WireLogprobs
 from pagefleet_engine.engine_core.messages import RequestOutput as WireOutput
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
-from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
+from pagefleet_engine.engine_core.output_text import Chunk, OutputText, merge_chunks, spell_bad_words
 from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.results import CompletionOutput, RequestOutput, all_candidates
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import ENGINE_SETTINGS, engine_config
 from pagefleet_engine.text.model_files import (
     has_tokenizer,
@@ -257,14 +257,11 @@ class LLM:
         return content, self._tokenizer.encode(content)
 
     def _requests(self, index: int, token_ids: list[int], sampling: SamplingParams, priority: int) -> list[_Output]:
-        """Return a prompt's requests, checked."""
+        """Return the outputs of a prompt, of which the first carries the request, checked."""
         sampling = spell_bad_words(self._within_context(sampling, len(token_ids)), self._tokenizer)
-        outputs = []
-        for child, params in enumerate(fan_out(sampling)):
-            request = AddRequest(f"{index}_{child}", token_ids, params, self._eos_token_ids, priority)
-            check_message(request, self._core.limits)
-            outputs.append(_Output(index, child, request, OutputText(self._tokenizer, params)))
-        return outputs
+        request = AddRequest(str(index), token_ids, sampling, self._eos_token_ids, priority)
+        check_message(request, self._core.limits)
+        return [_Output(index, child, request, OutputText(self._tokenizer, sampling)) for child in range(sampling.n)]
 
     def _within_context(self, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Lower `max_tokens` to what the context leaves: offline, an output that fills it ends with `length`."""
@@ -275,14 +272,14 @@ class LLM:
 
     def _run(self, outputs: Sequence[_Output], use_tqdm: bool) -> None:
         core = self._core
-        open_outputs = {output.request.request_id: output for output in outputs}
+        open_outputs = {output.request.output_ids[output.index]: output for output in outputs}
         advance, finish = _progress_bar(len(outputs), use_tqdm)
         garbage = GarbageSchedule()
         try:
             for output in outputs:
-                refused = core.add(output.request)
-                if refused is not None:
-                    output.text.push(refused)  # raises
+                if output.index == 0:
+                    for refused in core.add(output.request):
+                        output.text.push(refused)  # raises
             with garbage.paused():
                 while open_outputs:
                     for answer in core.step():

@@ -55,27 +55,24 @@ class KeyFile:
         self._by_name = {tenant.name: tenant for tenant in self._tenants.values()}
         self._checked_at = clock()
 
-    def digest_of(self, key: bytes) -> bytes | None:
-        """Return the SHA-256 of a key that the file has; None for any other."""
-        return self._find(key)[0]
-
     def tenant_of(self, key: bytes) -> Tenant | None:
-        """Return whose a key is; None for one that the file has not."""
-        return self._find(key)[1]
-
-    def tenant_named(self, name: str) -> Tenant | None:
-        """Return a tenant as the file has it now; None when it has left."""
-        return self._by_name.get(name)
-
-    def _find(self, key: bytes) -> tuple[bytes | None, Tenant | None]:
-        """Compare with every known key, in a time that does not tell which one came close."""
+        """Return whose a key is, after comparing it with all, in a time that does not tell which one came close."""
         self._reload_if_changed()
         digest = hashlib.sha256(key).digest()
         found = None
         for known, tenant in self._tenants.items():
             if hmac.compare_digest(known, digest):
                 found = tenant
-        return (None, None) if found is None else (digest, found)
+        return found
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that the file names."""
+        return len(self._by_name)
+
+    def tenant_named(self, name: str) -> Tenant | None:
+        """Return a tenant as the file has it now; None when it has left."""
+        return self._by_name.get(name)
 
     def _reload_if_changed(self) -> None:
         now = self._clock()

@@ -11,22 +11,15 @@ from typing import Any, Literal
 import msgspec
 
 from pagefleet_protocol.openai_common import (
-    MAX_LOGPROBS,
-    MAX_TOKENS,
     TEXT_FORMAT_ONLY,
-    SamplingFields,
-    StreamOptions,
+    CommonFields,
     Usage,
-    check_prompt_logprobs,
-    read_cache_salt,
-    read_model,
-    read_priority,
-    read_sampling,
-    read_stream,
-    refuse_unsupported,
+    open_body,
+    read_common,
     unsupported,
 )
-from pagefleet_protocol.openai_json import BodyError, Fields, checked_string, shown, wrong_type
+from pagefleet_protocol.openai_json import Fields, InvalidRequest, checked_string, shown, wrong_type
+from pagefleet_protocol.sampling_params import MAX_LOGPROBS, MAX_TOKENS
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -50,25 +43,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of an earlier assistant turn, as given; `arguments` stays text, whatever it holds."""
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request. `max_tokens` None: until the context is full."""
+class ChatRequest(CommonFields, frozen=True, kw_only=True):
+    """A checked request."""
 
-    model: str
     messages: tuple[Message, ...]
-    sampling: SamplingFields
-    max_tokens: int | None = None
-    """`max_completion_tokens` where given, else `max_tokens`."""
     max_tokens_param: str = "max_tokens"
-    """Which of the two it was."""
-    logprobs: bool = False
-    top_logprobs: int = 0
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    """Which field gave `sampling.max_tokens`: `max_completion_tokens` wins."""
     add_generation_prompt: bool = True
-    priority: int = 0
-    cache_salt: str | None = None
-    ignored: tuple[str, ...] = ()
-    """Names of fields that nobody reads."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -129,36 +110,24 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded body.
 
     Raises:
-        BodyError: the first thing wrong with it, by the order of the fields here.
+        InvalidRequest: the first thing wrong with it, by the order of the fields here.
     """
-    fields = Fields(body)
-    model = read_model(fields)
-    refuse_unsupported(fields)
+    fields, model = open_body(body)
     _refuse_modes(fields)
     messages = read_messages(fields)
-    stream, options = read_stream(fields)
-    sampling = read_sampling(fields)
-    check_prompt_logprobs(sampling.prompt_logprobs, stream)
     newer = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.integer("max_tokens", 1, MAX_TOKENS)
-    logprobs = bool(fields.boolean("logprobs"))
-    top_logprobs = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
-    if top_logprobs is not None and not logprobs:
-        raise BodyError("'top_logprobs' is only allowed with 'logprobs': true.", "top_logprobs", "invalid_value")
+    wants_logprobs = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if top is not None and not wants_logprobs:
+        message = "'top_logprobs' is only allowed with 'logprobs': true."
+        raise InvalidRequest(message, "top_logprobs", "invalid_value")
     return ChatRequest(
         model=model,
         messages=messages,
-        sampling=sampling,
-        max_tokens=older if newer is None else newer,
         max_tokens_param="max_tokens" if newer is None else "max_completion_tokens",
-        logprobs=logprobs,
-        top_logprobs=top_logprobs or 0,
-        stream=stream,
-        stream_options=options,
         add_generation_prompt=fields.boolean("add_generation_prompt") is not False,
-        priority=read_priority(fields),
-        cache_salt=read_cache_salt(fields),
-        ignored=tuple(fields.ignored()),
+        **read_common(fields, older if newer is None else newer, (top or 0) if wants_logprobs else None),
     )
 
 
@@ -213,7 +182,7 @@ def _read_role(fields: Fields) -> str:
     if role not in ROLES:
         allowed = ", ".join(f"'{known}'" for known in ROLES)
         message = f"Invalid value: {shown(role)}. Supported values are: {allowed}."
-        raise BodyError(message, fields.path("role"), "invalid_value")
+        raise InvalidRequest(message, fields.path("role"), "invalid_value")
     return role
 
 
@@ -236,7 +205,7 @@ def _read_part(part: object, path: str) -> str:
         raise fields.missing("type")
     if kind != "text":
         message = f"Invalid value: {shown(kind)}. This model reads text only; supported values are: 'text'."
-        raise BodyError(message, fields.path("type"), "invalid_value")
+        raise InvalidRequest(message, fields.path("type"), "invalid_value")
     text = fields.string("text", MAX_CONTENT_CHARS)
     if text is None:
         raise fields.missing("text")

@@ -7,28 +7,27 @@ that would change the answer and is not supported is refused by name.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from pagefleet_protocol.openai_json import BodyError, Fields, checked_integer, checked_number, checked_string, shown
+from pagefleet_protocol.openai_json import MAX_CONTAINERS, Fields, InvalidRequest, checked_object, checked_string, shown
+from pagefleet_protocol.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_CHARS, SamplingParams
 
-MAX_N = 128
-MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
-MAX_STOP_CHARS = 1024
-MAX_TOKEN_LIST = 1024
+MAX_STOP_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 16_384
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_CHARS = 128
-MAX_LOGIT_BIAS = 1024
 MAX_MODEL_CHARS = 16 * 1024
 MAX_USER_CHARS = 512
-MAX_TOKENS = 2**31 - 1
-MAX_TOKEN_ID = 2**31 - 1
-INT64 = 2**63
 
 _CACHE_SALT = re.compile(r"[A-Za-z0-9_-]{1,256}")
 _DECIMAL = re.compile(r"[0-9]{1,10}")
+
+_PLAIN_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "include_stop_str_in_output", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens",
+)  # fmt: skip
 
 TEXT_FORMAT_ONLY = 'Structured output is not supported yet; only {"type": "text"} is accepted.'
 
@@ -64,28 +63,20 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Every chunk carries the usage so far (as vLLM has it)."""
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling fields of either body, checked for type and range; None where the client leaves the default."""
+class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checked requests of both routes have."""
 
-    n: int = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    prompt_logprobs: int | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
+    model: str
+    sampling: SamplingParams
+    """Its `max_tokens` is None where the client leaves it to the context."""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    priority: int = 0
+    """Smaller runs earlier."""
+    cache_salt: str | None = None
+    """Keeps cached prefixes of a client's own users apart."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that nobody reads."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -126,37 +117,45 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
 
 
-def read_model(fields: Fields) -> str:
-    """Read `model`, which must name one."""
+def open_body(body: Mapping[str, Any]) -> tuple[Fields, str]:
+    """Return the fields of a body, with its model; refuse what would change the answer and is not supported."""
+    fields = Fields(body)
     model = fields.string("model", MAX_MODEL_CHARS, min_chars=1)
     if model is None:
         raise fields.missing("model")
-    return model
+    refuse_unsupported(fields)
+    return fields, model
 
 
-def read_sampling(fields: Fields) -> SamplingFields:
-    """Read every sampling field but the token limits and `logprobs`, which the two bodies spell differently."""
-    return SamplingFields(
-        n=fields.integer("n", 1, MAX_N) or 1,
-        temperature=fields.number("temperature", 0.0, 2.0),
-        top_p=fields.number("top_p", 0.0, 1.0, open_low=True),
-        top_k=fields.integer("top_k", -1, MAX_TOKEN_ID),
-        min_p=fields.number("min_p", 0.0, 1.0),
-        presence_penalty=fields.number("presence_penalty", -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", -2.0, 2.0),
-        repetition_penalty=fields.number("repetition_penalty", 0.0, 1e6, open_low=True),
-        seed=fields.integer("seed", -INT64, INT64 - 1),
-        stop=_read_stop(fields),
-        stop_token_ids=fields.integers("stop_token_ids", MAX_TOKEN_LIST, 0, MAX_TOKEN_ID) or (),
-        include_stop_str_in_output=bool(fields.boolean("include_stop_str_in_output")),
-        ignore_eos=bool(fields.boolean("ignore_eos")),
-        min_tokens=fields.integer("min_tokens", 0, MAX_TOKENS) or 0,
-        prompt_logprobs=fields.integer("prompt_logprobs", 0, MAX_LOGPROBS),
-        logit_bias=_read_logit_bias(fields),
-        allowed_token_ids=_read_allowed(fields),
-        bad_words=fields.strings("bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARS) or (),
-        skip_special_tokens=fields.boolean("skip_special_tokens") is not False,
-    )
+def read_common(fields: Fields, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
+    """Read what `CommonFields` has but the model, after all other fields; the two given are spelled by each body."""
+    stream, options = read_stream(fields)
+    sampling = read_sampling(fields, max_tokens, logprobs)
+    if sampling.prompt_logprobs is not None and stream:
+        message = "'prompt_logprobs' is not available with 'stream': true."
+        raise InvalidRequest(message, "prompt_logprobs", "invalid_value")
+    return {
+        "sampling": sampling,
+        "stream": stream,
+        "stream_options": options,
+        "priority": fields.integer("priority", -(2**63), 2**63 - 1) or 0,
+        "cache_salt": _read_cache_salt(fields),
+        "ignored": tuple(fields.ignored()),
+    }
+
+
+def read_sampling(fields: Fields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """Read every sampling field but the two given, which the two bodies spell differently."""
+    lists = {
+        "stop": _read_stop(fields),
+        "stop_token_ids": fields.array("stop_token_ids", MAX_STOP_TOKENS),
+        "allowed_token_ids": fields.array("allowed_token_ids", MAX_ALLOWED_TOKENS, min_items=1),
+        "bad_words": fields.array("bad_words", MAX_CONTAINERS),
+        "logit_bias": _read_logit_bias(fields),
+    }
+    given = {name: fields.raw(name) for name in _PLAIN_FIELDS} | lists
+    given = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
 def read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
@@ -166,7 +165,7 @@ def read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
     if options is None:
         return stream, StreamOptions()
     if not stream:
-        raise BodyError("'stream_options' is only allowed with 'stream': true.", "stream_options", "invalid_value")
+        raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", "stream_options", "invalid_value")
     inner = Fields(options, "stream_options.")
     read = StreamOptions(
         include_usage=bool(inner.boolean("include_usage")),
@@ -175,21 +174,15 @@ def read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
     inner.boolean("include_obfuscation")
     for name in inner.ignored():
         path = f"stream_options.{shown(name)[1:-1]}"
-        raise BodyError(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
+        raise InvalidRequest(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
     return stream, read
 
 
-def read_priority(fields: Fields) -> int:
-    """Read `priority`: smaller runs earlier."""
-    return fields.integer("priority", -INT64, INT64 - 1) or 0
-
-
-def read_cache_salt(fields: Fields) -> str | None:
-    """Read `cache_salt`, which keeps cached prefixes of different tenants apart."""
+def _read_cache_salt(fields: Fields) -> str | None:
     salt = fields.string("cache_salt", 256, min_chars=1)
     if salt is not None and not _CACHE_SALT.fullmatch(salt):
         message = "Invalid 'cache_salt': expected at most 256 characters of A-Z, a-z, 0-9, '_' and '-'."
-        raise BodyError(message, "cache_salt", "invalid_value")
+        raise InvalidRequest(message, "cache_salt", "invalid_value")
     return salt
 
 
@@ -203,42 +196,28 @@ def refuse_unsupported(fields: Fields) -> None:
     fields.string("user", MAX_USER_CHARS)
 
 
-def unsupported(name: str, remedy: str) -> BodyError:
+def unsupported(name: str, remedy: str) -> InvalidRequest:
     """Build the error of a field that is not supported."""
-    return BodyError(f"Unsupported parameter: '{name}' is not supported. {remedy}", name, "unsupported_parameter")
+    return InvalidRequest(f"Unsupported parameter: '{name}' is not supported. {remedy}", name, "unsupported_parameter")
 
 
-def check_prompt_logprobs(prompt_logprobs: int | None, stream: bool) -> None:
-    """Refuse prompt log-probabilities in a stream, which has no place for them."""
-    if prompt_logprobs is not None and stream:
-        raise BodyError("'prompt_logprobs' is not available with 'stream': true.", "prompt_logprobs", "invalid_value")
-
-
-def _read_stop(fields: Fields) -> tuple[str, ...]:
+def _read_stop(fields: Fields) -> list[Any] | None:
     value = fields.raw("stop")
     if isinstance(value, list):
-        return fields.strings("stop", MAX_STOP_STRINGS, MAX_STOP_CHARS) or ()
+        return fields.array("stop", MAX_STOP_STRINGS)
     stop = fields.string("stop", MAX_STOP_CHARS, min_chars=1)
-    return () if stop is None else (stop,)
+    return None if stop is None else [stop]
 
 
-def _read_allowed(fields: Fields) -> tuple[int, ...] | None:
-    fields.array("allowed_token_ids", MAX_ALLOWED_TOKENS, min_items=1)
-    return fields.integers("allowed_token_ids", MAX_ALLOWED_TOKENS, 0, MAX_TOKEN_ID)
-
-
-def _read_logit_bias(fields: Fields) -> dict[int, float] | None:
-    value = fields.object("logit_bias")
+def _read_logit_bias(fields: Fields) -> dict[int, Any] | None:
+    value = fields.raw("logit_bias")
     if value is None:
         return None
-    if len(value) > MAX_LOGIT_BIAS:
-        message = f"Invalid 'logit_bias': expected at most {MAX_LOGIT_BIAS} tokens, but got {len(value)} instead."
-        raise BodyError(message, "logit_bias", "object_above_max_length")
-    bias = {}
-    for key, item in value.items():
-        if not _DECIMAL.fullmatch(checked_string(key, "logit_bias", MAX_MODEL_CHARS)):
-            message = f"Invalid key in 'logit_bias': expected a token id, but got {shown(key)} instead."
-            raise BodyError(message, "logit_bias", "invalid_value")
-        token = checked_integer(int(key), "logit_bias", 0, MAX_TOKEN_ID)
-        bias[token] = checked_number(item, f"logit_bias.{token}", -100.0, 100.0)
-    return bias
+    return {_token_id(key): bias for key, bias in checked_object(value, "logit_bias", MAX_LOGIT_BIAS).items()}
+
+
+def _token_id(key: str) -> int:
+    if not _DECIMAL.fullmatch(checked_string(key, "logit_bias", MAX_MODEL_CHARS)):
+        message = f"Invalid key in 'logit_bias': expected a token id, but got {shown(key)} instead."
+        raise InvalidRequest(message, "logit_bias", "invalid_value")
+    return int(key)

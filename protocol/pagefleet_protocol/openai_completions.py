@@ -11,24 +11,15 @@ from typing import Any, Literal
 import msgspec
 
 from pagefleet_protocol.openai_common import (
-    MAX_LOGPROBS,
-    MAX_N,
-    MAX_TOKEN_ID,
-    MAX_TOKENS,
     TEXT_FORMAT_ONLY,
-    SamplingFields,
-    StreamOptions,
+    CommonFields,
     Usage,
-    check_prompt_logprobs,
-    read_cache_salt,
-    read_model,
-    read_priority,
-    read_sampling,
-    read_stream,
-    refuse_unsupported,
+    open_body,
+    read_common,
     unsupported,
 )
-from pagefleet_protocol.openai_json import BodyError, Fields, checked_integer, checked_string, wrong_type
+from pagefleet_protocol.openai_json import Fields, InvalidRequest, checked_integers, checked_string, wrong_type
+from pagefleet_protocol.sampling_params import MAX_LOGPROBS, MAX_N, MAX_TOKEN_ID, MAX_TOKENS
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -40,23 +31,13 @@ MAX_PROMPT_ITEMS = 2**31 - 1
 Prompt = str | tuple[int, ...]
 
 
-class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionRequest(CommonFields, frozen=True, kw_only=True):
     """A checked request."""
 
-    model: str
     prompts: tuple[Prompt, ...]
-    sampling: SamplingFields
-    max_tokens: int = DEFAULT_MAX_TOKENS
-    logprobs: int | None = None
     echo: bool = False
     add_special_tokens: bool = True
     """Begin a text prompt as the tokenizer does, e.g. with a beginning-of-text token."""
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    priority: int = 0
-    cache_salt: str | None = None
-    ignored: tuple[str, ...] = ()
-    """Names of fields that nobody reads."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -94,49 +75,39 @@ def read_completion_request(body: Mapping[str, Any]) -> CompletionRequest:
     """Check a decoded body.
 
     Raises:
-        BodyError: the first thing wrong with it, by the order of the fields here.
+        InvalidRequest: the first thing wrong with it, by the order of the fields here.
     """
-    fields = Fields(body)
-    model = read_model(fields)
-    refuse_unsupported(fields)
+    fields, model = open_body(body)
     if fields.raw("suffix") is not None:
         raise unsupported("suffix", "Put all of the text into 'prompt'.")
     if fields.object("response_format") not in (None, {"type": "text"}):
         raise unsupported("response_format", TEXT_FORMAT_ONLY)
     prompts = _read_prompts(fields)
-    stream, options = read_stream(fields)
-    sampling = read_sampling(fields)
-    check_prompt_logprobs(sampling.prompt_logprobs, stream)
-    _check_choices(fields, len(prompts), sampling.n)
-    logprobs, echo = fields.integer("logprobs", 0, MAX_LOGPROBS), bool(fields.boolean("echo"))
-    if stream and echo and logprobs is not None:
-        raise BodyError("'echo' with 'logprobs' is not available with 'stream': true.", "echo", "invalid_value")
-    return CompletionRequest(
+    best_of = fields.integer("best_of", 1, MAX_N)
+    max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS) or DEFAULT_MAX_TOKENS
+    asked = CompletionRequest(
         model=model,
         prompts=prompts,
-        sampling=sampling,
-        max_tokens=fields.integer("max_tokens", 1, MAX_TOKENS) or DEFAULT_MAX_TOKENS,
-        logprobs=logprobs,
-        echo=echo,
+        echo=bool(fields.boolean("echo")),
         add_special_tokens=fields.boolean("add_special_tokens") is not False,
-        stream=stream,
-        stream_options=options,
-        priority=read_priority(fields),
-        cache_salt=read_cache_salt(fields),
-        ignored=tuple(fields.ignored()),
+        **read_common(fields, max_tokens, fields.integer("logprobs", 0, MAX_LOGPROBS)),
     )
+    _check_choices(best_of, len(prompts), asked.sampling.n)
+    if asked.stream and asked.echo and asked.sampling.logprobs is not None:
+        message = "'echo' with 'logprobs' is not available with 'stream': true."
+        raise InvalidRequest(message, "echo", "invalid_value")
+    return asked
 
 
-def _check_choices(fields: Fields, num_prompts: int, n: int) -> None:
-    best_of = fields.integer("best_of", 1, MAX_N)
+def _check_choices(best_of: int | None, num_prompts: int, n: int) -> None:
     if best_of is not None and best_of < n:
         message = f"Invalid 'best_of': expected a value >= 'n' ({n}), but got {best_of}."
-        raise BodyError(message, "best_of", "invalid_value")
+        raise InvalidRequest(message, "best_of", "invalid_value")
     if best_of is not None and best_of > n:
         raise unsupported("best_of", "Use 'n' and choose among the answers by their log-probabilities.")
     if num_prompts * n > MAX_CHOICES:
         message = f"{num_prompts} prompts with 'n' {n} make {num_prompts * n} choices"
-        raise BodyError(f"{message}; at most {MAX_CHOICES} are allowed.", "n", "integer_above_max_value")
+        raise InvalidRequest(f"{message}; at most {MAX_CHOICES} are allowed.", "n", "integer_above_max_value")
 
 
 def _read_prompts(fields: Fields) -> tuple[Prompt, ...]:
@@ -161,8 +132,4 @@ def _read_prompts(fields: Fields) -> tuple[Prompt, ...]:
 def _token_ids(items: object, path: str) -> tuple[int, ...]:
     if not isinstance(items, list):
         raise wrong_type(path, "an array of token ids", items)
-    if not items:
-        raise BodyError(f"Invalid '{path}': empty array. Expected at least 1 token id.", path, "empty_array")
-    if all(type(item) is int for item in items) and min(items) >= 0 and max(items) <= MAX_TOKEN_ID:
-        return tuple(items)
-    return tuple(checked_integer(item, f"{path}[{i}]", 0, MAX_TOKEN_ID) for i, item in enumerate(items))
+    return tuple(checked_integers(items, path, 0, MAX_TOKEN_ID, min_items=1))

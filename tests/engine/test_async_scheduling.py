@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from pagefleet_engine.llm import LLM
 from pagefleet_engine.results import RequestOutput
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 PROMPTS = ("What is the capital of France?", "Hello", "Who are you?", "One two three", "A long day. " * 12, "Why?")
 SAMPLINGS = (

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.client.stream import Generation
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import engine_config
 from pagefleet_engine.text.model_files import load_tokenizer
 from pagefleet_kv.config import KvEventsConfig
@@ -24,6 +24,7 @@ from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, decode_fact
 from pagefleet_protocol.exit_status import MISTAKE
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_events import routing_key
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.free_ports import free_ports
@@ -71,7 +72,8 @@ def test_what_was_told_is_what_is_found(tmp_path: Path) -> None:
 
     async def ask(client: AsyncEngineClient, prompt: list[int], salt: str | None = None) -> int:
         sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-        found = [c.num_cached_tokens async for c in client.generate(prompt, sampling, request_id="r", cache_salt=salt)]
+        asked = Generation("r", [prompt], sampling, cache_salt=salt)
+        found = [chunk.num_cached_tokens async for _, chunk in client.generate(asked)]
         assert found[0] is not None
         return found[0]
 

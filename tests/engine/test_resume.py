@@ -9,7 +9,7 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.small_model import write_small_model
 
@@ -48,9 +48,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
 def run(core: EngineCore, messages: list[AddRequest]) -> dict[str, list[RequestOutput]]:
     outputs: dict[str, list[RequestOutput]] = {message.request_id: [] for message in messages}
     for message in messages:
-        answer = core.add(message)
-        if answer is not None:
-            outputs[message.request_id].append(answer)
+        outputs[message.request_id] += core.add(message)
     while core.has_work:
         for output in core.step():
             outputs[output.request_id].append(output)

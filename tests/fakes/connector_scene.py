@@ -7,9 +7,9 @@ import select
 from collections.abc import Callable, Sequence
 
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.port import BlockRun, KVConnector, LoadDone, TransfersDone
 from pagefleet_protocol.block_hash import PrefixScope, extend_hashes
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages
 

@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagefleet_engine.client.health import EngineHealth
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import StepPlan, StepResult, TokenLogprobs
-from pagefleet_engine.engine_core.admission import check_message
+from pagefleet_engine.engine_core.admission import check_resumed
 from pagefleet_engine.engine_core.engine_core import EngineCore
-from pagefleet_engine.engine_core.messages import AddRequest, CoreStats
-from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Chunk, Elsewhere, OutputText
+from pagefleet_engine.engine_core.messages import CoreStats
+from pagefleet_engine.engine_core.output_text import OutputText
 from pagefleet_engine.executor.executor import CacheFacts
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 4
@@ -87,7 +87,7 @@ def script_core(script: Sequence[int], vocab_size: int) -> EngineCore:
 
 
 class InlineEngine:
-    """Runs one request after the other."""
+    """Runs one request after the other; its choices together."""
 
     def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
         self.core = core
@@ -101,41 +101,32 @@ class InlineEngine:
     def health(self) -> EngineHealth:
         return EngineHealth(alive=True, stalled_s=0.0)
 
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
-    ) -> AsyncGenerator[Chunk, None]:
-        resumed = elsewhere.output
-        resumed_ids = [] if resumed is None else resumed.token_ids
-        own_id, eos = f"{request_id}#{next(self._serial)}", self._tokenizer.eos_token_ids
-        message = AddRequest(
-            own_id, list(prompt_token_ids), sampling, eos, resumed_token_ids=resumed_ids, transfer=elsewhere.transfer
-        )
-        ended = check_message(message, self.core.limits)
-        text = OutputText(self._tokenizer, sampling)
-        if resumed is not None:
-            rest = text.resume(resumed, ended)
-            if rest is not None:
-                yield rest
-                if rest.finish_reason is not None:
-                    return
-        refused = self.core.add(message)
-        assert refused is None, refused
+    async def generate(self, asked: Generation) -> Chunks:
+        texts: dict[str, tuple[int, OutputText]] = {}
+        ids = (f"{asked.request_id}#{serial}" for serial in self._serial)
+        for message, first, so_far in asked.messages(ids, self._tokenizer.eos_token_ids):
+            for index, output_id in enumerate(message.output_ids, first):
+                texts[output_id] = index, OutputText(self._tokenizer, message.sampling)
+            if so_far is not None:
+                rest = texts[message.request_id][1].resume(so_far, check_resumed(message, self.core.limits))
+                if rest is not None:
+                    yield first, rest
+                    if rest.finish_reason is not None:
+                        del texts[message.request_id]
+                        continue
+            refused = self.core.add(message)
+            assert not refused, refused
+        open_ids = set(texts)
         try:
-            while self.core.has_work:
+            while open_ids and self.core.has_work:
                 for output in self.core.step():
-                    chunk = text.push(output)
+                    index, text = texts[output.request_id]
+                    chunk = text.push(output) if output.request_id in open_ids else None
                     if chunk is not None:
-                        yield chunk
+                        yield index, chunk
                         if chunk.finish_reason is not None:
-                            return
+                            open_ids.discard(output.request_id)
         finally:
-            self.core.abort([own_id])
+            self.core.abort(list(texts))
             self.core.step()
             self.core.check_integrity()

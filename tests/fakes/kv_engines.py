@@ -15,12 +15,12 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.p2p.connector import METRIC, P2PConnector
 from pagefleet_kv.p2p.peers import AllowedPeers
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer, OnFailure
+from pagefleet_protocol.sampling_params import SamplingParams
 
 PATIENCE_S = 60.0
 NUM_BLOCKS = 64
@@ -55,7 +55,7 @@ class FleetEngine:
         """Give it a request."""
         self.outputs[request_id] = []
         refused = self.core.add(AddRequest(request_id, prompt, sampling, (1,), transfer=transfer))
-        assert refused is None
+        assert not refused
 
     def step(self) -> None:
         """Do what is to be done now."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 EOS = 2

@@ -21,9 +21,9 @@ from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.port import KVConnector
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 VOCAB_SIZE = 61
 EOS = 7

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.errors import ContextTooLong, QueueFull
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.paged_worker import FakeEngine, complete
 

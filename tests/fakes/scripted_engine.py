@@ -7,11 +7,13 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 
 from pagefleet_engine.client.health import EngineHealth
+from pagefleet_engine.client.stream import Chunks, Generation, Mailbox
+from pagefleet_engine.engine_core.admission import fan_out
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
-from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Chunk, Elsewhere
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_protocol.openai_chat import Message
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.errors import PromptRefused
 from pagefleet_text.openai_messages import for_template
 from pagefleet_text.stop_strings import StopStrings
@@ -86,25 +88,38 @@ class ScriptedEngine:
     def health(self) -> EngineHealth:
         return self.now_health
 
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
-    ) -> AsyncGenerator[Chunk, None]:
-        assert elsewhere.output is None, "a scripted engine has no text to go on from"
-        self.transfers.append(elsewhere.transfer)
-        self.seen.append((request_id, list(prompt_token_ids), sampling, priority, cache_salt))
+    async def generate(self, asked: Generation) -> Chunks:
+        assert not asked.resumed, "a scripted engine has no text to go on from"
+        mailbox, num_open = Mailbox(), asked.num_choices
+        choices = [(prompt, sampling) for prompt in asked.prompts for sampling in fan_out(asked.sampling)]
+        tasks = [
+            asyncio.create_task(self._choice(asked, index, choice, mailbox)) for index, choice in enumerate(choices)
+        ]
+        try:
+            while num_open:
+                index, chunk = await mailbox.get()
+                num_open -= chunk.finish_reason is not None
+                yield index, chunk
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _choice(
+        self, asked: Generation, index: int, choice: tuple[list[int], SamplingParams], mailbox: Mailbox
+    ) -> None:
+        prompt, sampling = choice
+        request_id = f"{asked.request_id}-{index}"
+        self.transfers.append(asked.transfer)
+        self.seen.append((request_id, list(prompt), sampling, asked.priority, asked.cache_salt))
         self.running.add(request_id)
         finished = False
         try:
-            async for chunk in self._chunks(prompt_token_ids, sampling):
+            async for chunk in self._chunks(prompt, sampling):
                 finished = chunk.finish_reason is not None
-                yield chunk
+                mailbox.put(index, chunk)
+        except Exception as error:
+            mailbox.fail(error)
         finally:
             self.running.discard(request_id)
             if not finished:

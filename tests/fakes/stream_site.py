@@ -68,13 +68,12 @@ class Site:
 @asynccontextmanager
 async def open_site(core: EngineCore, tokenizer: Tokenizer, **more_parts: Any) -> AsyncIterator[Site]:
     engine = InlineEngine(core, tokenizer)
-    vocab_size = core.limits.vocab_size
     with ThreadPoolExecutor(1) as pool:
         parts = Parts(
             engine=engine,
             tokenizer=tokenizer,
             chat=PlainChat(tokenizer),  # type: ignore[arg-type]
-            model=ServedModel("m", 0, core.limits.max_model_len, vocab_size),
+            model=ServedModel("m", 0, core.limits),
             metrics=EngineMetrics("m", lambda: engine.stats),
             pool=pool,
             drain=Drain(max_in_flight=8),
@@ -88,7 +87,7 @@ async def open_site(core: EngineCore, tokenizer: Tokenizer, **more_parts: Any) -
                 max_model_len=CONTEXT,
                 max_num_seqs=4,
                 max_num_batched_tokens=64,
-                vocab_size=vocab_size,
+                vocab_size=core.limits.vocab_size,
             ),
             **more_parts,
         )

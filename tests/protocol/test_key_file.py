@@ -47,7 +47,7 @@ class MountedSecret:
 
 
 def accepted(keys: KeyFile, *given: bytes) -> list[bool]:
-    return [keys.digest_of(key) is not None for key in given]
+    return [keys.tenant_of(key) is not None for key in given]
 
 
 def test_a_rotated_secret_is_followed_with_old_and_new_overlapping(tmp_path: Path) -> None:
@@ -61,7 +61,6 @@ def test_a_rotated_secret_is_followed_with_old_and_new_overlapping(tmp_path: Pat
     secret.publish("new\n")
     clock.later()
     assert accepted(keys, b"old", b"new") == [False, True]
-    assert keys.digest_of(b"new") == hashlib.sha256(b"new").digest()
 
 
 @pytest.mark.parametrize("damage", ["gone", "binary", "folder"])

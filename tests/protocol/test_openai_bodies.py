@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pagefleet_protocol.openai_chat import ROLES, read_chat_request
 from pagefleet_protocol.openai_common import REFUSED, StreamOptions, usage
 from pagefleet_protocol.openai_completions import read_completion_request
-from pagefleet_protocol.openai_json import BodyError
+from pagefleet_protocol.openai_json import InvalidRequest
+from pagefleet_protocol.sampling_params import SamplingParams
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -29,20 +30,19 @@ NAMES = [
 ]  # fmt: skip
 
 
-def outcome(read: Callable[[Any], Any], body: Any) -> tuple[Any, BodyError | None]:
+def outcome(read: Callable[[Any], Any], body: Any) -> tuple[Any, InvalidRequest | None]:
     try:
         return read(body), None
-    except BodyError as error:
+    except InvalidRequest as error:
         return None, error
 
 
 def test_defaults() -> None:
     chat = read_chat_request(CHAT)
-    assert (chat.max_tokens, chat.stream, chat.logprobs, chat.add_generation_prompt) == (None, False, False, True)
-    assert chat.sampling.n == 1
-    assert chat.sampling.temperature is None
+    assert (chat.stream, chat.add_generation_prompt) == (False, True)
+    assert chat.sampling == SamplingParams(max_tokens=None)
     completion = read_completion_request(COMPLETION)
-    assert (completion.max_tokens, completion.prompts, completion.echo) == (16, ("hi",), False)
+    assert (completion.sampling, completion.prompts, completion.echo) == (SamplingParams(), ("hi",), False)
     assert completion.add_special_tokens
 
 
@@ -54,9 +54,11 @@ def test_both_bodies_read_the_same_sampling_fields() -> None:
         "include_stop_str_in_output": True, "prompt_logprobs": 2, "skip_special_tokens": False,
     }  # fmt: skip
     sampling = read_chat_request({**CHAT, **fields}).sampling
-    assert sampling == read_completion_request({**COMPLETION, **fields}).sampling
+    completion = read_completion_request({**COMPLETION, **fields}).sampling
+    assert sampling == msgspec.structs.replace(completion, max_tokens=None)
     read = msgspec.structs.asdict(sampling)
-    assert set(read) == set(fields), "a field is read from nowhere, or not tested here"
+    other = {"max_tokens", "logprobs", "detokenize", "bad_words_token_ids"}
+    assert set(read) - other == set(fields), "a field is read from nowhere, or not tested here"
     assert (read["stop"], read["logit_bias"], read["temperature"]) == (("end",), {7: 100.0, 8: -100.0}, 1.0)
 
 
@@ -95,8 +97,8 @@ def test_parts_are_joined_and_tool_calls_kept() -> None:
 
 
 def test_the_newer_token_limit_wins() -> None:
-    assert read_chat_request({**CHAT, "max_tokens": 5, "max_completion_tokens": 7}).max_tokens == 7
-    assert read_chat_request({**CHAT, "max_tokens": 5, "max_completion_tokens": None}).max_tokens == 5
+    assert read_chat_request({**CHAT, "max_tokens": 5, "max_completion_tokens": 7}).sampling.max_tokens == 7
+    assert read_chat_request({**CHAT, "max_tokens": 5, "max_completion_tokens": None}).sampling.max_tokens == 5
 
 
 def test_stream_options() -> None:
@@ -108,7 +110,7 @@ def test_stream_options() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_fields_say_what_to_do_instead(name: str) -> None:
     for read, body in ((read_chat_request, CHAT), (read_completion_request, COMPLETION)):
-        with pytest.raises(BodyError, match="not supported") as caught:
+        with pytest.raises(InvalidRequest, match="not supported") as caught:
             read({**body, name: [1]})
         assert caught.value.param == name
         assert caught.value.message.endswith(REFUSED[name])

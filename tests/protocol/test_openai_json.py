@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_protocol.openai_json import MAX_CONTAINERS, MAX_DEPTH, BodyError, Fields, decode_object, shown
+from pagefleet_protocol.openai_json import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    Fields,
+    InvalidRequest,
+    checked_number,
+    decode_object,
+    shown,
+)
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -31,15 +39,15 @@ def without_surrogates(value: Any) -> bool:
     return True
 
 
-def outcome(call: Callable[[], Any]) -> tuple[Any, BodyError | None]:
+def outcome(call: Callable[[], Any]) -> tuple[Any, InvalidRequest | None]:
     try:
         return call(), None
-    except BodyError as error:
+    except InvalidRequest as error:
         return None, error
 
 
-def refusal(body: bytes) -> BodyError:
-    with pytest.raises(BodyError) as caught:
+def refusal(body: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
         decode_object(body)
     return caught.value
 
@@ -110,24 +118,24 @@ def test_what_is_refused_is_named(body: bytes, said: str) -> None:
 
 def test_the_messages_are_openais() -> None:
     fields = Fields({"n": 130, "max_tokens": "5", "temperature": -1, "stop": [], "user": "abc"})
-    with pytest.raises(BodyError) as above:
+    with pytest.raises(InvalidRequest) as above:
         fields.integer("n", 1, 128)
     assert above.value.message == (
         "Invalid 'n': integer above maximum value. Expected a value <= 128, but got 130 instead."
     )
     assert (above.value.param, above.value.code) == ("n", "integer_above_max_value")
-    with pytest.raises(BodyError) as kind:
+    with pytest.raises(InvalidRequest) as kind:
         fields.integer("max_tokens", 1, 5)
     assert kind.value.message == "Invalid type for 'max_tokens': expected an integer, but got a string instead."
-    with pytest.raises(BodyError) as below:
-        fields.number("temperature", 0.0, 2.0)
+    with pytest.raises(InvalidRequest) as below:
+        checked_number(fields.raw("temperature"), "temperature", 0.0, 2.0)
     assert below.value.message == (
         "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -1 instead."
     )
-    with pytest.raises(BodyError) as empty:
+    with pytest.raises(InvalidRequest) as empty:
         fields.array("stop", 4, min_items=1)
     assert empty.value.code == "empty_array"
-    with pytest.raises(BodyError) as long:
+    with pytest.raises(InvalidRequest) as long:
         fields.string("user", 2)
     assert long.value.code == "string_above_max_length"
     assert fields.missing("seed").code == "missing_required_parameter"
@@ -136,7 +144,9 @@ def test_the_messages_are_openais() -> None:
 READS: dict[str, Any] = {
     "boolean": lambda fields: fields.boolean("x"),
     "integer": lambda fields: fields.integer("x", -5, 5),
-    "number": lambda fields: fields.number("x", -5, 5),
+    "number": lambda fields: (
+        None if fields.raw("x") is None else checked_number(fields.raw("x"), fields.path("x"), -5, 5)
+    ),
     "string": lambda fields: fields.string("x", 5),
     "array": lambda fields: fields.array("x", 5),
     "integers": lambda fields: fields.integers("x", 5, -5, 5),
@@ -160,7 +170,7 @@ def test_a_read_gives_its_type_or_a_refusal_that_names_the_field(read: str, valu
 
 def test_a_boolean_is_no_number() -> None:
     for read in ("integer", "number"):
-        with pytest.raises(BodyError) as caught:
+        with pytest.raises(InvalidRequest) as caught:
             READS[read](Fields({"x": True}))
         assert caught.value.code == "invalid_type"
 

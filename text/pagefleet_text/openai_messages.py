@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.openai_chat import Message
-from pagefleet_protocol.openai_json import BodyError, decode_object
+from pagefleet_protocol.openai_json import InvalidRequest, decode_object
 
 
 def for_template(message: Message) -> dict[str, Any]:
@@ -35,5 +35,5 @@ def _parsed(arguments: str) -> Any:
     """Return the object that a tool call's arguments spell, as templates expect it; what is no JSON stays text."""
     try:
         return decode_object(arguments.encode())
-    except (BodyError, UnicodeEncodeError):
+    except (InvalidRequest, UnicodeEncodeError):
         return arguments

@@ -25,11 +25,11 @@ from pagefleet_kernels.norm import rms_norm
 from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagefleet_engine.core.step import NewRow
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 
 BLOCK_SIZE = 16

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_roofline
 from pagefleet_engine.bench.workloads import Workload
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
-from pagefleet_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pagefleet_engine.llm import LLM

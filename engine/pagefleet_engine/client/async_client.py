@@ -6,19 +6,17 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-import msgspec
 from pagefleet_kv.config import KvEventsConfig
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
 from pagefleet_engine.client.health import EngineHealth, judge
-from pagefleet_engine.client.stream import OutputStream
+from pagefleet_engine.client.stream import Chunks, Generation, Mailbox, OutputStream
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
-from pagefleet_engine.core.stop import Stop
-from pagefleet_engine.engine_core.admission import check_message
+from pagefleet_engine.engine_core.admission import check_resumed
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
@@ -31,18 +29,10 @@ from pagefleet_engine.engine_core.messages import (
     StartFailed,
     StepOutputs,
 )
-from pagefleet_engine.engine_core.output_text import (
-    NOTHING_ELSEWHERE,
-    Chunk,
-    Elsewhere,
-    OutputSoFar,
-    OutputText,
-    spell_bad_words,
-)
+from pagefleet_engine.engine_core.output_text import OutputSoFar, OutputText
 from pagefleet_engine.engine_core.progress import ProgressReader
 from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
-from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest, ModelLoadError
 
 _SLICE_S = 0.002
 _RESUMED_HERE = 1024
@@ -132,59 +122,52 @@ class AsyncEngineClient:
         """Process id of the core."""
         return self._process.pid
 
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
-    ) -> AsyncGenerator[Chunk, None]:
-        """Run one request for one output (see `fan_out` for more). Closing the generator early aborts it.
+    async def generate(self, asked: Generation) -> Chunks:
+        """Run the choices of a request. Closing the generator early aborts what still runs.
 
-        A slow reader gets fewer, larger chunks. Of the output of `elsewhere` they have only what the caller lacks.
+        A slow reader gets fewer, larger chunks. Of output that it goes on from they have only what the caller lacks.
 
         Raises:
             InvalidRequest: with the first chunk: a field is wrong.
             QueueFull: with the first chunk: too much is waiting.
             KVLoadFailed: with the first chunk: the prompt's K/V did not come from the prefill engine.
-            RequestFailed: the core gave the request up.
+            RequestFailed: the core gave a choice up.
             EngineDead: the core is gone.
         """
-        sampling = spell_bad_words(sampling, self._tokenizer)
-        message = AddRequest(
-            request_id,
-            list(prompt_token_ids),
-            sampling,
-            self._tokenizer.eos_token_ids,
-            priority,
-            cache_salt,
-            transfer=elsewhere.transfer,
-        )
-        text, rest = OutputText(self._tokenizer, sampling), None
-        resumed = elsewhere.output
-        if resumed is None:
-            check_message(message, self.limits)
-        else:
-            message = msgspec.structs.replace(message, resumed_token_ids=resumed.token_ids)
-            rest = await _resume(text, resumed, check_message(message, self.limits))
-        if rest is not None:
-            yield rest
-            if rest.finish_reason is not None:
-                return
-        # Ours are unique, so that a late output of an aborted request cannot reach a new one of the same name.
-        own_id = f"{request_id[:200]}#{next(self._serial)}"
-        stream = self._open(own_id, message, text)
+        mailbox, open_ids, is_first = Mailbox(), list[str](), True
         try:
-            while True:
-                chunk = await stream.get()
-                yield chunk
-                if chunk.finish_reason is not None:
-                    return
+            for message, index, so_far in self._messages(asked):
+                if (
+                    not is_first
+                ):  # to send one copies a whole prompt: other requests must not wait for all of a thousand
+                    await asyncio.sleep(0)
+                is_first = False
+                text = OutputText(self._tokenizer, message.sampling)
+                if so_far is not None and await self._resume(message, text, so_far, mailbox, index):
+                    continue
+                open_ids += message.output_ids
+                self._open(message, index, mailbox, text)
+            num_open = asked.num_choices
+            while num_open:
+                index, chunk = await mailbox.get()
+                num_open -= chunk.finish_reason is not None
+                yield index, chunk
         finally:
-            self._forget(own_id)
+            self._forget(open_ids)
+
+    async def _resume(
+        self, message: AddRequest, text: OutputText, so_far: OutputSoFar, mailbox: Mailbox, index: int
+    ) -> bool:
+        """Take in another engine's output, and deliver what the caller lacks of it; returns whether that is its end."""
+        ended = check_resumed(message, self.limits)
+        if len(so_far.token_ids) <= _RESUMED_HERE:
+            rest = text.resume(so_far, ended)
+        else:
+            rest = await asyncio.to_thread(text.resume, so_far, ended)
+        if rest is None:
+            return False
+        mailbox.put(index, rest)
+        return rest.finish_reason is not None
 
     def health(self) -> EngineHealth:
         """Return the state now, without waiting or asking the core."""
@@ -217,20 +200,22 @@ class AsyncEngineClient:
         self._started.cancel()
         self._socket.close()
 
-    def _open(self, own_id: str, message: AddRequest, text: OutputText) -> OutputStream:
+    def _open(self, message: AddRequest, first: int, mailbox: Mailbox, text: OutputText) -> None:
+        """Send a prompt; its choices are `first`, whose text is `text`, and those after it."""
         if self._death is not None:
             raise EngineDead(*self._death.args)
-        stream = self._streams[own_id] = OutputStream(text)
+        for index, output_id in enumerate(message.output_ids, first):
+            own_text = text if index == first else OutputText(self._tokenizer, message.sampling)
+            self._streams[output_id] = OutputStream(mailbox, index, own_text)
         if self._work_since is None:
             self._work_since = time.monotonic()
-        self._socket.send(msgspec.structs.replace(message, request_id=own_id))
-        return stream
+        self._socket.send(message)
 
-    def _forget(self, own_id: str) -> None:
-        """Drop a stream whose reader is gone; what the core still computes for it is aborted."""
-        stream = self._streams.pop(own_id, None)
-        if stream is not None and not stream.ended and self._death is None:
-            self._socket.send(AbortRequests([own_id]))
+    def _forget(self, output_ids: Sequence[str]) -> None:
+        """Drop streams whose reader is gone; what the core still computes for them is aborted."""
+        still_open = [output_id for output_id in output_ids if self._streams.pop(output_id, None) is not None]
+        if still_open and self._death is None:
+            self._socket.send(AbortRequests(still_open))
         self._note_work()
 
     def _note_work(self) -> None:
@@ -273,17 +258,23 @@ class AsyncEngineClient:
         stream = self._streams.get(output.request_id)
         if stream is None:
             return
-        stream.ended = output.finish_reason is not None
+        over = output.finish_reason is not None
+        if over:
+            self._forget_ended(output.request_id)
         try:
             chunk = stream.text.push(output)
-        except EngineError as error:
+        except (EngineError, InvalidRequest) as error:
             stream.fail(error)
             return
         if chunk is None:
             return
-        stream.put(chunk)
-        if chunk.finish_reason is not None:
-            self._forget(output.request_id)  # aborts what a stop string ended early, before its reader wakes up
+        stream.mailbox.put(stream.index, chunk)
+        if chunk.finish_reason is not None and not over:
+            self._forget([output.request_id])  # a stop string ended it early: aborted before its reader wakes up
+
+    def _forget_ended(self, output_id: str) -> None:
+        del self._streams[output_id]
+        self._note_work()
 
     def _refuse_start(self, error: EngineError) -> None:
         if not self._started.done():
@@ -321,14 +312,7 @@ class AsyncEngineClient:
 
     def _fail_all(self) -> None:
         for stream in self._streams.values():
-            stream.ended = True
             stream.fail(EngineDead(*self._death.args if self._death else ()))
         self._streams.clear()
         self._owes_nothing.set()
         self._note_work()
-
-
-async def _resume(text: OutputText, resumed: OutputSoFar, ended: Stop | None) -> Chunk | None:
-    if len(resumed.token_ids) <= _RESUMED_HERE:
-        return text.resume(resumed, ended)
-    return await asyncio.to_thread(text.resume, resumed, ended)

@@ -1,9 +1,14 @@
-"""Who may enter the queue: limits of the model and of the engine, checked here again whatever the API has checked."""
+"""What may run and who may enter the queue: limits of the model and of the engine.
+
+The API checks a request by these functions, once and off its event loop; the core checks it by them again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.request import Request
@@ -23,46 +28,75 @@ class ModelLimits:
     vocab_size: int
 
 
-def check_request(request: Request, limits: ModelLimits, capacity_tokens: int) -> None:
-    """Refuse what can never run: no prompt, one too long for context or KV pool, token ids outside the vocabulary.
+def check_prompt(token_ids: Sequence[int], limits: ModelLimits, param: str = "prompt") -> None:
+    """Refuse a prompt that can never run; one that fits leaves room for a token of output.
 
     Raises:
-        ContextTooLong: the prompt leaves no room for an output token.
-        InvalidRequest: anything else, with the field's name.
+        ContextTooLong: it is too long for the context.
+        InvalidRequest: it is empty, or has a token id outside the vocabulary.
     """
-    num_tokens = request.num_prompt_tokens
-    if num_tokens == 0:
-        raise InvalidRequest("the prompt has no tokens: give at least one.", "prompt", "invalid_value")
-    if num_tokens >= limits.max_model_len:
+    if not token_ids:
+        raise InvalidRequest("The prompt has no tokens: give at least one.", param, "empty_prompt")
+    if len(token_ids) >= limits.max_model_len:
         raise ContextTooLong(
-            f"the prompt has {num_tokens} tokens and the context is {limits.max_model_len} with at least one for the "
-            "output: shorten the prompt.",
-            "prompt",
+            f"This model's context is {limits.max_model_len} tokens, one of them at least for the answer; the prompt "
+            f"has {len(token_ids)}. Shorten it.",
+            param,
         )
-    if num_tokens >= capacity_tokens:
-        raise ContextTooLong(
-            f"the prompt has {num_tokens} tokens and the KV cache holds {capacity_tokens}, prompt and output together: "
-            "shorten the prompt, or give the engine more with num_kv_blocks or kv_cache_memory.",
-            "prompt",
-        )
-    sampling = request.sampling
-    if request.num_output_tokens:
-        _check_token_ids("resumed_token_ids", request.token_ids[num_tokens:], limits.vocab_size)
-    _check_token_ids("prompt", request.token_ids, limits.vocab_size)
-    _check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
-    _check_token_ids("allowed_token_ids", sampling.allowed_token_ids or (), limits.vocab_size)
-    _check_token_ids("logit_bias", sampling.logit_bias or (), limits.vocab_size)
-    for word in sampling.bad_words_token_ids:
-        _check_token_ids("bad_words_token_ids", word, limits.vocab_size)
+    check_token_ids(token_ids, limits, param)
 
 
-def _check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
-    if lowest < 0 or highest >= vocab_size:
+def check_token_ids(token_ids: Collection[int], limits: ModelLimits, param: str) -> None:
+    """Refuse what is no token id of the model. A bool is an integer in Python, and as a token a mistake.
+
+    Raises:
+        InvalidRequest: `param` has such a one.
+    """
+    if not token_ids:
+        return
+    if not set(map(type, token_ids)) <= {int}:
+        raise InvalidRequest(f"Invalid '{param}': token ids are integers.", param, "invalid_type")
+    lowest, highest = min(token_ids), max(token_ids)
+    if lowest < 0 or highest >= limits.vocab_size:
         wrong = lowest if lowest < 0 else highest
         raise InvalidRequest(
-            f"'{param}' has token id {wrong}: the model's are 0 to {vocab_size - 1}.", param, "invalid_value"
+            f"Invalid '{param}': token id {str(wrong)[:24]} is outside the vocabulary of {limits.vocab_size} tokens.",
+            param,
+            "token_id_out_of_range",
         )
+
+
+def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
+    """Refuse parameters with token ids outside the vocabulary.
+
+    Raises:
+        InvalidRequest: with the field's name.
+    """
+    check_token_ids(sampling.stop_token_ids, limits, "stop_token_ids")
+    check_token_ids(sampling.allowed_token_ids or (), limits, "allowed_token_ids")
+    check_token_ids(sampling.logit_bias or (), limits, "logit_bias")
+    for word in sampling.bad_words_token_ids:
+        check_token_ids(word, limits, "bad_words_token_ids")
+
+
+def fitting_max_tokens(
+    asked: int | None, num_prompt_tokens: int, limits: ModelLimits, param: str = "max_tokens"
+) -> int:
+    """Return how many tokens a prompt's output may have: `asked`, or what is left of the context where None.
+
+    Raises:
+        ContextTooLong: the prompt and what is asked for do not fit together.
+    """
+    left = limits.max_model_len - num_prompt_tokens
+    if asked is None:
+        return left
+    if asked > left:
+        raise ContextTooLong(
+            f"This model's context is {limits.max_model_len} tokens; the prompt has {num_prompt_tokens}, so '{param}' "
+            f"can be {left} at most, but is {asked}.",
+            param,
+        )
+    return asked
 
 
 class QueueGate:

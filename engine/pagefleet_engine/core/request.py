@@ -15,8 +15,7 @@ from dataclasses import InitVar, dataclass, field
 
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope, root_hash
 from pagefleet_protocol.kv_handoff import KvTransfer
-
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.Enum):

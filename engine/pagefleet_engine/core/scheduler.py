@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pagefleet_kv.port import KVConnector, NoConnector
 
 from pagefleet_engine.config import SchedulerConfig
-from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
+from pagefleet_engine.core.admission import ModelLimits, QueueGate
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.held_answers import HeldAnswers
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
@@ -27,7 +27,7 @@ from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPl
 from pagefleet_engine.core.step_draft import StepDraft
 from pagefleet_engine.core.stop import check_resumed, check_stop
 from pagefleet_engine.core.waiting_queue import make_waiting_queue
-from pagefleet_engine.errors import InvalidRequest
+from pagefleet_engine.errors import ContextTooLong, InvalidRequest
 
 MIN_LONG_PREFILL_TOKENS = 512
 
@@ -58,7 +58,6 @@ class Scheduler:
         self.max_model_len = min(limits.max_model_len, kv_cache.capacity_tokens)
         """Tokens at which a request ends with `length`: the model's context, or the KV pool where that is smaller."""
         self.config = config
-        self._limits = limits
         self._cascade = cascade
         self._long_prefill_tokens = _long_prefill_tokens(config)
         self._kv_cache = kv_cache
@@ -97,17 +96,17 @@ class Scheduler:
         """Queue a request; returns the end of one that the output it came with has ended already.
 
         Raises:
-            ContextTooLong: the prompt does not fit the context or the KV pool.
-            InvalidRequest: the request cannot run as it is.
+            ContextTooLong: the prompt does not fit the KV pool.
+            InvalidRequest: its id is taken, or the output that it came with goes on after its end.
             QueueFull: too much is waiting.
         """
         if request.request_id in self._requests or request.request_id in self._held:
             raise InvalidRequest(
-                f"a request with id {request.request_id!r} is not finished yet: use another id.",
+                f"A request with id {request.request_id!r} is not finished yet: use another id.",
                 "request_id",
                 "invalid_value",
             )
-        check_request(request, self._limits, self._kv_cache.capacity_tokens)
+        self._check_capacity(request)
         request.limit(self.max_model_len)
         if (stop := check_resumed(request)) is not None:
             return RequestUpdate(request.request_id, (), *stop)
@@ -199,6 +198,16 @@ class Scheduler:
         if any_ended:
             self._running = [request for request in self._running if request.status is running]
         return updates
+
+    def _check_capacity(self, request: Request) -> None:
+        capacity = self._kv_cache.capacity_tokens
+        if request.num_prompt_tokens >= capacity:
+            raise ContextTooLong(
+                f"The KV cache holds {capacity} tokens, prompt and output together; the prompt has "
+                f"{request.num_prompt_tokens}. Shorten it, or give the engine more with num_kv_blocks or "
+                "kv_cache_memory.",
+                "prompt",
+            )
 
     def stats(self) -> SchedulerStats:
         """Return the gauges and totals of now."""

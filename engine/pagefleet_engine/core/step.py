@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,104 +1,109 @@
-"""From a message to a request of the scheduler: what the message itself may hold.
-
-The API process calls this for an answer that names the field; the engine core calls it again, because it trusts no
-sender. What depends on the queue and the KV pool is checked by the scheduler.
-"""
+"""From a message to requests of the scheduler, which checks what depends on its queue and on the KV pool."""
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable
 
+import msgspec
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
-from pagefleet_engine.core.admission import ModelLimits
-from pagefleet_engine.core.admission import check_request as check_against_model
+from pagefleet_engine.core.admission import (
+    ModelLimits,
+    check_prompt,
+    check_sampling,
+    check_token_ids,
+    fitting_max_tokens,
+)
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.core.stop import Stop, check_resumed
+from pagefleet_engine.core.stop import Stop
+from pagefleet_engine.core.stop import check_resumed as judge_resumed
 from pagefleet_engine.engine_core.messages import AddRequest
-from pagefleet_engine.errors import ContextTooLong, InvalidRequest
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_engine.errors import InvalidRequest
 
 _SALT = re.compile(r"[A-Za-z0-9_-]{1,256}(?:/[A-Za-z0-9_-]{1,256})?")
 """A client's own, a tenant's, or both (`pagefleet_protocol.handoff.combined_salt`)."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
-def to_request(message: AddRequest, limits: ModelLimits, model: str) -> Request:
-    """Check a message, already fanned out (n is 1), and make the scheduler's request of it.
+def check_message(message: AddRequest, limits: ModelLimits) -> None:
+    """Check a message apart from the state of the queue and the KV pool.
 
     Args:
-        message: untrusted.
+        message: untrusted, with as many outputs as one request may have.
         limits: of the loaded model.
-        model: name in the scope of the request's cached blocks.
 
     Raises:
         InvalidRequest: a field is wrong.
-        ContextTooLong: `max_tokens` asks for more than the context leaves.
+        ContextTooLong: the prompt, or what `max_tokens` asks for, does not fit the context.
     """
     if not _REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequest("A request id has 1 to 256 printable ASCII characters.", "request_id", "invalid_value")
-    if message.sampling.n != 1:
-        raise InvalidRequest("The engine core takes one output per request.", "n", "invalid_value")
     if message.adapter is not None:
         raise InvalidRequest("Adapters are not served by this engine: leave 'adapter' out.", "adapter", "invalid_value")
     if message.cache_salt is not None and not _SALT.fullmatch(message.cache_salt):
         raise InvalidRequest("'cache_salt' takes 1 to 256 letters, digits, '_' and '-'.", "cache_salt", "invalid_value")
     if not -(2**63) <= message.priority < 2**63:
         raise InvalidRequest("'priority' is a 64-bit integer.", "priority", "invalid_value")
-    _check_integers(message)
-    _check_room(len(message.prompt_token_ids), message.sampling.max_tokens, limits)
+    if message.resumed_token_ids and message.sampling.n != 1:
+        raise InvalidRequest("Only a request for one output goes on from another's.", "n", "invalid_value")
+    check_prompt(message.prompt_token_ids, limits)
+    fitting_max_tokens(message.sampling.max_tokens, len(message.prompt_token_ids), limits)
+    check_sampling(message.sampling, limits)
+    check_token_ids(message.resumed_token_ids, limits, "resumed_token_ids")
+    if not set(map(type, message.eos_token_ids)) <= {int}:
+        raise InvalidRequest("'eos_token_ids' takes integers.", "eos_token_ids", "invalid_type")
+
+
+def to_requests(message: AddRequest, model: str) -> list[Request]:
+    """Make the scheduler's requests of a message that was checked: one per output.
+
+    `model`: name in the scope of the requests' cached blocks.
+    """
     scope = PrefixScope(model, message.adapter, message.cache_salt)
-    return Request(
-        message.request_id,
-        message.prompt_token_ids,
-        message.sampling,
-        message.eos_token_ids,
-        scope,
-        message.priority,
-        message.resumed_token_ids,
-        message.transfer,
-    )
+    return [
+        Request(
+            request_id,
+            message.prompt_token_ids,
+            sampling,
+            message.eos_token_ids,
+            scope,
+            message.priority,
+            message.resumed_token_ids,
+            message.transfer,
+        )
+        for request_id, sampling in zip(message.output_ids, fan_out(message.sampling), strict=True)
+    ]
 
 
-def check_message(message: AddRequest, limits: ModelLimits) -> Stop | None:
-    """Check a message as the engine core will, apart from the state of its queue.
+def fan_out(sampling: SamplingParams) -> list[SamplingParams]:
+    """Split parameters for `n` outputs into those of each.
 
-    Returns:
-        How the output that it resumes has ended it already; None where it goes on, as all others do.
+    A seed is given on as seed, seed + 1, ...: the outputs differ from each other and repeat from run to run. Only the
+    first computes prompt log-probabilities, which are the same for all.
+    """
+    if sampling.n == 1:
+        return [sampling]
+    outputs = []
+    for index in range(sampling.n):
+        one = copy.copy(sampling)  # which checks nothing anew: lists may be long, and there may be many outputs
+        msgspec.structs.force_setattr(one, "n", 1)
+        if index:
+            msgspec.structs.force_setattr(one, "prompt_logprobs", None)
+            if sampling.seed is not None:  # within 64 bits
+                msgspec.structs.force_setattr(one, "seed", (sampling.seed + index + 2**63) % 2**64 - 2**63)
+        outputs.append(one)
+    return outputs
+
+
+def check_resumed(message: AddRequest, limits: ModelLimits) -> Stop | None:
+    """Return how the output that a message comes with has ended its request; None where it goes on.
 
     Raises:
-        InvalidRequest: a field is wrong.
-        ContextTooLong: the prompt, or what `max_tokens` asks for, does not fit the context.
+        InvalidRequest: a field is wrong, or that output goes on after its end.
     """
-    request = to_request(message, limits, "")
-    check_against_model(request, limits, limits.max_model_len)
+    check_message(message, limits)
+    (request,) = to_requests(message, "")
     request.limit(limits.max_model_len)
-    return check_resumed(request)
-
-
-def _check_room(num_prompt_tokens: int, max_tokens: int | None, limits: ModelLimits) -> None:
-    context = limits.max_model_len
-    # A prompt that fills the context by itself is the scheduler's to refuse, in words of its own.
-    if max_tokens is not None and num_prompt_tokens < context < num_prompt_tokens + max_tokens:
-        raise ContextTooLong(
-            f"This model's context is {context} tokens, prompt and output together: the prompt has {num_prompt_tokens} "
-            f"and 'max_tokens' asks for {max_tokens}. Lower one of them.",
-            "max_tokens",
-        )
-
-
-def _check_integers(message: AddRequest) -> None:
-    """Refuse what is no integer where a token id belongs; a bool is one in Python, and as a token a mistake."""
-    sampling: SamplingParams = message.sampling
-    groups: list[tuple[str, Iterable[object]]] = [
-        ("prompt", message.prompt_token_ids),
-        ("resumed_token_ids", message.resumed_token_ids),
-        ("eos_token_ids", message.eos_token_ids),
-        *(("bad_words", word) for word in sampling.bad_words_token_ids),
-    ]
-    for param, token_ids in groups:
-        if not set(map(type, token_ids)) <= {int}:
-            raise InvalidRequest(f"'{param}' takes token ids, which are integers.", param, "invalid_type")
-    if any(not word for word in sampling.bad_words_token_ids):
-        raise InvalidRequest("A word of 'bad_words' has no tokens.", "bad_words", "invalid_value")
+    return judge_resumed(request)

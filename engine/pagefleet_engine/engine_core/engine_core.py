@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.engine_core.admission import to_request
-from pagefleet_engine.engine_core.faults import INVALID, QUEUE_FULL
+from pagefleet_engine.engine_core.admission import check_message, to_requests
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput
 from pagefleet_engine.engine_core.step_queue import StepQueue
 from pagefleet_engine.engine_core.wire import refusal, to_wire
@@ -80,15 +79,25 @@ class EngineCore:
         """A file descriptor that is readable while a transfer has ended that `step` or `settle` should take in."""
         return self._scheduler.connector.bell
 
-    def add(self, message: AddRequest) -> RequestOutput | None:
-        """Queue a request; returns the answer to one that is refused, or over already."""
+    def add(self, message: AddRequest) -> list[RequestOutput]:
+        """Queue the outputs of a request; returns the answers to those that are refused, or over already.
+
+        They are queued together or not at all.
+        """
+        added: list[str] = []
+        told: list[RequestOutput] = []
         try:
-            ended = self._scheduler.add(to_request(message, self._limits, self._model))
-        except InvalidRequest as error:
-            return refusal(message.request_id, error.message, INVALID, error.param, error.code)
-        except QueueFull as error:
-            return refusal(message.request_id, str(error), QUEUE_FULL, retry_after_s=error.retry_after_s)
-        return None if ended is None else to_wire(ended)
+            check_message(message, self._limits)
+            for request in to_requests(message, self._model):
+                ended = self._scheduler.add(request)
+                if ended is None:
+                    added.append(request.request_id)
+                else:
+                    told.append(to_wire(ended))
+        except (InvalidRequest, QueueFull) as error:
+            self._scheduler.abort(added)
+            return [refusal(output_id, error) for output_id in message.output_ids]
+        return told
 
     def abort(self, request_ids: Sequence[str]) -> list[RequestOutput]:
         """End requests and free their blocks; returns the last output of those that were open."""

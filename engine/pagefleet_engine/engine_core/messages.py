@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from pagefleet_protocol.engine_facts import KvTransferFacts
 from pagefleet_protocol.kv_handoff import KvFault, KvTransfer
-
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
-    """Admit a request. Limits are checked again by the core, which trusts no sender."""
+    """Admit a prompt with its `sampling.n` outputs. Limits are checked again by the core, which trusts no sender."""
 
     request_id: str
+    """Outputs are told under `output_ids`."""
     prompt_token_ids: list[int]
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
@@ -26,6 +26,12 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     """Output that counts as the request's own already; only what comes after it is told."""
     transfer: KvTransfer | None = None
     """The leg of a P/D transfer that this request is; the API process has checked where it comes from."""
+
+    @property
+    def output_ids(self) -> list[str]:
+        """One id per output: the request's own where there is one."""
+        n = self.sampling.n
+        return [self.request_id] if n == 1 else [f"{self.request_id}/{index}" for index in range(n)]
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True, array_like=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from pagefleet_protocol.kv_handoff import KvTransfer
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.bad_words import Encoder, bad_words_token_ids
 from pagefleet_text.detokenizer import Detokenizer
 from pagefleet_text.stop_strings import StopStrings
@@ -24,7 +24,6 @@ from pagefleet_engine.errors import (
     RequestFailed,
     StepOutOfMemory,
 )
-from pagefleet_engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +53,6 @@ class OutputSoFar:
     token_ids: list[int]
     num_chars: int
     """Of its text, how much the caller has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What other engines have done of a request, or do."""
-
-    output: OutputSoFar | None = None
-    """Output to go on from."""
-    transfer: KvTransfer | None = None
-    """The leg that this request is of a transfer of its prompt's K/V."""
-
-
-NOTHING_ELSEWHERE = Elsewhere()
 
 
 class OutputText:
@@ -186,7 +172,7 @@ def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
     )
 
 
-def error_of(output: RequestOutput) -> EngineError:
+def error_of(output: RequestOutput) -> EngineError | InvalidRequest:
     """Return the error that an output with finish reason `error` stands for."""
     message = output.error or "The request failed."
     if output.error_kind == INVALID:
@@ -211,24 +197,3 @@ def spell_bad_words(sampling: SamplingParams, tokenizer: Encoder | None) -> Samp
     if tokenizer is None:
         raise InvalidRequest("'bad_words' needs a tokenizer, and the model has none.", "bad_words", "invalid_value")
     return msgspec.structs.replace(sampling, bad_words_token_ids=bad_words_token_ids(tokenizer, sampling.bad_words))
-
-
-def fan_out(sampling: SamplingParams) -> list[SamplingParams]:
-    """Split a request for `n` outputs into requests for one.
-
-    A seed is given on as seed, seed + 1, ...: the outputs differ from each other and repeat from run to run. Only the
-    first computes prompt log-probabilities, which are the same for all.
-    """
-    if sampling.n == 1:
-        return [sampling]
-    first = msgspec.structs.replace(sampling, n=1)
-    rest = [
-        msgspec.structs.replace(first, seed=_shifted(sampling.seed, index), prompt_logprobs=None)
-        for index in range(1, sampling.n)
-    ]
-    return [first, *rest]
-
-
-def _shifted(seed: int | None, index: int) -> int | None:
-    """Add to a seed, within 64 bits."""
-    return None if seed is None else (seed + index + 2**63) % 2**64 - 2**63

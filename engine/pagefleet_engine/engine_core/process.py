@@ -27,7 +27,6 @@ from pagefleet_protocol.settings.log import set_up_logging
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.engine_core.engine_core import EngineCore
-from pagefleet_engine.engine_core.faults import INVALID
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
@@ -42,7 +41,7 @@ from pagefleet_engine.engine_core.messages import (
 from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
 from pagefleet_engine.engine_core.wire import refusal
-from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.errors import ConfigError, InvalidRequest, ModelLoadError
 from pagefleet_engine.startup import StartupTimes
 
 IDLE_WAIT_S = 1.0
@@ -182,13 +181,11 @@ class CoreLoop:
             self._dropped += 1
             _log.warning("dropped a message of %d bytes: %s", len(data), error.reason)
             if error.request_id is not None:
-                self._outputs.append(refusal(error.request_id, error.reason, INVALID))
+                self._outputs.append(refusal(error.request_id, InvalidRequest(error.reason, error.param, error.code)))
             return
         match message:
             case AddRequest():
-                refused = self._core.add(message)
-                if refused is not None:
-                    self._outputs.append(refused)
+                self._outputs += self._core.add(message)
             case AbortRequests():
                 self._outputs += self._core.abort(message.request_ids)
             case ResetPrefixCache():

@@ -91,12 +91,18 @@ class BadMessage(Exception):
     Attributes:
         request_id: of the request that the bytes seem to be about, if any.
         reason: what is wrong, for the sender.
+        param: the field, where it is one of a request.
+        code: a short reason, as `InvalidRequest` has it.
     """
 
-    def __init__(self, reason: str, request_id: str | None = None) -> None:
+    def __init__(
+        self, reason: str, request_id: str | None = None, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.request_id = request_id
+        self.param = param
+        self.code = code
 
 
 def decode_to_core(data: bytes) -> ToCore:
@@ -107,7 +113,9 @@ def decode_to_core(data: bytes) -> ToCore:
     """
     try:
         return _to_core.decode(data)
-    except (msgspec.MsgspecError, InvalidRequest, UnicodeDecodeError, RecursionError) as error:
+    except InvalidRequest as error:
+        raise BadMessage(error.message[:200], _request_id_in(data), error.param, error.code) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)[:200], _request_id_in(data)) from None
 
 

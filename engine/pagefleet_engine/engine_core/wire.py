@@ -9,8 +9,9 @@ from pagefleet_protocol.kv_handoff import KvFault
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind, TokenLogprobs
-from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS
+from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS, INVALID, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
+from pagefleet_engine.errors import InvalidRequest, QueueFull
 
 
 def to_wire(update: RequestUpdate) -> RequestOutput:
@@ -37,24 +38,25 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
     )
 
 
-def refusal(
-    request_id: str,
-    message: str,
-    kind: str,
-    param: str | None = None,
-    code: str | None = None,
-    retry_after_s: float | None = None,
-) -> RequestOutput:
-    """Return the last output of a request that ends with an error."""
+def refusal(request_id: str, error: InvalidRequest | QueueFull) -> RequestOutput:
+    """Return the last output of a request that is not taken."""
+    if isinstance(error, QueueFull):
+        return RequestOutput(
+            request_id,
+            [],
+            FinishReason.ERROR.value,
+            error=str(error),
+            error_kind=QUEUE_FULL,
+            retry_after_s=error.retry_after_s,
+        )
     return RequestOutput(
         request_id,
         [],
         FinishReason.ERROR.value,
-        error=message,
-        error_kind=kind,
-        error_param=param,
-        error_code=code,
-        retry_after_s=retry_after_s,
+        error=error.message,
+        error_kind=INVALID,
+        error_param=error.param,
+        error_code=error.code,
     )
 
 

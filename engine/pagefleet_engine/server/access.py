@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH
+from pagefleet_protocol.handoff import tenant_salt
 from pagefleet_protocol.key_file import KeyFile, KeyFileError, read_bearer_key
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,6 +48,7 @@ ROUTES: Mapping[str, Access] = {
 }
 """Every route, as its pattern."""
 
+_ASKER = "pagefleet_asker"
 _MODEL_PREFIX, _MODEL_ROUTE = "/v1/models/", "/v1/models/{model:path}"
 
 
@@ -54,6 +57,25 @@ def route_of(path: str) -> str | None:
     if path in ROUTES:
         return path
     return _MODEL_ROUTE if path.startswith(_MODEL_PREFIX) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What the engine must know of who asks. Without keys of its own it believes a router's headers."""
+
+    salt: str | None = None
+    """Of the tenant's cached prefixes, and the name of its line; None: shared by all who have none."""
+    max_priority: int | None = None
+    """Highest that the tenant's requests may ask for, larger being more urgent; None: any."""
+
+
+NOBODY = Asker()
+
+
+def keyed_asker(scope: Scope) -> Asker | None:
+    """Return who asks by the key of a request; None where no keys are asked for."""
+    asker: Asker | None = scope.get(_ASKER)
+    return asker
 
 
 class ApiKeys:
@@ -69,9 +91,15 @@ class ApiKeys:
         except KeyFileError as error:
             raise ConfigError(f"api_key_file {file} {error}") from error
 
-    def accepts(self, key: bytes) -> bool:
-        """Compare with every key, in a time that does not tell which one came close."""
-        return self._file.digest_of(key) is not None
+    def asker_of(self, key: bytes) -> Asker | None:
+        """Return who asks with a key; None for one that the file has not.
+
+        Compares with every key, in a time that does not tell which one came close.
+        """
+        tenant = self._file.tenant_of(key)
+        if tenant is None:
+            return None
+        return Asker(tenant_salt(tenant.name) if self._file.num_tenants > 1 else None, tenant.max_priority)
 
 
 class AccessGate:
@@ -92,17 +120,18 @@ class AccessGate:
             route = route_of(scope["path"])
             access = Access.KEY if route is None else ROUTES[route]
             if access is Access.KEY and self._keys is not None:
-                _check_key(scope, self._keys)
+                scope[_ASKER] = _asker(scope, self._keys)
             if route is None:
                 raise HttpRefusal(404, "There is no such route.", code="unknown_url")
         await self._app(scope, receive, send)
 
 
-def _check_key(scope: Scope, keys: ApiKeys) -> None:
+def _asker(scope: Scope, keys: ApiKeys) -> Asker:
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) == 1:
         key = read_bearer_key(given[0])
-        if key is not None and keys.accepts(key):
-            return
+        asker = None if key is None else keys.asker_of(key)
+        if asker is not None:
+            return asker
     message = "Give a valid API key as one header: 'Authorization: Bearer KEY'."
     raise HttpRefusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -30,6 +30,7 @@ from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.metrics import EngineMetrics
+from pagefleet_engine.server import text_work
 from pagefleet_engine.server.access import AccessGate, ApiKeys
 from pagefleet_engine.server.body import BodyReader
 from pagefleet_engine.server.chat import ChatRoute
@@ -44,13 +45,11 @@ from pagefleet_engine.server.operations import InformationRoutes, ProbeRoutes
 from pagefleet_engine.server.ports import ChatPrompt, Engine, ServedModel, Tokenizer
 from pagefleet_engine.server.prompts import Prompts
 from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.text_work import TextWork
 from pagefleet_engine.server.tokenization import TokenizationRoutes
 from pagefleet_engine.server.tracing import SpanSeries, TraceRequests, make_engine_tracer
 from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_engine.text.model_files import load_text_model
-
-TEXT_THREADS = 2
-"""Threads that tokenize, template and decode large bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +76,13 @@ class Parts:
 
 def create_app(parts: Parts, config: ServerConfig) -> FastAPI:
     """Build the ASGI application."""
+    work = TextWork(parts.pool)
     service = Service(
         model=parts.model,
         tokenizer=parts.tokenizer,
-        prompts=Prompts(parts.tokenizer, parts.chat, parts.model, parts.pool),
+        prompts=Prompts(parts.tokenizer, parts.chat, parts.model.limits, work),
         generator=Generator(parts.engine, parts.metrics),
-        bodies=BodyReader(config.max_body_bytes, parts.pool, transfers=parts.transfers),
+        bodies=BodyReader(config.max_body_bytes, work, transfers=parts.transfers),
         open_requests=parts.open_requests,
         metrics=parts.metrics,
     )
@@ -180,7 +180,7 @@ class _Inputs:
 
 async def _serve(config: EngineConfig, server: ServerConfig, inputs: _Inputs) -> int:
     engine_died = asyncio.Event()
-    with StopSignals() as signals, ThreadPoolExecutor(TEXT_THREADS, "text") as pool, inputs.listener:
+    with StopSignals() as signals, ThreadPoolExecutor(text_work.THREADS, "text") as pool, inputs.listener:
         starting = AsyncEngineClient.start(
             config,
             inputs.text.tokenizer,
@@ -225,7 +225,7 @@ def _parts(
         engine=engine,
         tokenizer=inputs.text.tokenizer,
         chat=inputs.text,
-        model=ServedModel(name, int(time.time()), ready.max_model_len, ready.vocab_size, tuple(aliases)),
+        model=ServedModel(name, int(time.time()), engine.limits, tuple(aliases)),
         metrics=metrics,
         pool=pool,
         drain=Drain(config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs),

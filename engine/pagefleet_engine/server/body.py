@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,21 +17,25 @@ from pagefleet_engine.server.handoff import (
     NoTransfers,
     TransferHeader,
     open_body,
+    read_asker,
     read_head,
 )
+from pagefleet_engine.server.text_work import TextWork
 
 MAX_BODIES_BYTES = 256 * 1024 * 1024
 """Of all bodies that are being read or decoded."""
 
 _READ_TIMEOUT_S = 60.0
 _DECODE_HERE_BYTES = 32 * 1024
+_BYTES_PER_CHAR = 16
+"""To decode so many bytes takes as long as to tokenize a character."""
 _CLOSE = {"connection": "close"}
 
 T = TypeVar("T")
 
 
 class BodyReader:
-    """Reads bodies of up to `max_bytes`; large ones are decoded and checked in `pool`, off the event loop.
+    """Reads bodies of up to `max_bytes`; large ones are decoded and checked as text work, off the event loop.
 
     `transfers` reads the header of P/D transfers; by default it is refused.
     """
@@ -40,44 +43,37 @@ class BodyReader:
     def __init__(
         self,
         max_bytes: int,
-        pool: Executor,
+        work: TextWork,
         max_bodies_bytes: int = MAX_BODIES_BYTES,
         transfers: TransferHeader | None = None,
     ) -> None:
         self._max_bytes = max_bytes
-        self._pool = pool
+        self._work = work
         self._max_bodies_bytes = max_bodies_bytes
         self._transfers = transfers or NoTransfers()
         self._held_bytes = 0
 
-    async def read(self, request: Request, check: Callable[[dict[str, Any]], T]) -> T:
-        """Return what `check` makes of the body's JSON object.
+    async def read(self, request: Request, check: Callable[[dict[str, Any]], T], is_handed: bool = True) -> Handed[T]:
+        """Return what `check` makes of the body's JSON object, with what a router may have handed over.
+
+        Token ids behind the JSON count as the body's bytes. Without `is_handed` there can be none.
 
         Raises:
+            InvalidRequest: not a JSON object, or one that `check` refuses; or headers of the hand-off are wrong.
             HttpRefusal: too large, or it takes longer than a minute to arrive.
             QueueFull: all bodies together are too large.
-            BodyError: not a JSON object, or one that `check` refuses.
         """
-        return (await self._opened(request, HandoffHead(), check)).body
-
-    async def read_handed(self, request: Request, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
-        """Return the body with what a router may have handed over; token ids behind it count as its bytes.
-
-        Raises:
-            InvalidRequest: headers of the hand-off, or the ids they announce, are wrong.
-            HttpRefusal, QueueFull, BodyError: as `read`.
-        """
-        return await self._opened(request, read_head(request.headers, self._transfers), check)
-
-    async def _opened(self, request: Request, head: HandoffHead, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
+        asker = read_asker(request)
+        head = read_head(request.headers, self._transfers, asker) if is_handed else HandoffHead(asker=asker)
         parts: list[bytes] = []
         try:
             await self._read(request, parts)
             body = b"".join(parts)
             if len(body) <= _DECODE_HERE_BYTES:
                 return open_body(body, head, check)
-            work = asyncio.get_running_loop().run_in_executor(self._pool, partial(open_body, body, head, check))
-            return await work
+            return await self._work.run(
+                head.tenant_salt, len(body) // _BYTES_PER_CHAR, partial(open_body, body, head, check)
+            )
         finally:
             self._held_bytes -= sum(map(len, parts))
 

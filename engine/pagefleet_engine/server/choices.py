@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from pagefleet_protocol.openai_common import Usage, usage
 
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.engine_core.messages import WireLogprobs
-from pagefleet_engine.server.generation import Chunks, PreparedPrompt
-from pagefleet_engine.server.ports import Chunk
+from pagefleet_engine.engine_core.output_text import Chunk
 
 
 class TokenCounts:
@@ -19,12 +18,10 @@ class TokenCounts:
     Output that a choice goes on from counts as its own.
     """
 
-    def __init__(self, prompts: Sequence[PreparedPrompt]) -> None:
-        self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        self._n = prompts[0].sampling.n
-        self._completion_tokens = sum(
-            len(resumed.token_ids) for prompt in prompts for resumed in prompt.resumed if resumed
-        )
+    def __init__(self, asked: Generation) -> None:
+        self._prompt_tokens = asked.num_prompt_tokens
+        self._n = asked.sampling.n
+        self._completion_tokens = asked.num_resumed_tokens
         self._cached_tokens = 0
 
     def add(self, index: int, chunk: Chunk) -> None:
@@ -59,10 +56,10 @@ class Collected:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
 
 
-async def collect(chunks: Chunks, prompts: Sequence[PreparedPrompt]) -> tuple[list[Collected], Usage]:
+async def collect(chunks: Chunks, asked: Generation) -> tuple[list[Collected], Usage]:
     """Run choices to their end; return them by index, with the usage."""
-    choices = [Collected() for prompt in prompts for _ in range(prompt.sampling.n)]
-    counts = TokenCounts(prompts)
+    choices = [Collected() for _ in range(asked.num_choices)]
+    counts = TokenCounts(asked)
     async with aclosing(chunks):
         async for index, chunk in chunks:
             choices[index].add(chunk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,134 +13,80 @@ from pagefleet_protocol.openai_completions import (
     CompletionRequest,
     read_completion_request,
 )
-from starlette.requests import Request
-from starlette.responses import Response
+from pagefleet_protocol.sampling_params import SamplingParams
 
-from pagefleet_engine.server.choices import Collected, TokenCounts, collect
-from pagefleet_engine.server.continuation import NotedStream, answer_head, noted_stream, stream_answer
-from pagefleet_engine.server.generation import Chunks, PreparedPrompt, jobs_of
+from pagefleet_engine.client.stream import Generation
+from pagefleet_engine.engine_core.output_text import Chunk
+from pagefleet_engine.server.choices import Collected
 from pagefleet_engine.server.handoff import Handed, check_one_text
 from pagefleet_engine.server.logprobs import CompletionLogprobList, prompt_logprobs
-from pagefleet_engine.server.ports import Chunk, Tokenizer
-from pagefleet_engine.server.responses import WholeResponse
-from pagefleet_engine.server.sampling import fitting_max_tokens, to_sampling_params
-from pagefleet_engine.server.service import Service
-from pagefleet_engine.server.sse import AnswerHead, EventWriter, prefixes
-from pagefleet_engine.server.transfers import check_one_prompt, prefill_response
+from pagefleet_engine.server.ports import Tokenizer
+from pagefleet_engine.server.route import GenerationRoute, WholeFormat
+from pagefleet_engine.server.sse import prefixes
 
 
-class CompletionRoute:
+class CompletionRoute(GenerationRoute[CompletionRequest]):
     """Continues texts."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    id_prefix = "cmpl"
+    chunk_object = "text_completion"
 
-    async def create(self, request: Request) -> Response:
-        """Check and tokenize; the response generates.
+    def read(self, body: Mapping[str, Any]) -> CompletionRequest:
+        """Check a decoded body."""
+        return read_completion_request(body)
 
-        Raises:
-            BodyError, InvalidRequest, HttpRefusal: the client's mistake.
-        """
-        service = self._service
-        handed = await service.read_handed(request, read_completion_request)
-        asked = handed.body
-        arrival = service.arrival(request)
-        service.check_model(asked.model)
-        service.count_ignored(asked.ignored)
-        salt = handed.head.salt_with(asked.cache_salt)
-        num_choices = len(asked.prompts) * asked.sampling.n
-        stream = noted_stream(handed, num_choices if asked.stream else 0, service.model.max_model_len)
-        transfer = handed.head.transfer
-        check_one_prompt(transfer, len(asked.prompts))
-        prompts = await self._prepare(handed, stream)
-        if transfer is not None and transfer.leg == "prefill":
-            return prefill_response(service, transfer, prompts[0], asked.priority, salt, arrival)
-        echoes = await self._echoes(asked, prompts)
-        head = answer_head("cmpl", asked.model, stream)
-        chunks = service.generate(jobs_of(head.id, prompts, asked.priority, salt, transfer), arrival)
-        if not asked.stream:
-            return WholeResponse(self._whole(head, asked, prompts, echoes, chunks), service.open_requests)
-        choice = CompletionChoiceFormat(prompts, asked.logprobs, echoes, service.tokenizer)
-        if asked.logprobs is not None and stream is not None:
-            for index, shown in enumerate(stream.choices):
-                if shown.so_far is not None:
-                    choice.begin_at(index, await service.prompts.offset_after(shown.so_far.token_ids))
-        writer = EventWriter("text_completion", head, choice, TokenCounts(prompts), asked.stream_options)
-        return stream_answer(service, chunks, writer, stream)
+    def num_prompts(self, asked: CompletionRequest) -> int:
+        """Prompts of a body."""
+        return len(asked.prompts)
 
-    async def _prepare(self, handed: Handed[CompletionRequest], stream: NotedStream | None) -> list[PreparedPrompt]:
-        asked, model, prompts = handed.body, self._service.model, self._service.prompts
-        scored = asked.sampling.prompt_logprobs
-        if asked.echo and asked.logprobs is not None:
-            scored = max(asked.logprobs, scored or 0)
+    async def prompts(self, handed: Handed[CompletionRequest]) -> list[list[int]]:
+        """Tokenize the texts, or take a router's ids for the one."""
+        asked, prompts, tenant = handed.body, self._service.prompts, handed.head.tenant_salt
         if handed.prompt_ids is None:
-            token_ids = await prompts.of_completion(asked.prompts, asked.add_special_tokens)
-        else:
-            check_one_text(asked.prompts)
-            token_ids = [prompts.of_router(handed.prompt_ids, "prompt")]
-        max_tokens = fitting_max_tokens(asked.max_tokens, max(map(len, token_ids)), model, "max_tokens")
-        # One for all prompts: its lists may be long, and there may be a thousand prompts.
-        sampling = await prompts.spell(to_sampling_params(asked.sampling, model, max_tokens, asked.logprobs, scored))
-        n = sampling.n
-        return [
-            PreparedPrompt(ids, sampling, stream.so_far(n * i, n * (i + 1)) if stream else ())
-            for i, ids in enumerate(token_ids)
-        ]
+            return await prompts.of_completion(tenant, asked.prompts, asked.add_special_tokens)
+        check_one_text(asked.prompts)
+        return [await prompts.of_router(tenant, handed.prompt_ids, "prompt")]
 
-    async def _echoes(self, asked: CompletionRequest, prompts: Sequence[PreparedPrompt]) -> list[str]:
-        """Return what stands before each prompt's answers: the prompt as given, or nothing."""
-        if not asked.echo:
-            return [""] * len(prompts)
-        return [
-            given if isinstance(given, str) else await self._service.prompts.text_of(prompt.token_ids)
-            for given, prompt in zip(asked.prompts, prompts, strict=True)
-        ]
+    def max_tokens_param(self, asked: CompletionRequest) -> str:
+        """There is one name for it."""
+        return "max_tokens"
 
-    async def _whole(
-        self,
-        head: AnswerHead,
-        asked: CompletionRequest,
-        prompts: Sequence[PreparedPrompt],
-        echoes: Sequence[str],
-        chunks: Chunks,
-    ) -> AsyncGenerator[bytes, None]:
-        choices, usage = await collect(chunks, prompts)
-        n = asked.sampling.n
-        shaped = []
-        for i, choice in enumerate(choices):
-            prompt = _ScoredPrompt(prompts[i // n].token_ids, choices[i - i % n].prompt_logprobs or [], echoes[i // n])
-            shaped.append(self._choice(i, choice, asked, prompt))
-        answer = Completion(id=head.id, created=head.created, model=head.model, choices=shaped, usage=usage)
-        yield msgspec.json.encode(answer)
+    def sampling(self, asked: CompletionRequest) -> SamplingParams:
+        """Return the parameters: an echoed prompt is scored too, where its answer is."""
+        sampling = asked.sampling
+        if not asked.echo or sampling.logprobs is None:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=max(sampling.logprobs, sampling.prompt_logprobs or 0))
 
-    def _choice(
-        self, index: int, choice: Collected, asked: CompletionRequest, prompt: _ScoredPrompt
-    ) -> CompletionChoice:
-        tokenizer = self._service.tokenizer
-        scored: list[dict[str, Any] | None] | None = None
-        if asked.sampling.prompt_logprobs is not None:
-            scored = prompt_logprobs(prompt.logprobs, tokenizer)
-        return CompletionChoice(
-            index=index,
-            text=prompt.echo + "".join(choice.text),
-            finish_reason=choice.finish_reason,
-            logprobs=_logprobs(choice, asked, prompt, tokenizer),
-            stop_reason=choice.stop_reason,
-            prompt_logprobs=scored,
-        )
+    async def form(self, handed: Handed[CompletionRequest], generation: Generation) -> CompletionFormat:
+        """Return what writes the choices."""
+        asked, prompts, tenant = handed.body, self._service.prompts, handed.head.tenant_salt
+        echoes = [""] * len(asked.prompts)
+        if asked.echo:
+            for i, given in enumerate(asked.prompts):
+                echoes[i] = given if isinstance(given, str) else await prompts.text_of(tenant, given)
+        form = CompletionFormat(asked, generation, echoes, self._service.tokenizer)
+        if asked.sampling.logprobs is not None:
+            for index, so_far in enumerate(generation.resumed):
+                if so_far is not None:
+                    form.begin_at(index, await prompts.offset_after(tenant, so_far.token_ids))
+        return form
 
 
-class CompletionChoiceFormat:
-    """Choices of a streamed `text_completion`: the echo first, if asked for, then text; the last has the reason."""
+class CompletionFormat(WholeFormat):
+    """Choices of texts; in a stream the echo first, if asked for, then text; the last has the reason."""
 
     def __init__(
-        self, prompts: Sequence[PreparedPrompt], logprobs: int | None, echoes: Sequence[str], tokenizer: Tokenizer
+        self, asked: CompletionRequest, generation: Generation, echoes: Sequence[str], tokenizer: Tokenizer
     ) -> None:
-        self._before = prefixes(b'{"index":', b',"text":', prompts)
-        self._echoes = [echo for echo, prompt in zip(echoes, prompts, strict=True) for _ in range(prompt.sampling.n)]
+        self._before = prefixes(b'{"index":', b',"text":', generation.num_choices)
+        self._asked = asked
+        self._prompts = generation.prompts
+        self._echoes = echoes
+        self._tokenizer = tokenizer
         self._lists: list[CompletionLogprobList] | None = None
-        if logprobs is not None:
-            self._lists = [CompletionLogprobList(logprobs, tokenizer) for _ in self._before]
+        if asked.sampling.logprobs is not None:
+            self._lists = [CompletionLogprobList(asked.sampling.logprobs, tokenizer) for _ in self._before]
 
     def begin_at(self, index: int, offset: int) -> None:
         """Count the characters of a choice's tokens from `offset` on, which the answer has already."""
@@ -149,7 +95,7 @@ class CompletionChoiceFormat:
 
     def opening(self, index: int) -> bytes | None:
         """Return the echo, if there is one."""
-        echo = self._echoes[index]
+        echo = self._echoes[index // self._asked.sampling.n]
         if not echo:
             return None
         return self._before[index] + msgspec.json.encode(echo) + b',"logprobs":null,"finish_reason":null}'
@@ -171,23 +117,28 @@ class CompletionChoiceFormat:
         """Return None: the last text carries the reason."""
         return None
 
+    def whole(self, choices: list[Collected], head: Mapping[str, Any]) -> Completion:
+        """Return the whole answer; the first choice of a prompt has the prompt's log-probabilities."""
+        n = self._asked.sampling.n
+        shaped = [self._choice(i, choice, choices[i - i % n].prompt_logprobs or []) for i, choice in enumerate(choices)]
+        return Completion(choices=shaped, **head)
 
-class _ScoredPrompt(msgspec.Struct, frozen=True):
-    """A prompt as its choices echo it."""
-
-    token_ids: list[int]
-    logprobs: list[Any]
-    echo: str
-
-
-def _logprobs(
-    choice: Collected, asked: CompletionRequest, prompt: _ScoredPrompt, tokenizer: Tokenizer
-) -> CompletionLogprobs | None:
-    if asked.logprobs is None:
-        return None
-    growing = CompletionLogprobList(asked.logprobs, tokenizer)
-    if asked.echo:
-        growing.add_unscored(prompt.token_ids[0])
-        growing.add(prompt.logprobs)
-    growing.add(choice.logprobs)
-    return growing.take()
+    def _choice(self, index: int, choice: Collected, scored: Sequence[Any]) -> CompletionChoice:
+        number = index // self._asked.sampling.n
+        logprobs: CompletionLogprobs | None = None
+        if self._lists is not None:
+            growing = self._lists[index]
+            if self._asked.echo:
+                growing.add_unscored(self._prompts[number][0])
+                growing.add(scored)
+            growing.add(choice.logprobs)
+            logprobs = growing.take()
+        wants_scores = self._asked.sampling.prompt_logprobs is not None
+        return CompletionChoice(
+            index=index,
+            text=self._echoes[number] + "".join(choice.text),
+            finish_reason=choice.finish_reason,
+            logprobs=logprobs,
+            stop_reason=choice.stop_reason,
+            prompt_logprobs=prompt_logprobs(scored, self._tokenizer) if wants_scores else None,
+        )

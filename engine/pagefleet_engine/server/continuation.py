@@ -15,12 +15,11 @@ from typing import Any
 
 from pagefleet_protocol.handoff import COUNTED, ENDED, MARKS, OPENED, Shown, StreamState, encode_note
 
-from pagefleet_engine.engine_core.output_text import OutputSoFar
+from pagefleet_engine.client.stream import Chunks
+from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar
 from pagefleet_engine.errors import InvalidRequest
 from pagefleet_engine.server.errors import HttpRefusal
-from pagefleet_engine.server.generation import Chunks
 from pagefleet_engine.server.handoff import Handed
-from pagefleet_engine.server.ports import Chunk
 from pagefleet_engine.server.request_ids import new_id
 from pagefleet_engine.server.responses import EventStream
 from pagefleet_engine.server.service import Service
@@ -45,9 +44,10 @@ class NotedStream:
     state: StreamState
     choices: tuple[ShownChoice, ...]
 
-    def so_far(self, start: int, end: int) -> tuple[OutputSoFar | None, ...]:
-        """Return the outputs that a range of choices goes on from."""
-        return tuple(choice.so_far for choice in self.choices[start:end])
+    def so_far(self) -> tuple[OutputSoFar | None, ...]:
+        """Return the output that each choice goes on from; nothing where none does."""
+        outputs = tuple(choice.so_far for choice in self.choices)
+        return outputs if any(outputs) else ()
 
 
 def noted_stream(handed: Handed[Any], num_choices: int, max_model_len: int) -> NotedStream | None:

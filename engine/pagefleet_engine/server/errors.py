@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pagefleet_protocol import headers
 from pagefleet_protocol.errors import error_json
 from pagefleet_protocol.kv_handoff import KV_FAULT
-from pagefleet_protocol.openai_json import BodyError
 from starlette.exceptions import HTTPException
 
 from pagefleet_engine.errors import (
@@ -100,7 +99,7 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
             answer = error.answer
         case TransferRefused():
             answer = ErrorAnswer(400, error.message, error.param, error.code, {KV_FAULT: "not_believed"})
-        case BodyError() | InvalidRequest():
+        case InvalidRequest():
             answer = ErrorAnswer(400, error.message, error.param, error.code)
         case QueueFull():
             wait = {headers.RETRY_AFTER: str(max(1, math.ceil(error.retry_after_s)))}

@@ -12,14 +12,18 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pagefleet_protocol import handoff
 from pagefleet_protocol.handoff import HandoffError, StreamState
+from pagefleet_protocol.headers import PRIORITY
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvHandoffError, KvTransfer
 from pagefleet_protocol.openai_completions import Prompt
 from pagefleet_protocol.openai_json import decode_object
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from pagefleet_engine.errors import InvalidRequest, TransferRefused
+from pagefleet_engine.server.access import NOBODY, Asker, keyed_asker
 
 _COUNT = re.compile(r"[0-9]{1,8}")
+_PRIORITY = re.compile(r"-?[0-9]{1,3}")
 
 T = TypeVar("T")
 
@@ -32,10 +36,20 @@ class HandoffHead:
     """Ids behind the body that are the prompt; None: the prompt is in the body."""
     stream: StreamState | None = None
     """The stream is to be one that another engine can continue, or continues another engine's."""
-    tenant_salt: str | None = None
-    """The cache salt of the tenant whose request this is."""
+    asker: Asker = NOBODY
+    """Whose request this is."""
     transfer: KvTransfer | None = None
     """The leg of a P/D transfer that the request is."""
+
+    @property
+    def tenant_salt(self) -> str | None:
+        """The cache salt of the tenant, which also tells tenants apart."""
+        return self.asker.salt
+
+    def priority(self, asked: int) -> int:
+        """Return the priority, smaller being earlier, that a body asks for, as far as the tenant may."""
+        most = self.asker.max_priority
+        return asked if most is None else max(asked, -most)
 
     def salt_with(self, clients: str | None) -> str | None:
         """Return the salt of block hashes, from the tenant's and the one in the body.
@@ -79,7 +93,22 @@ class NoTransfers:
         return None
 
 
-def read_head(headers: Headers, transfers: TransferHeader) -> HandoffHead:
+def read_asker(request: Request) -> Asker:
+    """Return who asks: by the key, or as a router's headers say where the engine asks for none.
+
+    Raises:
+        InvalidRequest: a header comes twice, or is not what a router writes.
+    """
+    keyed = keyed_asker(request.scope)
+    if keyed is not None:
+        return keyed
+    salt, most = _single(request.headers, handoff.CACHE_SALT), _single(request.headers, PRIORITY)
+    if most is not None and not _PRIORITY.fullmatch(most):
+        raise _invalid(f"{PRIORITY} is not valid")
+    return Asker(salt, None if most is None else int(most))
+
+
+def read_head(headers: Headers, transfers: TransferHeader, asker: Asker) -> HandoffHead:
     """Read the headers of a request.
 
     Raises:
@@ -97,7 +126,7 @@ def read_head(headers: Headers, transfers: TransferHeader) -> HandoffHead:
         raise _invalid(str(error), TransferRefused) from None
     except HandoffError as error:
         raise _invalid(str(error)) from None
-    return HandoffHead(None if count is None else int(count), state, _single(headers, handoff.CACHE_SALT), transfer)
+    return HandoffHead(None if count is None else int(count), state, asker, transfer)
 
 
 def open_body(data: bytes, head: HandoffHead, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
@@ -105,7 +134,7 @@ def open_body(data: bytes, head: HandoffHead, check: Callable[[dict[str, Any]], 
 
     Raises:
         InvalidRequest: the body is shorter than the headers say.
-        BodyError: not a JSON object, or one that `check` refuses.
+        InvalidRequest: not a JSON object, or one that `check` refuses.
     """
     num_generated = 0 if head.stream is None else head.stream.num_tokens
     if head.num_prompt_ids is None and not num_generated:

@@ -48,7 +48,8 @@ class InformationRoutes:
         self._metrics = metrics
         model = service.model
         self._cards = {
-            name: ModelCard(id=name, created=model.created, max_model_len=model.max_model_len) for name in model.names
+            name: ModelCard(id=name, created=model.created, max_model_len=model.limits.max_model_len)
+            for name in model.names
         }
 
     async def version(self, request: Request) -> Response:

@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pagefleet_protocol.openai_chat import Message
 
 from pagefleet_engine.client.health import EngineHealth
-from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
-from pagefleet_engine.engine_core.output_text import NOTHING_ELSEWHERE, Elsewhere
-from pagefleet_engine.sampling_params import SamplingParams
-
-
-class Chunk(Protocol):
-    """What one step gave one request. The last chunk has a finish reason; `text` may be empty before it."""
-
-    @property
-    def text(self) -> str:
-        """Text that became certain."""
-        ...
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """New tokens."""
-        ...
-
-    @property
-    def logprobs(self) -> Sequence[WireLogprobs] | None:
-        """One entry per new token, when asked for."""
-        ...
-
-    @property
-    def prompt_logprobs(self) -> Sequence[WireLogprobs] | None:
-        """One entry per prompt token after the first, in the chunk that completes them."""
-        ...
-
-    @property
-    def finish_reason(self) -> str | None:
-        """`stop`, `length` or `abort`; None while it goes on."""
-        ...
-
-    @property
-    def stop_reason(self) -> int | str | None:
-        """The stop string or stop token that ended it."""
-        ...
-
-    @property
-    def num_cached_tokens(self) -> int | None:
-        """Prompt tokens that came from the prefix cache, with the first chunk."""
-        ...
-
-    @property
-    def kv_wait_s(self) -> float | None:
-        """Seconds that the request waited for K/V from elsewhere, with the first chunk, if it did."""
-        ...
+from pagefleet_engine.client.stream import Chunks, Generation
+from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.engine_core.messages import CoreStats
 
 
 class Engine(Protocol):
     """The engine core, as its asynchronous client shows it."""
 
-    def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        elsewhere: Elsewhere = NOTHING_ELSEWHERE,
-    ) -> AsyncGenerator[Chunk, None]:
-        """Run one request with `n` 1, going on from what is done elsewhere. Closing the generator early aborts it.
+    def generate(self, asked: Generation) -> Chunks:
+        """Run the choices of a request, whose prompts and parameters were checked. Closing it early aborts them.
 
         Raises:
             InvalidRequest, QueueFull: with the first chunk, the core refused it.
-            RequestFailed: the core gave it up.
+            RequestFailed: the core gave a choice up.
             EngineDead: the core is gone.
         """
         ...
@@ -134,9 +81,7 @@ class ServedModel:
     name: str
     created: int
     """Unix time."""
-    max_model_len: int
-    vocab_size: int
-    """Rows of the model's embedding: token ids at or over it are refused."""
+    limits: ModelLimits
     aliases: tuple[str, ...] = ()
     """Other names that requests may use; an answer carries the name that was asked for."""
 

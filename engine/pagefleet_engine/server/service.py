@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from pagefleet_protocol.openai_json import shown
 from starlette.requests import Request
 
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.body import BodyReader
 from pagefleet_engine.server.errors import HttpRefusal
-from pagefleet_engine.server.generation import Chunks, Generator, Job
-from pagefleet_engine.server.handoff import Handed
+from pagefleet_engine.server.generation import Generator
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.ports import ServedModel, Tokenizer
 from pagefleet_engine.server.prompts import Prompts
 from pagefleet_engine.server.tracing import Arrival, span_of, traced
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +31,14 @@ class Service:
     open_requests: OpenRequests
     metrics: EngineMetrics
 
-    async def read_body(self, request: Request, check: Callable[[dict[str, Any]], T]) -> T:
-        """Return what `check` makes of the body's JSON object."""
-        return await self.bodies.read(request, check)
-
-    async def read_handed(self, request: Request, check: Callable[[dict[str, Any]], T]) -> Handed[T]:
-        """Return the same with what a router handed over."""
-        return await self.bodies.read_handed(request, check)
-
     def arrival(self, request: Request) -> Arrival:
         """Return that a request is there, now."""
         return Arrival(self.generator.now(), span_of(request.scope))
 
-    def generate(self, jobs: Sequence[Job], arrival: Arrival) -> Chunks:
+    def generate(self, asked: Generation, arrival: Arrival) -> Chunks:
         """Run the choices of a request, see `Generator.run`."""
-        chunks = self.generator.run(jobs, arrival.at)
-        return traced(chunks, jobs, arrival, self.generator.now) if arrival.span.is_kept else chunks
+        chunks = self.generator.run(asked, arrival.at)
+        return traced(chunks, asked, arrival, self.generator.now) if arrival.span.is_kept else chunks
 
     def check_model(self, name: str) -> None:
         """Refuse any name but the served model's.

@@ -5,7 +5,7 @@ An event costs a few microseconds: bytes are joined, and only the new text goes 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +13,9 @@ from typing import Protocol
 import msgspec
 from pagefleet_protocol.openai_common import StreamOptions
 
+from pagefleet_engine.client.stream import Chunks
+from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.server.choices import TokenCounts
-from pagefleet_engine.server.generation import Chunks, PreparedPrompt
-from pagefleet_engine.server.ports import Chunk
 
 _END = b"}\n\n"
 
@@ -118,7 +118,6 @@ async def event_stream(chunks: Chunks, writer: Events) -> AsyncGenerator[bytes, 
         yield usage
 
 
-def prefixes(before: bytes, after: bytes, prompts: Sequence[PreparedPrompt]) -> list[bytes]:
+def prefixes(before: bytes, after: bytes, num_choices: int) -> list[bytes]:
     """Return `before` + index + `after` for each choice."""
-    count = sum(prompt.sampling.n for prompt in prompts)
-    return [before + str(index).encode() + after for index in range(count)]
+    return [before + str(index).encode() + after for index in range(num_choices)]

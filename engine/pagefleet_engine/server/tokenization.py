@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.openai_chat import Message, read_messages
-from pagefleet_protocol.openai_common import MAX_MODEL_CHARS, MAX_TOKEN_ID, refuse_unsupported
+from pagefleet_protocol.openai_common import MAX_MODEL_CHARS, refuse_unsupported
 from pagefleet_protocol.openai_json import Fields
+from pagefleet_protocol.sampling_params import MAX_TOKEN_ID
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,26 +30,27 @@ class TokenizationRoutes:
         """Return the ids of `prompt`, or of `messages` as chat would render them.
 
         Raises:
-            BodyError, InvalidRequest, HttpRefusal: the client's mistake.
+            InvalidRequest, InvalidRequest, HttpRefusal: the client's mistake.
         """
-        asked = await self._service.read_body(request, _read_tokenize)
+        handed = await self._service.bodies.read(request, _read_tokenize, is_handed=False)
+        asked, tenant, prompts = handed.body, handed.head.tenant_salt, self._service.prompts
         self._check_model(asked.model)
         if asked.messages is not None:
-            ids = await self._service.prompts.of_chat(asked.messages, asked.add_generation_prompt)
+            ids = await prompts.of_chat(tenant, asked.messages, asked.add_generation_prompt)
         else:
-            ids = await self._service.prompts.token_ids_of(asked.prompt, asked.add_special_tokens)
-        limit = self._service.model.max_model_len
+            ids = await prompts.token_ids_of(tenant, asked.prompt, asked.add_special_tokens)
+        limit = self._service.model.limits.max_model_len
         return json_response(msgspec.json.encode({"count": len(ids), "max_model_len": limit, "tokens": ids}))
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of `tokens`, special ones included.
 
         Raises:
-            BodyError, InvalidRequest, HttpRefusal: the client's mistake.
+            InvalidRequest, InvalidRequest, HttpRefusal: the client's mistake.
         """
-        asked = await self._service.read_body(request, _read_detokenize)
-        self._check_model(asked.model)
-        text = await self._service.prompts.text_of(asked.tokens)
+        handed = await self._service.bodies.read(request, _read_detokenize, is_handed=False)
+        self._check_model(handed.body.model)
+        text = await self._service.prompts.text_of(handed.head.tenant_salt, handed.body.tokens)
         return json_response(msgspec.json.encode({"prompt": text}))
 
     def _check_model(self, model: str | None) -> None:

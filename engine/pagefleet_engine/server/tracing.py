@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import ServerConfig
-from pagefleet_engine.errors import ConfigError, EngineError, InvalidRequest
-from pagefleet_engine.server.generation import Chunks, Job
+from pagefleet_engine.errors import ConfigError, EngineError
 from pagefleet_engine.server.request_ids import request_id_of
 
 logger = logging.getLogger(__name__)
@@ -94,10 +94,10 @@ def span_of(scope: Scope) -> Span:
     return span
 
 
-async def traced(chunks: Chunks, jobs: Sequence[Job], arrival: Arrival, clock: Callable[[], float]) -> Chunks:
+async def traced(chunks: Chunks, asked: Generation, arrival: Arrival, clock: Callable[[], float]) -> Chunks:
     """Yield `chunks`, and tell the request's span of them."""
     span = arrival.span
-    _begin(span, jobs)
+    _begin(span, asked)
     first, num_tokens = True, 0
     num_cached: dict[int, int] = {}
     reasons: dict[int, str] = {}
@@ -110,15 +110,14 @@ async def traced(chunks: Chunks, jobs: Sequence[Job], arrival: Arrival, clock: C
                     span.set(names.FIRST_TOKEN_S, round(clock() - arrival.at, 6))
                 num_tokens += len(chunk.token_ids)
                 if chunk.num_cached_tokens is not None:
-                    num_cached.setdefault(_prompt(jobs[index]), chunk.num_cached_tokens)
+                    num_cached.setdefault(index // asked.sampling.n, chunk.num_cached_tokens)
                 if chunk.kv_wait_s is not None:
                     span.set(names.KV_WAIT_S, round(chunk.kv_wait_s, 6))
                 if chunk.finish_reason is not None:
                     reasons[index] = chunk.finish_reason
                 yield index, chunk
     except EngineError as error:
-        if not isinstance(error, InvalidRequest):
-            span.failed(type(error).__name__)
+        span.failed(type(error).__name__)
         raise
     finally:
         span.set(names.OUTPUT_TOKENS, num_tokens)
@@ -126,20 +125,14 @@ async def traced(chunks: Chunks, jobs: Sequence[Job], arrival: Arrival, clock: C
         span.set(names.FINISH_REASONS, [reasons[index] for index in sorted(reasons)])
 
 
-def _begin(span: Span, jobs: Sequence[Job]) -> None:
+def _begin(span: Span, asked: Generation) -> None:
     span.event(names.QUEUED)
-    span.set(names.INPUT_TOKENS, sum({_prompt(job): len(job.prompt_token_ids) for job in jobs}.values()))
-    elsewhere = jobs[0].elsewhere
-    if elsewhere.transfer is not None:
-        span.set(names.LEG, elsewhere.transfer.leg)
-        span.set(names.TRANSFER_ID, elsewhere.transfer.transfer_id)
-    if elsewhere.output is not None:
-        span.set(names.RESUMED_TOKENS, len(elsewhere.output.token_ids))
-
-
-def _prompt(job: Job) -> int:
-    """Return what tells a prompt from others of its request: choices of one share the list."""
-    return id(job.prompt_token_ids)
+    span.set(names.INPUT_TOKENS, asked.num_prompt_tokens)
+    if asked.transfer is not None:
+        span.set(names.LEG, asked.transfer.leg)
+        span.set(names.TRANSFER_ID, asked.transfer.transfer_id)
+    if asked.resumed:
+        span.set(names.RESUMED_TOKENS, asked.num_resumed_tokens)
 
 
 class SpanSeries(Collector):

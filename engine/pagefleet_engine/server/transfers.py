@@ -6,19 +6,18 @@ nobody reads; its K/V goes to the decode leg's engine, which waits for it and th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvHandoffError, KvTransfer, decode_kv_transfer
+from pagefleet_protocol.sampling_params import SamplingParams
 from starlette.datastructures import Headers
 
-from pagefleet_engine.engine_core.output_text import Elsewhere
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.errors import InvalidRequest
-from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.server.generation import Chunks, Job, PreparedPrompt
 from pagefleet_engine.server.request_ids import new_id
 from pagefleet_engine.server.responses import WholeResponse
 from pagefleet_engine.server.service import Service
@@ -65,18 +64,16 @@ def check_one_prompt(transfer: KvTransfer | None, num_prompts: int) -> None:
         raise InvalidRequest(f"{KV_TRANSFER} goes with one prompt.", None, "invalid_handoff")
 
 
-def prefill_response(
-    service: Service, transfer: KvTransfer, prompt: PreparedPrompt, priority: int, salt: str | None, arrival: Arrival
-) -> WholeResponse:
+def prefill_response(service: Service, asked: Generation, arrival: Arrival) -> WholeResponse:
     """Return the answer of a prefill leg, which computes the prompt when it is sent."""
-    job = Job(new_id("prefill"), prompt.token_ids, ONE_TOKEN, priority, salt, Elsewhere(transfer=transfer))
-    chunks = service.generate([job], arrival)
-    return WholeResponse(_answer(transfer, prompt.token_ids, chunks), service.open_requests)
+    leg = replace(asked, request_id=new_id("prefill"), sampling=ONE_TOKEN)
+    return WholeResponse(_answer(leg, service.generate(leg, arrival)), service.open_requests)
 
 
-async def _answer(transfer: KvTransfer, token_ids: Sequence[int], chunks: Chunks) -> AsyncGenerator[bytes, None]:
+async def _answer(leg: Generation, chunks: Chunks) -> AsyncGenerator[bytes, None]:
     num_cached = 0
     async with aclosing(chunks):
         async for _, chunk in chunks:
             num_cached += chunk.num_cached_tokens or 0
-    yield msgspec.json.encode(PrefillAnswer(transfer.transfer_id, len(token_ids), num_cached))
+    assert leg.transfer is not None
+    yield msgspec.json.encode(PrefillAnswer(leg.transfer.transfer_id, leg.num_prompt_tokens, num_cached))

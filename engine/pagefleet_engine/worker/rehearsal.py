@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pagefleet_protocol.sampling_params import SamplingParams
+
 from pagefleet_engine.core.kv_needs import num_blocks_for
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)

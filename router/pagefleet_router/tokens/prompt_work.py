@@ -13,7 +13,7 @@ from pagefleet_protocol.handoff import combined_salt, pack_tokens, tenant_salt
 from pagefleet_protocol.kv_events import pack_keys, unpack_keys
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_protocol.openai_completions import read_completion_request
-from pagefleet_protocol.openai_json import BodyError, decode_object
+from pagefleet_protocol.openai_json import InvalidRequest, decode_object
 from pagefleet_text.errors import TextError
 
 from pagefleet_router.request_view import ANONYMOUS, RequestView
@@ -49,7 +49,7 @@ class PromptWork:
         """Return the complete view; the one given where the request is the engine's to refuse."""
         try:
             return self._chat() if self.route == CHAT else self._completion()
-        except (BodyError, TextError):
+        except (InvalidRequest, TextError):
             return self.view
 
     def _chat(self) -> RequestView:

@@ -19,22 +19,23 @@ import pytest
 from pagefleet_engine import LLM
 from pagefleet_engine.client import async_client
 from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.client.stream import Generation
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.stop import Stop
+from pagefleet_engine.engine_core import admission
 from pagefleet_engine.engine_core.messages import CoreStats, StepOutputs
-from pagefleet_engine.engine_core.output_text import Chunk, Elsewhere, OutputSoFar, OutputText
+from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText
 from pagefleet_engine.errors import (
     ConfigError,
-    ContextTooLong,
     EngineDead,
     InvalidRequest,
     ModelLoadError,
     QueueFull,
     RequestFailed,
 )
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.settings import engine_config
 from pagefleet_engine.text.model_files import load_tokenizer
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_model import write_small_model
@@ -68,9 +69,8 @@ async def running(options: str = "", on_death: Callable[[], None] | None = None)
 async def tokens_of(
     client: AsyncEngineClient, first: int, sampling: SamplingParams, request_id: str = "r"
 ) -> list[int]:
-    return [
-        token async for chunk in client.generate([first], sampling, request_id=request_id) for token in chunk.token_ids
-    ]
+    asked = Generation(request_id, [[first]], sampling)
+    return [token async for _, chunk in client.generate(asked) for token in chunk.token_ids]
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> float:
@@ -100,14 +100,14 @@ async def same_name_twice(client: AsyncEngineClient) -> None:
 
 async def stop_string(client: AsyncEngineClient) -> None:
     sampling = SamplingParams(max_tokens=400, stop=(TOKENIZER.token_text(40),), ignore_eos=True)
-    chunks = [chunk async for chunk in client.generate([30], sampling, request_id="s")]
+    chunks = [chunk async for _, chunk in client.generate(Generation("s", [[30]], sampling))]
     assert "".join(chunk.text for chunk in chunks) == TOKENIZER.decode(range(31, 40))
     assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == ("stop", sampling.stop[0])
     await eventually(lambda: client.stats is not None and client.stats.requests_running == 0)
 
 
 async def early_close(client: AsyncEngineClient) -> None:
-    output = client.generate([10], LONG, request_id="closed")
+    output = client.generate(Generation("closed", [[10]], LONG))
     await anext(output)
     await output.aclose()
     assert await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0) < 10
@@ -134,14 +134,43 @@ async def last_transfers(client: AsyncEngineClient) -> None:
 async def refusals(client: AsyncEngineClient) -> None:
     with pytest.raises(InvalidRequest, match="token id 300"):
         await tokens_of(client, 300, SamplingParams())
-    with pytest.raises(ContextTooLong):
+    with pytest.raises(InvalidRequest) as long:
         await tokens_of(client, 1, SamplingParams(max_tokens=512))
+    assert long.value.code == "context_length_exceeded"
     with pytest.raises(InvalidRequest) as caught:
-        async for _ in client.generate([1], SamplingParams(), request_id="r", cache_salt="no spaces"):
+        async for _ in client.generate(Generation("r", [[1]], SamplingParams(), cache_salt="no spaces")):
             pass
     assert caught.value.param == "cache_salt"
-    with pytest.raises(InvalidRequest, match="one output"):
-        await tokens_of(client, 1, SamplingParams(n=2))
+
+
+async def several_choices(client: AsyncEngineClient) -> None:
+    found: dict[int, list[int]] = {}
+    async for index, chunk in client.generate(Generation("r", [[10], [50]], SamplingParams(n=3, max_tokens=2))):
+        found.setdefault(index, []).extend(chunk.token_ids)
+    assert found == {index: [11, 12] if index < 3 else [51, 52] for index in range(6)}
+    assert not client._streams
+
+
+def test_a_prompt_is_sent_once_and_not_checked_again_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many choices it has: checks and copies of 100,000 tokens for each of 128 held the loop for a second."""
+    monkeypatch.setattr(admission, "Request", None)
+    sent: list[Any] = []
+
+    async def scenario() -> None:
+        async with running() as client:
+            monkeypatch.setattr(client._socket, "send", sent.append)
+            prompt = [1] * 100_000
+            output = client.generate(Generation("r", [prompt], SamplingParams(n=128)))
+            first = asyncio.create_task(anext(output))
+            await eventually(lambda: len(sent) > 0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await output.aclose()
+            assert sent[0].prompt_token_ids is prompt
+            assert [len(message.request_ids) for message in sent[1:]] == [128]
+            assert not client._streams
+
+    run(scenario)
 
 
 async def garbage(client: AsyncEngineClient) -> None:
@@ -175,10 +204,20 @@ async def resumed(client: AsyncEngineClient) -> None:
 async def _resume(client: AsyncEngineClient, known: list[int], num_chars: int) -> list[Chunk]:
     so_far = OutputSoFar(known, num_chars)
     sampling = SamplingParams(max_tokens=5, ignore_eos=True)
-    return [chunk async for chunk in client.generate([90], sampling, request_id="r", elsewhere=Elsewhere(so_far))]
+    return [chunk async for _, chunk in client.generate(Generation("r", [[90]], sampling, resumed=[so_far]))]
 
 
-CHECKS = (whole_outputs, same_name_twice, stop_string, early_close, refusals, garbage, resumed, last_transfers)
+CHECKS = (
+    several_choices,
+    whole_outputs,
+    same_name_twice,
+    stop_string,
+    early_close,
+    refusals,
+    garbage,
+    resumed,
+    last_transfers,
+)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from pagefleet_engine.config import SchedulerConfig
-from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_request
+from pagefleet_engine.core.admission import ModelLimits, QueueGate, check_prompt, check_sampling
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest, QueueFull
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=1_000)
 
@@ -28,33 +29,34 @@ class Clock:
 
 @pytest.mark.parametrize("num_tokens", [1, 99])
 def test_a_prompt_that_leaves_room_for_a_token_is_accepted(num_tokens: int) -> None:
-    check_request(make_request([5] * num_tokens), LIMITS, capacity_tokens=100)
+    check_prompt([5] * num_tokens, LIMITS)
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at least one") as refusal:
-        check_request(make_request([]), LIMITS, 100)
-    assert refusal.value.param == "prompt"
+        check_prompt([], LIMITS)
+    assert (refusal.value.param, refusal.value.code) == ("prompt", "empty_prompt")
 
 
 @pytest.mark.parametrize("num_tokens", [100, 101, 5_000])
 def test_a_prompt_over_the_context_is_refused(num_tokens: int) -> None:
-    with pytest.raises(ContextTooLong, match=f"{num_tokens} tokens and the context is 100") as refusal:
-        check_request(make_request([5] * num_tokens), LIMITS, 1_000)
-    assert refusal.value.code == "context_length_exceeded"
-
-
-def test_a_prompt_over_the_pool_names_the_setting_to_raise() -> None:
-    check_request(make_request([5] * 31), LIMITS, 32)
-    with pytest.raises(ContextTooLong, match="num_kv_blocks"):
-        check_request(make_request([5] * 32), LIMITS, 32)
+    with pytest.raises(ContextTooLong, match=f"context is 100 tokens.*has {num_tokens}") as refusal:
+        check_prompt([5] * num_tokens, LIMITS, "messages")
+    assert (refusal.value.param, refusal.value.code) == ("messages", "context_length_exceeded")
 
 
 @pytest.mark.parametrize("token", [-1, 1_000, 2**31, 2**63])
 def test_token_ids_outside_the_vocabulary_are_refused(token: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"token id {token}: the model's are 0 to 999") as refusal:
-        check_request(make_request([5, token, 5]), LIMITS, 100)
-    assert refusal.value.param == "prompt"
+    with pytest.raises(InvalidRequest, match=f"token id {token} is outside the vocabulary of 1000") as refusal:
+        check_prompt([5, token, 5], LIMITS)
+    assert (refusal.value.param, refusal.value.code) == ("prompt", "token_id_out_of_range")
+
+
+@pytest.mark.parametrize("token", [True, 1.0, "1", None])
+def test_what_is_no_integer_is_no_token_id(token: Any) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_prompt([5, token], LIMITS)
+    assert refusal.value.code == "invalid_type"
 
 
 @pytest.mark.parametrize(
@@ -68,13 +70,13 @@ def test_token_ids_outside_the_vocabulary_are_refused(token: int) -> None:
 )
 def test_token_ids_in_parameters_are_checked_too(param: str, sampling: SamplingParams) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        check_request(make_request([5], sampling), LIMITS, 100)
-    assert refusal.value.param == param
+        check_sampling(sampling, LIMITS)
+    assert (refusal.value.param, refusal.value.code) == (param, "token_id_out_of_range")
 
 
 def test_the_last_token_of_the_vocabulary_is_accepted_everywhere() -> None:
-    sampling = SamplingParams(stop_token_ids=(999,), allowed_token_ids=(0, 999), logit_bias={999: 1})
-    check_request(make_request([0, 999], sampling), LIMITS, 100)
+    check_sampling(SamplingParams(stop_token_ids=(999,), allowed_token_ids=(0, 999), logit_bias={999: 1}), LIMITS)
+    check_prompt([0, 999], LIMITS)
 
 
 def test_the_queue_has_a_limit_in_requests() -> None:

@@ -8,8 +8,8 @@ import pytest
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import Grant, KVCache
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 
 def make_request(

@@ -12,8 +12,8 @@ from pagefleet_engine.core.kv_cache import Grant, KVCache
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.kv_needs import blocks_for_request, most_window_blocks
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 

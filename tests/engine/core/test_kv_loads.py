@@ -9,8 +9,8 @@ from pagefleet_engine.core.kv_loads import ASKS_PER_TURN
 from pagefleet_engine.core.request import FinishReason, RequestStatus
 from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.errors import QueueFull
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.port import LoadDone
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.paged_connector import PagedConnector, Script
 from tests.fakes.paged_worker import SCOPE, FakeEngine, complete

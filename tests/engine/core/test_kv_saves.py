@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagefleet_engine.config import SchedulerConfig
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.paged_connector import PagedConnector, Script
 from tests.fakes.paged_worker import FakeEngine

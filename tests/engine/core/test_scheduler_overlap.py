@@ -12,7 +12,7 @@ from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.request import FinishReason, RequestStatus
 from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.errors import ContextTooLong
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 from tests.fakes.paged_worker import SCOPE, FakeEngine, Outcome, complete

@@ -11,8 +11,8 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind
 from pagefleet_engine.errors import ContextTooLong
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 from tests.fakes.paged_worker import FakeEngine, complete

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.stop import Stop, check_stop
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 EOS = 2
 STOP = FinishReason.STOP

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pagefleet_engine.config import Policy, SchedulerConfig
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 from tests.fakes.paged_connector import EVERYTHING, PagedConnector, Script

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.waiting_queue import FcfsQueue, PriorityQueue, WaitingQueue, make_waiting_queue
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 

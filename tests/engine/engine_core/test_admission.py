@@ -3,20 +3,20 @@ from typing import Any
 import msgspec
 import pytest
 from pagefleet_engine.core.admission import ModelLimits
-from pagefleet_engine.engine_core.admission import check_message, to_request
+from pagefleet_engine.engine_core.admission import check_message, to_requests
 from pagefleet_engine.engine_core.messages import AddRequest
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 LIMITS = ModelLimits(max_model_len=16, vocab_size=100)
 GOOD = AddRequest("r1", [1, 2, 3], SamplingParams(max_tokens=4), (7,), cache_salt="tenant-1_A")
 
 
 def test_a_good_message_becomes_a_request() -> None:
-    request = to_request(GOOD, LIMITS, "model")
+    check_message(GOOD, LIMITS)
+    (request,) = to_requests(GOOD, "model")
     assert request.token_ids == [1, 2, 3]
     assert (request.scope.model, request.scope.salt) == ("model", "tenant-1_A")
-    check_message(GOOD, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,9 @@ def test_a_good_message_becomes_a_request() -> None:
         ({"request_id": "a b"}, "request_id"),
         ({"request_id": "x" * 257}, "request_id"),
         ({"request_id": "a\nb"}, "request_id"),
-        ({"sampling": SamplingParams(n=2)}, "n"),
+        ({"sampling": SamplingParams(n=2), "resumed_token_ids": [5]}, "n"),
+        ({"resumed_token_ids": [100]}, "resumed_token_ids"),
+        ({"resumed_token_ids": [-1, 3]}, "resumed_token_ids"),
         ({"adapter": "lora"}, "adapter"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"cache_salt": "x" * 257}, "cache_salt"),
@@ -46,7 +48,6 @@ def test_a_good_message_becomes_a_request() -> None:
         ({"sampling": SamplingParams(stop_token_ids=(100,), max_tokens=1)}, "stop_token_ids"),
         ({"sampling": SamplingParams(allowed_token_ids=(100,), max_tokens=1)}, "allowed_token_ids"),
         ({"sampling": SamplingParams(logit_bias={100: 1.0}, max_tokens=1)}, "logit_bias"),
-        ({"sampling": SamplingParams(bad_words_token_ids=((),), max_tokens=1)}, "bad_words"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], param: str) -> None:
@@ -63,7 +64,17 @@ def test_prompt_and_output_share_the_context(num_prompt: int, max_tokens: int | 
     message = AddRequest("r", [1] * num_prompt, SamplingParams(max_tokens=max_tokens), ())
     if fits:
         check_message(message, LIMITS)
-        assert to_request(message, LIMITS, "m").num_prompt_tokens == num_prompt
+        assert to_requests(message, "m")[0].num_prompt_tokens == num_prompt
     else:
-        with pytest.raises(ContextTooLong, match="context is 16"):
+        with pytest.raises(ContextTooLong, match="context is 16 tokens"):
             check_message(message, LIMITS)
+
+
+def test_outputs_have_ids_and_seeds_of_their_own() -> None:
+    sampling = SamplingParams(n=3, seed=2**63 - 2, prompt_logprobs=1)
+    requests = to_requests(msgspec.structs.replace(GOOD, sampling=sampling), "model")
+    assert [request.request_id for request in requests] == ["r1/0", "r1/1", "r1/2"]
+    assert [request.sampling.seed for request in requests] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert [request.sampling.prompt_logprobs for request in requests] == [1, None, None]
+    assert {request.sampling.n for request in requests} == {1}
+    assert sampling.n == 3, "the message's own are as they were"

@@ -9,9 +9,9 @@ import pytest
 from pagefleet_engine.config import CacheConfig, EngineConfig, ExecutionConfig, ModelConfig
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.messages import AddRequest
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope, extend_hashes, root_hash
 from pagefleet_protocol.handoff import combined_salt, tenant_salt
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.small_model import write_small_model
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.core_wire import Wire
 from tests.fakes.scripted_core import MAX_MODEL_LEN, VOCAB_SIZE

@@ -6,7 +6,7 @@ from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
 from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.scripted_core import CountingExecutor, scripted_core
 
@@ -51,8 +51,8 @@ def tokens(outputs: list[RequestOutput]) -> list[int]:
 
 
 def test_requests_run_to_their_end(core: EngineCore) -> None:
-    assert core.add(message("a", 10)) is None
-    assert core.add(message("b", 297, max_tokens=9)) is None
+    assert not core.add(message("a", 10))
+    assert not core.add(message("b", 297, max_tokens=9))
     outputs = run(core)
     assert tokens(outputs["a"]) == [11, 12, 13]
     assert outputs["a"][-1].finish_reason == "length"
@@ -79,7 +79,7 @@ def test_logprobs_go_on_the_wire_as_they_were_asked_for(core: EngineCore) -> Non
         (AddRequest("x", [300], SamplingParams(), ()), "prompt"),
         (AddRequest("x", [1] * 512, SamplingParams(), ()), "prompt"),
         (AddRequest("x", [1], SamplingParams(max_tokens=512), ()), "max_tokens"),
-        (AddRequest("x", [1], SamplingParams(n=2), ()), "n"),
+        (AddRequest("x", [1], SamplingParams(n=2), (), resumed_token_ids=[2]), "n"),
         (AddRequest("x", [1], SamplingParams(), (), cache_salt="ä"), "cache_salt"),
         (AddRequest("x", [1], SamplingParams(), (), adapter="a"), "adapter"),
         (AddRequest("a", [1], SamplingParams(), ()), "request_id"),
@@ -87,8 +87,7 @@ def test_logprobs_go_on_the_wire_as_they_were_asked_for(core: EngineCore) -> Non
 )
 def test_a_wrong_request_is_answered_and_harms_nobody(core: EngineCore, bad: AddRequest, param: str) -> None:
     core.add(message("a"))
-    refused = core.add(bad)
-    assert refused is not None
+    refused = core.add(bad)[0]
     assert (refused.finish_reason, refused.error_kind, refused.error_param) == ("error", "invalid", param)
     assert tokens(run(core)["a"]) == [11, 12, 13]
     core.check_integrity()
@@ -96,10 +95,15 @@ def test_a_wrong_request_is_answered_and_harms_nobody(core: EngineCore, bad: Add
 
 def test_a_full_queue_says_when_to_come_back(core: EngineCore) -> None:
     answers = [core.add(message(f"r{number}")) for number in range(9)]
-    assert answers[:8] == [None] * 8
-    assert answers[8] is not None
-    assert answers[8].error_kind == "queue_full"
-    assert (answers[8].retry_after_s or 0) >= 1
+    assert answers[:8] == [[]] * 8
+    (refused,) = answers[8]
+    assert refused.error_kind == "queue_full"
+    assert (refused.retry_after_s or 0) >= 1
+    assert len(core.abort([f"r{number}" for number in range(1, 9)])) == 7, "there is room again, for all but one output"
+    several = core.add(AddRequest("x", [1], SamplingParams(n=8), ()))
+    assert [answer.request_id for answer in several] == [f"x/{number}" for number in range(8)]
+    assert {answer.error_kind for answer in several} == {"queue_full"}
+    assert core.stats().requests_waiting == 1, "those that had a place gave it back"
 
 
 def test_abort_frees_the_blocks(core: EngineCore) -> None:

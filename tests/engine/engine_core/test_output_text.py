@@ -4,7 +4,7 @@ import pytest
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
-from pagefleet_engine.engine_core.output_text import Chunk, OutputText, fan_out, merge_chunks, spell_bad_words
+from pagefleet_engine.engine_core.output_text import Chunk, OutputText, merge_chunks, spell_bad_words
 from pagefleet_engine.engine_core.wire import to_wire
 from pagefleet_engine.errors import (
     EngineError,
@@ -15,7 +15,7 @@ from pagefleet_engine.errors import (
     RequestFailed,
     StepOutOfMemory,
 )
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
 from tests.fakes.small_tokenizers import byte_level_backend
@@ -170,14 +170,6 @@ def test_chunks_merge_to_what_they_say_together() -> None:
         ]
     )
     assert both == Chunk("ab", [1, 2], [entry, entry], [entry], "stop", "x", 3, 0.5)
-
-
-def test_n_outputs_have_seeds_of_their_own() -> None:
-    requests = fan_out(SamplingParams(n=3, seed=2**63 - 2, prompt_logprobs=1))
-    assert [request.seed for request in requests] == [2**63 - 2, 2**63 - 1, -(2**63)]
-    assert [request.prompt_logprobs for request in requests] == [1, None, None]
-    assert {request.n for request in requests} == {1}
-    assert [request.seed for request in fan_out(SamplingParams(n=2))] == [None, None]
 
 
 def test_bad_words_need_a_tokenizer() -> None:

@@ -13,7 +13,7 @@ from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
 from pagefleet_engine.errors import EngineDead, StepOutOfMemory
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.core_wire import Wire
 from tests.fakes.scripted_core import CountingExecutor, scripted_core
@@ -64,7 +64,7 @@ def events(core: EngineCore) -> list[tuple[str, int]]:
 
 def ask(core: EngineCore, name: str, max_tokens: int = 3, first: int = 10, stop: int | None = None) -> None:
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=() if stop is None else (stop,))
-    assert core.add(AddRequest(name, [first - 1, first], sampling, ())) is None
+    assert not core.add(AddRequest(name, [first - 1, first], sampling, ()))
 
 
 def run(core: EngineCore) -> dict[str, list[RequestOutput]]:

@@ -14,7 +14,7 @@ from pagefleet_engine.engine_core.messages import (
     ResetPrefixCache,
     StepOutputs,
 )
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.core_wire import Wire
 

@@ -10,7 +10,7 @@ from pagefleet_engine.core.stop import Stop
 from pagefleet_engine.engine_core.messages import RequestOutput
 from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText
 from pagefleet_engine.errors import InvalidRequest
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
 
 from tests.example_counts import examples

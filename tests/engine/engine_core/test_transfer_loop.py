@@ -11,8 +11,8 @@ import zmq
 from pagefleet_engine.engine_core.messages import AbortRequests, AddRequest, Drain, ResetPrefixCache, StepOutputs
 from pagefleet_engine.engine_core.process import STATS_INTERVAL_S, TRANSFER_WAIT_S
 from pagefleet_engine.engine_core.transport import CoreSocket
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.port import AnswerDone, TransfersDone
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.core_wire import Wire
 from tests.fakes.held_connector import HeldConnector

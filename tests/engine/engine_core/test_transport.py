@@ -16,7 +16,7 @@ from pagefleet_engine.engine_core.transport import (
     decode_from_core,
     decode_to_core,
 )
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 REQUEST = AddRequest("r", [1, 2], SamplingParams(temperature=0.5, stop=("x",), logit_bias={3: 1.5}), (7,), 1, "salt")
 

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from pagefleet_engine.config import ServerConfig
+from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import ApiKeys
 from pagefleet_engine.server.app import Parts, create_app
@@ -59,7 +60,7 @@ def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str |
         engine=engine,
         tokenizer=tokenizer,
         chat=PlainChat(tokenizer),
-        model=ServedModel(MODEL, 1_700_000_000, MAX_MODEL_LEN, VOCAB_SIZE),
+        model=ServedModel(MODEL, 1_700_000_000, ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE)),
         metrics=EngineMetrics(MODEL, lambda: engine.stats, max_num_seqs=FACTS.max_num_seqs),
         pool=pool,
         drain=Drain(max_in_flight=256),

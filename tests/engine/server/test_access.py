@@ -18,11 +18,14 @@ from pagefleet_engine.server import access
 from pagefleet_engine.server.access import ROUTES, Access, ApiKeys, route_of
 from pagefleet_engine.server.app import create_app
 from pagefleet_engine.server.middleware import MAX_HEADERS
+from pagefleet_protocol.handoff import CACHE_SALT, tenant_salt
+from pagefleet_protocol.headers import PRIORITY
 
-from tests.engine.server.conftest import LiveServer, make_parts
+from tests.engine.server.conftest import MODEL, LiveServer, make_parts
 from tests.fakes.scripted_engine import ScriptedEngine
 
 KEYS = "# of team A\nalpha-key\n\n  beta-key  \n"
+USER = {"role": "user", "content": "x"}
 PATHS = {path.replace("{model:path}", "scripted"): rule for path, rule in ROUTES.items()}
 
 
@@ -139,7 +142,7 @@ def test_every_known_key_is_compared(key_file: Path, monkeypatch: pytest.MonkeyP
 
     keys = ApiKeys(key_file)
     monkeypatch.setattr(hmac, "compare_digest", count)
-    assert keys.accepts(b"alpha-key")
+    assert keys.asker_of(b"alpha-key") is not None
     assert len(compared) == 2
 
 
@@ -149,11 +152,83 @@ def test_keys_follow_the_file(key_file: Path) -> None:
     replacement = key_file.with_name("new")
     replacement.write_text("gamma-key\nbeta-key\n")
     os.replace(replacement, key_file)
-    assert keys.accepts(b"alpha-key"), "not looked at again within a second"
+    assert keys.asker_of(b"alpha-key") is not None, "not looked at again within a second"
     now = 2.0
-    assert keys.accepts(b"gamma-key")
-    assert keys.accepts(b"beta-key")
-    assert not keys.accepts(b"alpha-key")
+    assert keys.asker_of(b"gamma-key") is not None
+    assert keys.asker_of(b"beta-key") is not None
+    assert keys.asker_of(b"alpha-key") is None
+
+
+TENANTS = "ann tenant=ann priority=5\nanna tenant=ann priority=5\nbob tenant=bob priority=-1\n"
+
+
+@pytest.fixture(scope="module")
+def shared_by_tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(TENANTS)
+    server = LiveServer(ServerConfig(api_key_file=str(file)))
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_tenants_share_no_prefix_and_no_client_chooses_his_tenant(shared_by_tenants: LiveServer, path: str) -> None:
+    server, prompt = shared_by_tenants, {"prompt": "x"} if path == "/v1/completions" else {"messages": [USER]}
+
+    def salt_of(key: str, salt: str | None = None, **more: str) -> str | None:
+        headers = {"authorization": f"Bearer {key}", **more}
+        body = {"model": MODEL, "max_tokens": 1, "cache_salt": salt, **prompt}
+        assert server.http.post(path, json=body, headers=headers).status_code == 200
+        return server.engine.seen[-1][4]
+
+    assert salt_of("ann") == salt_of("anna") == tenant_salt("ann")
+    assert salt_of("bob") == salt_of("bob", **{CACHE_SALT: tenant_salt("ann")}) == tenant_salt("bob")
+    assert salt_of("bob", "mine") == tenant_salt("bob") + "/mine"
+
+
+def test_one_tenant_alone_needs_no_salt(key_file: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alone"
+    file.write_text("a tenant=x\nb tenant=x\n")
+    alone = ApiKeys(file).asker_of(b"a")
+    assert alone is not None
+    assert alone.salt is None
+    several = ApiKeys(key_file).asker_of(b"alpha-key")
+    assert several is not None
+    assert several.salt is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "given"), [("ann", -9, -5), ("ann", -5, -5), ("ann", 3, 3), ("bob", -9, 1), ("bob", 0, 1)]
+)
+def test_a_body_s_priority_does_not_pass_the_tenant_s(
+    shared_by_tenants: LiveServer, key: str, asked: int, given: int
+) -> None:
+    headers = {"authorization": f"Bearer {key}", PRIORITY: "100"}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "priority": asked}
+    assert shared_by_tenants.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+    assert shared_by_tenants.engine.seen[-1][3] == given
+
+
+@pytest.mark.parametrize(("most", "given"), [(None, -9), ("3", -3), ("-2", 2), ("100", -9)])
+def test_a_router_says_how_urgent_a_request_may_be(open_server: LiveServer, most: str | None, given: int) -> None:
+    headers = {} if most is None else {PRIORITY: most}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "priority": -9}
+    assert open_server.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+    assert open_server.engine.seen[-1][3] == given
+
+
+def test_a_priority_that_no_router_writes_is_refused(open_server: LiveServer) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    for wrong in ("high", "1.5", "10000", ""):
+        refused = open_server.http.post("/v1/completions", json=body, headers={PRIORITY: wrong})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_handoff")
+
+
+@pytest.fixture(scope="module")
+def open_server() -> Iterator[LiveServer]:
+    server = LiveServer(ServerConfig())
+    yield server
+    server.stop()
 
 
 def test_a_key_file_without_keys_stops_the_start(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from pagefleet_engine.errors import QueueFull
 from pagefleet_engine.server.body import BodyReader
+from pagefleet_engine.server.text_work import TextWork
 from starlette.requests import Request
 
 from tests.engine.server.conftest import MODEL, LiveServer
@@ -197,6 +198,8 @@ BOTH_CASES: list[tuple[str, dict[str, Any], str | None, str | None]] = [
     ("top_k 1.5", {"top_k": 1.5}, "top_k", "invalid_type"),
     ("min_p 2", {"min_p": 2}, "min_p", "decimal_above_max_value"),
     ("repetition_penalty 0", {"repetition_penalty": 0}, "repetition_penalty", "decimal_below_min_value"),
+    ("repetition_penalty 10^-300", {"repetition_penalty": 1e-300}, "repetition_penalty", "decimal_below_min_value"),
+    ("top_p 10^-300", {"top_p": 1e-300}, "top_p", "decimal_below_min_value"),
     ("repetition_penalty 10^300", {"repetition_penalty": 1e300}, "repetition_penalty", "decimal_above_max_value"),
     ("presence_penalty 2.1", {"presence_penalty": 2.1}, "presence_penalty", "decimal_above_max_value"),
     ("frequency_penalty -2.1", {"frequency_penalty": -2.1}, "frequency_penalty", "decimal_below_min_value"),
@@ -372,7 +375,7 @@ def test_sizes_are_counted_while_they_arrive(server: LiveServer) -> None:
 def test_all_bodies_together_are_bounded() -> None:
     async def ask() -> tuple[int, int]:
         with ThreadPoolExecutor(1) as pool:
-            reader = BodyReader(1000, pool, max_bodies_bytes=150)
+            reader = BodyReader(1000, TextWork(pool, 1), max_bodies_bytes=150)
             waiting = asyncio.create_task(reader.read(request_of(b"x" * 100, asyncio.Event()), dict))
             await asyncio.sleep(0)
             with pytest.raises(QueueFull):
@@ -380,7 +383,7 @@ def test_all_bodies_together_are_bounded() -> None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             fitting = await reader.read(request_of(b'{"a":' + b"1" * 100 + b"}"), dict)
-        return len(fitting), len(await reader.read(request_of(b"{}"), dict))
+        return len(fitting.body), len((await reader.read(request_of(b"{}"), dict)).body)
 
     assert asyncio.run(ask()) == (1, 0)
 
@@ -432,7 +435,7 @@ def test_long_lists_and_many_choices_do_not_hold_up_the_event_loop(server: LiveS
     server.loop_lag_s = 0.0
     lists = {"allowed_token_ids": [65] * 16_000, "bad_words": ["x" * 128] * 128, "logit_bias": {"7": 1.0}}
     assert len(server.complete(prompt=["a"] * 8, n=32, max_tokens=1, **lists).json()["choices"]) == 256
-    expect_refusal(server.complete(prompt=[300] * 350_000), 400, "prompt", "token_id_out_of_range")
+    expect_refusal(server.complete(prompt=[300] * 350_000), 400, "prompt", "context_length_exceeded")
     assert server.loop_lag_s < 0.5
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import (
     CacheConfig,
     EngineConfig,
@@ -280,16 +281,16 @@ def test_a_slow_reader_s_merged_events_are_continued_too(route: str) -> None:
     async def test(site: Site) -> None:
         one_by_one = site.engine.generate
 
-        async def merged(*args: Any, **kwargs: Any) -> AsyncIterator[Chunk]:
+        async def merged(asked: Generation) -> Chunks:
             waiting: list[Chunk] = []
-            async with aclosing(one_by_one(*args, **kwargs)) as chunks:
-                async for chunk in chunks:
+            async with aclosing(one_by_one(asked)) as chunks:
+                async for _, chunk in chunks:
                     waiting.append(chunk)
                     if len(waiting) == 4 or chunk.finish_reason is not None:
-                        yield merge_chunks(waiting)
+                        yield 0, merge_chunks(waiting)
                         waiting.clear()
 
-        site.engine.generate = merged  # type: ignore[method-assign, assignment]
+        site.engine.generate = merged  # type: ignore[method-assign]
         body = site.fields(route, max_tokens=22, stop=["and the"], **USAGE)
         blocks = blocks_of((await site.send(route, body, STATE)).content)
         whole = content_of(without_cached(gathered(b"".join(blocks)).events))
@@ -305,12 +306,12 @@ def test_an_error_amid_a_stream_has_no_note() -> None:
     async def test(site: Site) -> None:
         good = site.engine.generate
 
-        async def failing(*args: Any, **kwargs: Any) -> AsyncIterator[Chunk]:
-            async with aclosing(good(*args, **kwargs)) as chunks:
+        async def failing(asked: Generation) -> Chunks:
+            async with aclosing(good(asked)) as chunks:
                 yield await anext(chunks)
             raise RequestFailed("it broke")
 
-        site.engine.generate = failing  # type: ignore[method-assign, assignment]
+        site.engine.generate = failing  # type: ignore[method-assign]
         answer = await site.send(ROUTES[1], site.fields(ROUTES[1]), STATE)
         first, error = blocks_of(answer.content)
         assert first.startswith(b":pf ")

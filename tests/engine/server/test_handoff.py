@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.errors import InvalidRequest
+from pagefleet_engine.server.access import NOBODY
 from pagefleet_engine.server.handoff import HandoffHead, NoTransfers, open_body, read_head
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, Shown, StreamState, pack_tokens, tenant_salt
 from starlette.datastructures import Headers
@@ -168,7 +169,7 @@ def test_a_client_s_salt_cannot_look_like_a_tenant_s_and_his(server: LiveServer)
 )
 def test_a_body_is_split_as_it_was_put_together(json_: dict[str, int], prompt: list[int], generated: list[int]) -> None:
     state = StreamState("0" * 32, 1, (Shown(len(generated), 9), Shown()))
-    head = read_head(Headers({PROMPT_TOKENS: str(len(prompt)), STREAM: state.encode()}), NoTransfers())
+    head = read_head(Headers({PROMPT_TOKENS: str(len(prompt)), STREAM: state.encode()}), NoTransfers(), NOBODY)
     data = json.dumps(json_).encode() + pack_tokens(prompt) + pack_tokens(generated)
     handed = open_body(data, head, dict)
     assert (handed.body, handed.prompt_ids, handed.generated_ids, handed.head.stream) == (

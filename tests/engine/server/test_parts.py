@@ -5,47 +5,47 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 from pagefleet_engine import errors
+from pagefleet_engine.client.stream import Generation
+from pagefleet_engine.core.admission import ModelLimits, fitting_max_tokens
 from pagefleet_engine.engine_core.messages import WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk
-from pagefleet_engine.errors import ConfigError, EngineError
-from pagefleet_engine.metrics import EngineMetrics
-from pagefleet_engine.sampling_params import SamplingParams
-from pagefleet_engine.server.chat import ChatChoiceFormat
+from pagefleet_engine.errors import ConfigError, EngineError, InvalidRequest
+from pagefleet_engine.server.chat import ChatFormat
 from pagefleet_engine.server.choices import TokenCounts
 from pagefleet_engine.server.drain import Drain
 from pagefleet_engine.server.errors import HttpRefusal, ServerStoppingError, known_answer
-from pagefleet_engine.server.generation import Generator, PreparedPrompt, jobs_of
 from pagefleet_engine.server.interruption import ClientGoneError, OpenRequests
 from pagefleet_engine.server.lifecycle import StopSignals, bind
 from pagefleet_engine.server.logprobs import IMPOSSIBLE, CompletionLogprobList, chat_logprobs, prompt_logprobs
-from pagefleet_engine.server.ports import ServedModel
 from pagefleet_engine.server.responses import EventStream, WholeResponse
-from pagefleet_engine.server.sampling import fitting_max_tokens
 from pagefleet_engine.server.sse import AnswerHead, EventWriter
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_protocol.openai_common import StreamOptions
+from pagefleet_protocol.sampling_params import SamplingParams
 from starlette.types import Message
 
 from tests.engine.server.conftest import MODEL
-from tests.fakes.scripted_engine import ByteTokenizer, ScriptedEngine
+from tests.fakes.scripted_engine import ByteTokenizer
 
-PROMPTS = [PreparedPrompt([1, 2, 3], SamplingParams(n=2))]
+ASKED = Generation("id", [[1, 2, 3]], SamplingParams(n=2))
 
 
-def subclasses(of: type[EngineError]) -> Iterator[type[EngineError]]:
+def subclasses(of: type[Exception]) -> Iterator[type[Exception]]:
     for kind in of.__subclasses__():
         yield kind
         yield from subclasses(kind)
 
 
-@pytest.mark.parametrize("kind", sorted(subclasses(EngineError), key=str))
-def test_every_engine_error_has_an_answer(kind: type[EngineError]) -> None:
-    samples: dict[type[EngineError], EngineError] = {
+@pytest.mark.parametrize(
+    "kind", sorted([*subclasses(EngineError), InvalidRequest, *subclasses(InvalidRequest)], key=str)
+)
+def test_every_engine_error_has_an_answer(kind: type[Exception]) -> None:
+    samples: dict[type[Exception], Exception] = {
         errors.QueueFull: errors.QueueFull("full", 1.0),
         errors.ContextTooLong: errors.ContextTooLong("too long", "prompt"),
     }
@@ -187,57 +187,21 @@ def test_the_drain_counts() -> None:
     asyncio.run(work())
 
 
-def test_jobs_take_consecutive_seeds_and_indices() -> None:
-    prompts = [PreparedPrompt([1], SamplingParams(n=2, seed=2**63 - 1)), PreparedPrompt([2], SamplingParams())]
-    jobs = jobs_of("id", prompts, priority=3, cache_salt="s")
-    assert [job.request_id for job in jobs] == ["id-0", "id-1", "id-2"]
-    assert [job.sampling.seed for job in jobs] == [2**63 - 1, -(2**63), None]
-    assert {(job.sampling.n, job.priority, job.cache_salt) for job in jobs} == {(1, 3, "s")}
-
-
-def test_choices_start_one_at_a_time() -> None:
-    starts: list[int] = []
-
-    class Engine(ScriptedEngine):
-        async def _chunks(self, prompt: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Chunk, None]:
-            starts.append(ticks)
-            yield Chunk("a", [1], finish_reason="stop")
-
-    ticks = 0
-
-    async def count() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    async def work() -> int:
-        counting = asyncio.create_task(count())
-        generator = Generator(Engine(), EngineMetrics(MODEL, lambda: None))
-        jobs = jobs_of("id", [PreparedPrompt([1], SamplingParams(n=20))])
-        found = [index async for index, _ in generator.run(jobs, 0.0)]
-        counting.cancel()
-        return len(set(found))
-
-    assert asyncio.run(work()) == 20
-    assert len(set(starts)) == 20, "others get a turn between two starts"
-
-
 @pytest.mark.parametrize(("asked", "allowed"), [(None, 5), (1, 1), (5, 5), (6, None)])
 def test_max_tokens_and_the_context(asked: int | None, allowed: int | None) -> None:
-    model = ServedModel(MODEL, 0, 10, 300)
+    limits = ModelLimits(10, 300)
     if allowed is None:
         with pytest.raises(errors.ContextTooLong, match="can be 5 at most"):
-            fitting_max_tokens(asked, 5, model, "max_tokens")
+            fitting_max_tokens(asked, 5, limits)
     else:
-        assert fitting_max_tokens(asked, 5, model, "max_tokens") == allowed
+        assert fitting_max_tokens(asked, 5, limits) == allowed
 
 
 def writer(options: StreamOptions = StreamOptions(), **fields: Any) -> EventWriter:  # noqa: B008 immutable
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "n": 2, **fields}
-    choice = ChatChoiceFormat(PROMPTS, read_chat_request(body), ByteTokenizer())
+    choice = ChatFormat(read_chat_request(body).sampling, ByteTokenizer())
     head = AnswerHead("chatcmpl-1", 5, 'odd"name\u2028')
-    return EventWriter("chat.completion.chunk", head, choice, TokenCounts(PROMPTS), options)
+    return EventWriter("chat.completion.chunk", head, choice, TokenCounts(ASKED), options)
 
 
 def decoded(events: bytes) -> list[Any]:

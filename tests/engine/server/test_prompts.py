@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.errors import ContextTooLong, InvalidRequest
-from pagefleet_engine.server.ports import ServedModel
 from pagefleet_engine.server.prompts import Prompts
+from pagefleet_engine.server.text_work import TextWork
 from pagefleet_protocol.engine_facts import decode_text, encode_text
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_text.chat_template import ChatTemplate
@@ -28,12 +29,13 @@ TEXT = TextModel(
 )
 ROUTERS = TextModel.of_data(decode_text(encode_text(TEXT.data())))
 LIMIT = 300
+LIMITS = ModelLimits(LIMIT, 384)
 
 
 @pytest.fixture
 def prompts() -> Any:
     with ThreadPoolExecutor(1) as pool:
-        yield Prompts(TEXT.tokenizer, TEXT, ServedModel("m", 0, LIMIT, 384), pool)
+        yield Prompts(TEXT.tokenizer, TEXT, LIMITS, TextWork(pool, 1))
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -56,13 +58,13 @@ def test_a_chat_has_the_tokens_that_a_router_makes(
     prompts: Prompts, messages: list[dict[str, Any]], opens: bool
 ) -> None:
     chat = read_chat_request({"model": "m", "messages": messages, "add_generation_prompt": opens})
-    assert asyncio.run(prompts.of_chat(chat.messages, chat.add_generation_prompt)) == ROUTERS.chat_tokens(chat)
+    assert asyncio.run(prompts.of_chat(None, chat.messages, chat.add_generation_prompt)) == ROUTERS.chat_tokens(chat)
 
 
 @pytest.mark.parametrize("special", [True, False])
 def test_a_text_has_the_tokens_that_a_router_makes(prompts: Prompts, special: bool) -> None:
     text = "The fox <|im_end|> \n你好"
-    (ids,) = asyncio.run(prompts.of_completion([text], special))
+    (ids,) = asyncio.run(prompts.of_completion(None, [text], special))
     assert ids == ROUTERS.completion_tokens(text, special)
     assert (ids[0] == TEXT.tokenizer.bos_token_id) == special
 
@@ -71,15 +73,15 @@ def test_a_refusal_of_the_template_is_the_client_s_error() -> None:
     text = TextModel(TEXT.tokenizer, ChatTemplate("{{ raise_exception('no') }}", {}))
     chat = read_chat_request({"model": "m", "messages": [{"role": "user", "content": "x"}]})
     with ThreadPoolExecutor(1) as pool, pytest.raises(InvalidRequest, match="does not accept these messages: no") as e:
-        asyncio.run(Prompts(text.tokenizer, text, ServedModel("m", 0, LIMIT, 384), pool).of_chat(chat.messages))
+        asyncio.run(Prompts(text.tokenizer, text, LIMITS, TextWork(pool, 1)).of_chat(None, chat.messages))
     assert (e.value.param, e.value.code) == ("messages", "invalid_value")
 
 
 def test_ids_of_a_router_are_checked_as_a_client_s(prompts: Prompts) -> None:
-    assert prompts.of_router([0, 383], "messages") == [0, 383]
+    assert asyncio.run(prompts.of_router(None, [0, 383], "messages")) == [0, 383]
     with pytest.raises(InvalidRequest, match="token id 384"):
-        prompts.of_router([384], "messages")
+        asyncio.run(prompts.of_router(None, [384], "messages"))
     with pytest.raises(ContextTooLong):
-        prompts.of_router([2**32 - 1] * LIMIT, "messages")
+        asyncio.run(prompts.of_router(None, [2**32 - 1] * LIMIT, "messages"))
     with pytest.raises(InvalidRequest, match="no tokens"):
-        prompts.of_router([], "prompt")
+        asyncio.run(prompts.of_router(None, [], "prompt"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from pagefleet_engine.cli import read_configuration
+from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import ServerConfig
 from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import ConfigError, KVLoadFailed
@@ -124,9 +125,9 @@ def test_the_wait_for_kv_is_told(collected: Collector) -> None:
         site.engine.generate = waited  # type: ignore[method-assign]
         assert (await site.http.post(CHAT, content=site.fields(CHAT))).status_code == 200
 
-    async def waited(*_: Any, **__: Any) -> AsyncGenerator[Chunk, None]:
-        yield Chunk("a", [1], num_cached_tokens=4, kv_wait_s=0.25)
-        yield Chunk("b", [2], finish_reason="stop")
+    async def waited(asked: Generation) -> Chunks:
+        yield 0, Chunk("a", [1], num_cached_tokens=4, kv_wait_s=0.25)
+        yield 0, Chunk("b", [2], finish_reason="stop")
 
     (span,) = run(collected, check)
     assert span.attributes[names.KV_WAIT_S] == 0.25

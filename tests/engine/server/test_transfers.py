@@ -7,6 +7,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 from pagefleet_engine.errors import KVLoadFailed
+from pagefleet_engine.server.access import NOBODY
 from pagefleet_engine.server.handoff import NoTransfers, read_head
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_handoff import KV_FAULT, KV_TRANSFER, KvFault, KvTransfer, read_kv_fault
@@ -90,7 +91,7 @@ def test_a_transfer_is_of_one_prompt(server: LiveServer, transfer: KvTransfer) -
 
 def test_an_engine_without_p2p_says_so() -> None:
     with pytest.raises(Exception, match="engines with --kv-connector p2p, which this one is not"):
-        read_head(Headers(signed(PREFILL)), NoTransfers())
+        read_head(Headers(signed(PREFILL)), NoTransfers(), NOBODY)
 
 
 def test_clients_cannot_direct_transfers_in_the_body(server: LiveServer) -> None:

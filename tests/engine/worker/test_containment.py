@@ -10,10 +10,10 @@ from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 VOCAB_SIZE = 20

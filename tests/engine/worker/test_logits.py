@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.step import NewRow
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.logits import EditedRow, LogitEdits, RowEdits, penalised
 from pagefleet_engine.worker.token_counts import TokenCounts
 from pagefleet_kernels.sampling_edits import History
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 from tests.example_counts import examples

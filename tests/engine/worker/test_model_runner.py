@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker import prompt_logprobs, request_table
 from pagefleet_engine.worker.sampler import Sampler
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.step_inputs import scatter_writes
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 from tests.fakes.markov_model import EOS, MarkovModel, Requests, make_runner

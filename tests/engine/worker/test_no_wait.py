@@ -10,11 +10,11 @@ import torch
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.graph_steps import BLOCK_SIZE, kv_groups, small_model
 from tests.fakes.no_host_wait import NoHostRead, NoHostWait

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.core.kv_needs import num_blocks_for
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.model_runner import RunnerLimits
 from pagefleet_engine.worker.rehearsal import (
     HUNGRIEST_SAMPLING,
@@ -14,6 +13,7 @@ from pagefleet_engine.worker.rehearsal import (
     rehearse_everything,
     short_step,
 )
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.markov_model import MarkovModel, NoAttention, Requests, make_runner
 

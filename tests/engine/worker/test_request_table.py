@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.step import NewRow, ScheduledRow
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.request_table import RequestTable, StagedWriter
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
 from pagefleet_engine.worker.transfer import HostUpload
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 

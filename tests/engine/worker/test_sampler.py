@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.step import NewRow, TokenLogprobs
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.logprobs import describe_tokens, read_entries
 from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampler, SampleRows
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 from tests.example_counts import examples

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from pagefleet_engine.core.step import NewRow, ScheduledRow, TokenLogprobs
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.prompt_logprobs import PromptLogprobs
 from pagefleet_engine.worker.sampler import DeviceSamples, Sampler, SampleRows
 from pagefleet_kernels import sampling
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 from tests.fakes.no_host_wait import NoHostRead, NoHostWait

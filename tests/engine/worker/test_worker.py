@@ -21,10 +21,10 @@ from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.models.decoder import DecoderModel
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_engine.worker.model_runner import ModelRunner
 from pagefleet_engine.worker.worker import Worker, resolve_max_model_len
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 
 from tests.fakes.architectures import llama_arch, llama_config

@@ -10,9 +10,9 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.small_model import write_small_model
 
@@ -45,7 +45,7 @@ def run(core: EngineCore, name: str) -> dict[str, list[int]]:
             answers[output.request_id.removeprefix(name)] += output.new_token_ids
 
     for prompt, token_ids in PROMPTS.items():
-        assert core.add(AddRequest(name + prompt, token_ids, ANSWER, (1,))) is None
+        assert not core.add(AddRequest(name + prompt, token_ids, ANSWER, (1,)))
     while core.has_work:
         take(core.step())
     core.check_integrity()

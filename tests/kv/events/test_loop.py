@@ -8,7 +8,7 @@ import pytest
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, ResetPrefixCache, StepOutputs
 from pagefleet_engine.engine_core.process import STATS_INTERVAL_S, CoreLoop
 from pagefleet_engine.engine_core.progress import ProgressWriter
-from pagefleet_engine.sampling_params import SamplingParams
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.core_wire import Wire
 from tests.fakes.paged_worker import ToldCache

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.file import build
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.byte_pages import SHAPE, BytePages, engine_side
 from tests.fakes.connector_scene import ConnectorScene, make_request

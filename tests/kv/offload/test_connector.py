@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pagefleet_engine.sampling_params import SamplingParams
 from pagefleet_kv.config import KVTransferConfig, OffloadPolicy
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.offload.build import build_offload
 from pagefleet_kv.port import LoadDone
 from pagefleet_kv.store.manifest import claim_folder
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.example_counts import examples
 from tests.fakes.byte_pages import SHAPE, BytePages, engine_side

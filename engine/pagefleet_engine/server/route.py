@@ -1,0 +1,112 @@
+"""The way of a generating request through the server, the same for both routes: read, check, prepare, answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from pagefleet_protocol.openai_common import CommonFields
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagefleet_engine.client.stream import Chunks, Generation
+from pagefleet_engine.server.choices import Collected, TokenCounts, collect
+from pagefleet_engine.server.continuation import answer_head, noted_stream, stream_answer
+from pagefleet_engine.server.handoff import Handed
+from pagefleet_engine.server.responses import WholeResponse
+from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.sse import AnswerHead, ChoiceFormat, EventWriter
+from pagefleet_engine.server.transfers import check_one_prompt, prefill_response
+
+Asked = TypeVar("Asked", bound=CommonFields)
+
+
+class GenerationRoute(ABC, Generic[Asked]):
+    """Answers one kind of body."""
+
+    id_prefix: str
+    chunk_object: str
+    """`object` of a stream's events."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Check, render and tokenize; the response generates.
+
+        Raises:
+            InvalidRequest, HttpRefusal: the client's mistake.
+        """
+        service = self._service
+        handed = await service.bodies.read(request, self.read)
+        asked, head = handed.body, handed.head
+        arrival = service.arrival(request)
+        service.check_model(asked.model)
+        service.count_ignored(asked.ignored)
+        salt = head.salt_with(asked.cache_salt)
+        num_choices = self.num_prompts(asked) * asked.sampling.n
+        stream = noted_stream(handed, num_choices if asked.stream else 0, service.model.limits.max_model_len)
+        check_one_prompt(head.transfer, self.num_prompts(asked))
+        prompts = await self.prompts(handed)
+        sampling = await service.prompts.parameters(
+            head.tenant_salt, self.sampling(asked), max(map(len, prompts)), self.max_tokens_param(asked)
+        )
+        answer = answer_head(self.id_prefix, asked.model, stream)
+        generation = Generation(
+            answer.id,
+            prompts,
+            sampling,
+            head.priority(asked.priority),
+            salt,
+            stream.so_far() if stream else (),
+            head.transfer,
+        )
+        if head.transfer is not None and head.transfer.leg == "prefill":
+            return prefill_response(service, generation, arrival)
+        form = await self.form(handed, generation)
+        chunks = service.generate(generation, arrival)
+        if not asked.stream:
+            return WholeResponse(self._whole(form, answer, generation, chunks), service.open_requests)
+        writer = EventWriter(self.chunk_object, answer, form, TokenCounts(generation), asked.stream_options)
+        return stream_answer(service, chunks, writer, stream)
+
+    async def _whole(
+        self, form: WholeFormat, answer: AnswerHead, generation: Generation, chunks: Chunks
+    ) -> AsyncGenerator[bytes, None]:
+        choices, usage = await collect(chunks, generation)
+        head = {"id": answer.id, "created": answer.created, "model": answer.model, "usage": usage}
+        yield msgspec.json.encode(form.whole(choices, head))
+
+    @abstractmethod
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        """Check a decoded body."""
+
+    def num_prompts(self, asked: Asked) -> int:
+        """Prompts of a body."""
+        return 1
+
+    @abstractmethod
+    async def prompts(self, handed: Handed[Asked]) -> list[list[int]]:
+        """Return the prompts as checked token ids."""
+
+    @abstractmethod
+    def max_tokens_param(self, asked: Asked) -> str:
+        """Return the field to blame where prompt and output do not fit."""
+
+    @abstractmethod
+    async def form(self, handed: Handed[Asked], generation: Generation) -> WholeFormat:
+        """Return what writes the choices."""
+
+    def sampling(self, asked: Asked) -> Any:
+        """Return the parameters of each prompt."""
+        return asked.sampling
+
+
+class WholeFormat(ChoiceFormat, ABC):
+    """Writes choices, of a stream or all at once."""
+
+    @abstractmethod
+    def whole(self, choices: list[Collected], head: Mapping[str, Any]) -> msgspec.Struct:
+        """Return the whole answer; `head` has the fields that both routes share."""

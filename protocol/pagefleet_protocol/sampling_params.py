@@ -1,0 +1,147 @@
+"""How one request is sampled: vLLM's names, ranges of the OpenAI API where that has the field.
+
+One table of ranges, checked on construction: a body of HTTP, the offline API and the engine core, which decodes what a
+sender wrote, take the same values and refuse all others in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pagefleet_protocol.openai_json import (
+    InvalidRequest,
+    checked_boolean,
+    checked_integer,
+    checked_integers,
+    checked_number,
+    checked_object,
+    checked_strings,
+)
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 128
+MAX_TOKENS = 2**31 - 1
+MAX_TOKEN_ID = 2**31 - 1
+MIN_TEMPERATURE = 0.01
+"""Smaller ones but 0 are raised to it, as vLLM does: logits divided by less overflow."""
+
+_INT64 = 2**63
+_INTEGERS: Mapping[str, tuple[int, int]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, MAX_TOKEN_ID),
+    "seed": (-_INT64, _INT64 - 1),
+    "max_tokens": (1, MAX_TOKENS),
+    "min_tokens": (0, MAX_TOKENS),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_NUMBERS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+"""With these, and a logit's bias of 100 at most, no finite logit becomes infinite."""
+_BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
+_NONE_COUNTS = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters of one request; immutable.
+
+    Raises:
+        InvalidRequest: a value is out of its range; `param` names the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output tokens; the two above look at output tokens only."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None: until the context is full."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """k: each output token's logprob and the k most likely; 0: only the sampled token's."""
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Filled from `bad_words` where a tokenizer is at hand."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+            value = getattr(self, name)
+            if value is None and name != "allowed_token_ids":  # vLLM's defaults, which scripts spell out
+                msgspec.structs.force_setattr(self, name, ())
+            elif isinstance(value, str):
+                msgspec.structs.force_setattr(self, name, (value,))
+            elif isinstance(value, list):
+                msgspec.structs.force_setattr(self, name, tuple(value))
+        _check(self)
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            msgspec.structs.force_setattr(self, "temperature", MIN_TEMPERATURE)
+
+    @property
+    def forbids_tokens(self) -> bool:
+        """True when some tokens may not be taken, so that none may be left."""
+        return self.allowed_token_ids is not None or bool(self.bad_words_token_ids) or self.min_tokens > 0
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+def _check(p: SamplingParams) -> None:
+    for name, (low, high) in _INTEGERS.items():
+        value = getattr(p, name)
+        if value is not None or name not in _NONE_COUNTS:
+            checked_integer(value, name, low, high)
+    for name, (least, most) in _NUMBERS.items():
+        checked_number(getattr(p, name), name, least, most)
+    for name in _BOOLEANS:
+        checked_boolean(getattr(p, name), name)
+    checked_strings(p.stop, "stop", MAX_STOP_STRINGS, MAX_STOP_CHARS)
+    checked_strings(p.bad_words, "bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+    checked_integers(p.stop_token_ids, "stop_token_ids", 0, MAX_TOKEN_ID)
+    if p.allowed_token_ids is not None:
+        checked_integers(p.allowed_token_ids, "allowed_token_ids", 0, MAX_TOKEN_ID, min_items=1)
+    for word in p.bad_words_token_ids:
+        checked_integers(word, "bad_words_token_ids", 0, MAX_TOKEN_ID, min_items=1)
+    if p.logit_bias:
+        for token, bias in checked_object(p.logit_bias, "logit_bias", MAX_LOGIT_BIAS).items():
+            checked_integer(token, "logit_bias", 0, MAX_TOKEN_ID)
+            checked_number(bias, f"logit_bias.{token}", -100.0, 100.0)
+    _check_together(p)
+
+
+def _check_together(p: SamplingParams) -> None:
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        message = f"'min_tokens' ({p.min_tokens}) must not be over 'max_tokens' ({p.max_tokens})."
+        raise InvalidRequest(message, "min_tokens", "invalid_value")
+    if p.stop and not p.detokenize:
+        raise InvalidRequest("'stop' needs 'detokenize'.", "stop", "invalid_value")

@@ -1,0 +1,71 @@
+"""The one table of ranges: what it refuses, in OpenAI's words, and that nothing in it makes a logit infinite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pagefleet_protocol import sampling_params
+from pagefleet_protocol.openai_json import InvalidRequest
+from pagefleet_protocol.sampling_params import MIN_TEMPERATURE, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", "decimal_below_min_value"),
+        ({"repetition_penalty": 101}, "repetition_penalty", "decimal_above_max_value"),
+        ({"temperature": float("nan")}, "temperature", "decimal_above_max_value"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"top_p": 1e-300}, "top_p", "decimal_below_min_value"),
+        ({"n": 129}, "n", "integer_above_max_value"),
+        ({"n": None}, "n", "invalid_type"),
+        ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
+        ({"stop": ["a", ""]}, "stop[1]", "empty_string"),
+        ({"stop": ["x"] * 17}, "stop", "array_above_max_length"),
+        ({"stop": ["x" * 1025]}, "stop[0]", "string_above_max_length"),
+        ({"stop": "x", "detokenize": False}, "stop", "invalid_value"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", "integer_below_min_value"),
+        ({"stop_token_ids": [True]}, "stop_token_ids[0]", "invalid_type"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "empty_array"),
+        ({"bad_words": ["x"] * 129}, "bad_words", "array_above_max_length"),
+        ({"bad_words_token_ids": ((),)}, "bad_words_token_ids", "empty_array"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias", "object_above_max_length"),
+        ({"logit_bias": {5: 101}}, "logit_bias.5", "decimal_above_max_value"),
+        ({"logit_bias": {-5: 1}}, "logit_bias", "integer_below_min_value"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        SamplingParams(**fields)
+    assert (refused.value.param, refused.value.code) == (param, code)
+
+
+def test_the_same_is_refused_where_bytes_are_decoded() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        msgspec.msgpack.decode(msgspec.msgpack.encode({"repetition_penalty": 1e-300}), type=SamplingParams)
+    assert refused.value.param == "repetition_penalty"
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-9, MIN_TEMPERATURE])
+def test_a_temperature_over_zero_is_never_too_small(temperature: float) -> None:
+    assert SamplingParams(temperature=temperature).temperature == MIN_TEMPERATURE
+    assert SamplingParams(temperature=0).greedy
+
+
+def test_lists_and_strings_of_scripts_are_taken() -> None:
+    assert SamplingParams(stop="end", stop_token_ids=[1], bad_words=None) == SamplingParams(  # type: ignore[arg-type]
+        stop=("end",), stop_token_ids=(1,)
+    )
+
+
+@given(st.floats(-1e4, 1e4), st.sampled_from(["least", "most"]))
+def test_no_value_of_the_table_makes_a_logit_infinite(logit: float, end: str) -> None:
+    at = 0 if end == "least" else 1
+    penalty, temperature = sampling_params._NUMBERS["repetition_penalty"][at], MIN_TEMPERATURE
+    for edited in (logit / penalty, logit * penalty):
+        assert abs((edited + 100) / temperature) < 3e38, "the largest number of float32"
