@@ -134,14 +134,13 @@ class AsyncEngineClient:
             RequestFailed: the core gave a choice up.
             EngineDead: the core is gone.
         """
-        mailbox, open_ids, is_first = Mailbox(), list[str](), True
+        mailbox, open_ids = Mailbox(), list[str]()
+        # Ids are ours, and unique, so that a late output of an aborted request cannot reach a new one of the same name.
+        ids = (f"{asked.request_id[:200]}#{serial}" for serial in self._serial)
         try:
-            for message, index, so_far in self._messages(asked):
-                if (
-                    not is_first
-                ):  # to send one copies a whole prompt: other requests must not wait for all of a thousand
+            for message, index, so_far in asked.messages(ids, self._tokenizer.eos_token_ids):
+                if index:  # to send one copies a whole prompt: other requests must not wait for all of a thousand
                     await asyncio.sleep(0)
-                is_first = False
                 text = OutputText(self._tokenizer, message.sampling)
                 if so_far is not None and await self._resume(message, text, so_far, mailbox, index):
                     continue

@@ -51,7 +51,7 @@ class Generation:
     def messages(
         self, ids: Iterator[str], eos_token_ids: tuple[int, ...]
     ) -> Iterator[tuple[AddRequest, int, OutputSoFar | None]]:
-        """Yield what to send, each with the first choice that it is for: prompts, or choices that resume others' output.
+        """Yield what to send, with the first choice that it is for: prompts, or choices that resume others' output.
 
         Args:
             ids: a new one for each message.
