@@ -66,7 +66,7 @@ class Timings:
         self.tests: defaultdict[str, Cost] = defaultdict(Cost)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        room = "/".join(PurePath(report.location[0]).parent.parts[:3])
+        room = "/".join(PurePath(report.nodeid.partition("::")[0]).parent.parts[:3])
         told = dict(report.user_properties)
         cpu_s, wall_s = told.get("cpu_s"), told.get("wall_s")
         if isinstance(cpu_s, float) and isinstance(wall_s, float):
