@@ -26,8 +26,9 @@ time.sleep(600)
 
 
 @pytest.fixture(autouse=True)
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def base(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder for temporary files; pytest's own have long names."""
+    tmp_path_factory.getbasetemp()  # which otherwise would come to lie in this one
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)

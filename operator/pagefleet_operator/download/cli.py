@@ -7,12 +7,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
-from pagefleet_protocol.model_facts import DownloadResult, encode_result
+import msgspec
+from pagefleet_protocol.kube_names import LIVE_PATH
+from pagefleet_protocol.model_facts import DownloadResult, Progress, encode_result
 from pagefleet_protocol.settings.fields import Port
 from pagefleet_protocol.settings.log import set_up_logging
 from pagefleet_protocol.settings.program import Program
@@ -20,10 +23,12 @@ from pagefleet_protocol.settings.program import Program
 from pagefleet_operator.download.download import amount, download, inspect
 from pagefleet_operator.download.errors import BadSettings
 from pagefleet_operator.download.progress import ProgressMeter
-from pagefleet_operator.download.progress_server import serve_progress
 from pagefleet_operator.download.settings import settings_for
 from pagefleet_operator.errors import SettingsError
 
+PROGRESS_PATH = "/progress"
+_MAX_HEAD_BYTES = 8192
+_PATIENCE_S = 5.0
 _DESCRIPTION = """\
 Brings the files of a model into FOLDER, verified and resumable, and prints one line of JSON: the facts that are needed
 to plan for it, or why it failed. Takes safetensors, configurations and tokenizers; never code, never pickled weights.
@@ -31,7 +36,6 @@ to plan for it, or why it failed. Takes safetensors, configurations and tokenize
 Credentials come from the environment: HF_TOKEN; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION or an instance's
 identity; GOOGLE_APPLICATION_CREDENTIALS. Status: 0 done, 1 try again, 2 change something first."""
 _REPORT_S = 10.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -143,6 +147,47 @@ def _tell(result: DownloadResult, termination_message: Path | None) -> None:
     sys.stdout.flush()
     if result.reason:
         print(f"pagefleet download: {result.reason}: {result.message}", file=sys.stderr)
+
+
+@asynccontextmanager
+async def serve_progress(host: str | None, port: int, snapshot: Callable[[], Progress]) -> AsyncIterator[int]:
+    """Answer for as long as the context lasts; `host` None listens on every address. Yields the port.
+
+    Raises:
+        BadSettings: the address cannot be listened on.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_response(head.partition(b"\r\n")[0], snapshot))
+                await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(answer, host, port, limit=_MAX_HEAD_BYTES)
+    except OSError as error:
+        raise BadSettings(f"port {port} cannot be listened on ({error.strerror}): give another --port") from error
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def _response(request_line: bytes, snapshot: Callable[[], Progress]) -> bytes:
+    method, _, rest = request_line.decode("latin-1").partition(" ")
+    path = rest.partition(" ")[0].partition("?")[0]
+    if method not in ("GET", "HEAD"):
+        status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"GET only\n"
+    elif path == PROGRESS_PATH:
+        status, kind, body = HTTPStatus.OK, "application/json", msgspec.json.encode(snapshot()) + b"\n"
+    elif path == LIVE_PATH:
+        status, kind, body = HTTPStatus.OK, "text/plain", b"ok\n"
+    else:
+        status, kind, body = HTTPStatus.NOT_FOUND, "text/plain", b"/progress and /livez are here\n"
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + (b"" if method == "HEAD" else body)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from pagefleet_protocol.model_facts import DownloadResult, ModelFacts
 from pagefleet_protocol.model_uri import ModelUri
 
 from pagefleet_operator.download.errors import DiskFull, DownloadError, disk_error
-from pagefleet_operator.download.folder_lock import locked
 from pagefleet_operator.download.manifest import InstalledFile, Manifest
 from pagefleet_operator.download.open_source import downloadable, open_source
 from pagefleet_operator.download.outline import ModelOutline, outline
@@ -21,7 +20,7 @@ from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.reading import side_by_side
 from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import ModelSource, RemoteFile
-from pagefleet_operator.download.target_folder import TargetFolder
+from pagefleet_operator.download.target_folder import TargetFolder, locked
 from pagefleet_operator.download.transfer import Transfer
 
 
@@ -87,6 +86,7 @@ class _Download:
         """Raises DownloadError, OSError."""
         await asyncio.to_thread(self._folder.create)
         if done := await self._finished():
+            await asyncio.to_thread(self._folder.sweep)
             return done
         async with locked(self._folder.lock_path, self._settings):
             await _to_the_end(self._folder.recover)

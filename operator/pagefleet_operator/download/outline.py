@@ -11,9 +11,8 @@ from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
 
-from pagefleet_operator.download.attempts import persist
 from pagefleet_operator.download.errors import BadModel, Interrupted
-from pagefleet_operator.download.reading import read_json, read_range, side_by_side
+from pagefleet_operator.download.reading import persist, read_json, read_range, side_by_side
 from pagefleet_operator.download.selection import CONFIG, INDEX, check_config, choose_weights, companions, top_names
 from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import Listing, ModelSource, RemoteFile

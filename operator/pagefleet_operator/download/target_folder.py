@@ -11,10 +11,16 @@ for the few renames that replace one by the other; a crash there is mended by th
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
+import logging
 import os
+import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pagefleet_operator.download.errors import BadSettings
@@ -28,8 +34,11 @@ from pagefleet_operator.download.manifest import (
     part_name,
 )
 from pagefleet_operator.download.selection import is_weights, name_some
+from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import RemoteFile
 
+_log = logging.getLogger(__name__)
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
 _INCOMING = ".incoming"
 _JOURNAL = "journal.json"
 _LOCK = ".pagefleet.lock"
@@ -64,6 +73,22 @@ class TargetFolder:
         found = _read(self._incoming / _JOURNAL)
         if journal := decode(found, Journal) if found else None:
             self._move(journal)
+
+    def sweep(self) -> None:
+        """Remove parts that a killed run left in a folder that is finished without them; needs no lock.
+
+        Whoever works here now keeps its parts.
+        """
+        if self._incoming.is_symlink() or not self._incoming.is_dir():
+            return
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not (self._incoming / _JOURNAL).exists():
+                    shutil.rmtree(self._incoming, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
     def manifest(self) -> Manifest | None:
         """As the last run wrote it, whatever has happened to the files since."""
@@ -179,3 +204,38 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@asynccontextmanager
+async def locked(path: Path, settings: DownloadSettings) -> AsyncIterator[None]:
+    """Hold an exclusive lock on a file, which stays. The system gives it back when a process dies.
+
+    Raises:
+        BadSettings: the folder's file system has no locks.
+        OSError: the file cannot be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        waited = False
+        while not _try_lock(descriptor, path):
+            if not waited:
+                _log.info("another process works in %s: waiting until it is done", path.parent)
+            waited = True
+            await settings.host.sleep(settings.patience.lock_poll)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise BadSettings(
+                f"the file system of {path.parent} has no file locks ({error.strerror}): use a volume that has them"
+            ) from error
+        raise
+    return True

@@ -7,6 +7,7 @@ process is known by its id and the moment it started, so that a reused id is nev
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,20 +24,29 @@ from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
 
 from pagefleet_operator.errors import StateDirError
+from pagefleet_operator.local.log_files import LogFolder
 
 _LOCK = "lock"
 _LOGS = "logs"
 _KV = "kv"
 _RECORD = "processes.json"
+_RESERVE = "reserve"
+_RESERVE_BYTES = 1 << 20
+_RESERVE_PIECE = 1 << 16
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KEY_BYTES = 32
 
 
 def default_state_dir(manifest: Path, environment: Mapping[str, str]) -> Path:
-    """Return the folder that belongs to a manifest: under $XDG_STATE_HOME, or ~/.local/state."""
-    home = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    """Return the folder that belongs to a manifest, in that of all fleets."""
     location = manifest.resolve()
     digest = hashlib.sha256(os.fsencode(location)).hexdigest()[:8]
-    return Path(home) / "pagefleet" / f"{location.stem or 'fleet'}-{digest}"
+    return state_home(environment) / f"{location.stem or 'fleet'}-{digest}"
+
+
+def state_home(environment: Mapping[str, str]) -> Path:
+    """Return the folder of all fleets: under $XDG_STATE_HOME, or ~/.local/state."""
+    return Path(environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")) / "pagefleet"
 
 
 class StateDir:
@@ -55,6 +65,7 @@ class StateDir:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             (path / _LOGS).mkdir(exist_ok=True)
             self._lock = (path / _LOCK).open("a+")
+            self.logs = LogFolder(path / _LOGS)
         except OSError as error:
             raise StateDirError(
                 f"{path}: cannot be written ({error.strerror}); choose another with --state-dir"
@@ -68,9 +79,11 @@ class StateDir:
             raise StateDirError(
                 f"another pagefleet up (process {owner}) uses {path}: stop it, or give this one its own --state-dir"
             ) from error
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        with contextlib.suppress(OSError):  # a full disk costs the next one our number
+            self._lock.truncate(0)
+            self._lock.write(str(os.getpid()))
+            self._lock.flush()
+        self._reserve = Reserve(path / _RESERVE)
 
     def __enter__(self) -> Self:
         return self
@@ -78,10 +91,6 @@ class StateDir:
     def __exit__(self, *_: object) -> None:
         self.remove_kv()
         self._lock.close()
-
-    def log_path(self, instance: str) -> Path:
-        """Return where an instance's output goes."""
-        return self.path / _LOGS / f"{instance}.log"
 
     def endpoints_path(self, service: str) -> Path:
         """Return the endpoints file of a service's routers."""
@@ -97,7 +106,7 @@ class StateDir:
         Raises:
             OSError: the disk refuses; the old file is still there.
         """
-        _replace(self.kv_peers_path(service), "".join(f"{address}\n" for address in addresses).encode())
+        self._reserve.replace(self.kv_peers_path(service), "".join(f"{address}\n" for address in addresses).encode())
 
     def kv_path(self, instance: str) -> Path:
         """Return the folder that an engine keeps K/V in: it finds it when it starts again."""
@@ -119,7 +128,7 @@ class StateDir:
         path = self.path / (f"{service}.fleet-key" if number == 1 else f"{service}.fleet-key-{number}")
         if not (path in self._keyed and _is_whole(path)):
             try:
-                _write_secret(path, secrets.token_hex(_KEY_BYTES))
+                self._reserve.replace(path, secrets.token_hex(_KEY_BYTES).encode())
             except OSError as error:
                 raise StateDirError(f"{path}: cannot be written ({error.strerror})") from error
             self._keyed.add(path)
@@ -131,7 +140,7 @@ class StateDir:
         Raises:
             OSError: the disk refuses; the old file is still there.
         """
-        _replace(self.endpoints_path(service), encode_endpoints(endpoints))
+        self._reserve.replace(self.endpoints_path(service), encode_endpoints(endpoints))
 
     def record(self, instance: str, pid: int) -> None:
         """Remember a process that was just started."""
@@ -148,9 +157,7 @@ class StateDir:
 
         Returns the instances' names.
         """
-        left = {
-            name: pid for name, (pid, started) in self._read_record().items() if started and start_time(pid) == started
-        }
+        left = _running(self.path)
         for pid in left.values():
             _signal_group(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
@@ -165,14 +172,32 @@ class StateDir:
     def _write_record(self) -> None:
         # A full disk must not stop the fleet; without the record only leftovers would be missed.
         with contextlib.suppress(OSError):
-            _replace(self.path / _RECORD, json.dumps(self._processes).encode())
+            self._reserve.replace(self.path / _RECORD, json.dumps(self._processes).encode())
 
-    def _read_record(self) -> dict[str, tuple[int, str]]:
-        try:
-            record = json.loads((self.path / _RECORD).read_bytes())
-            return {str(name): (int(pid), str(started)) for name, (pid, started) in record.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}  # none, or damaged: then nobody can say whose those processes are
+
+def sweep(home: Path) -> None:
+    """Remove what killed fleets of other manifests left below `home`: K/V, reserves, unfinished files. Logs stay.
+
+    A fleet that runs keeps its own, and so does one whose processes are still there.
+    """
+    for lock in home.glob(f"*/{_LOCK}"):
+        folder = lock.parent
+        with contextlib.suppress(OSError), lock.open("r+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _running(folder):
+                shutil.rmtree(folder / _KV, ignore_errors=True)
+                for file in (folder / _RESERVE, *folder.glob("*.part")):
+                    file.unlink(missing_ok=True)
+
+
+def _running(folder: Path) -> dict[str, int]:
+    """Return the processes of a fleet's record that are still the same, by name."""
+    try:
+        record = json.loads((folder / _RECORD).read_bytes())
+        entries = {str(name): (int(pid), str(started)) for name, (pid, started) in record.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}  # none, or damaged: then nobody can say whose those processes are
+    return {name: pid for name, (pid, started) in entries.items() if started and start_time(pid) == started}
 
 
 def _is_whole(path: Path) -> bool:
@@ -204,16 +229,54 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         return
 
 
-def _write_secret(path: Path, text: str) -> None:
-    """Replace a file by one that nobody but its owner can ever read."""
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    part.replace(path)
+class Reserve:
+    """Space for the small files without which a fleet cannot go on when the disk is full.
 
+    It is given up piece by piece while a file is replaced, and taken again as soon as there is room: what the old file
+    took comes free with it. It stays when the fleet ends, so that the next can begin on a full disk.
+    """
 
-def _replace(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fill()
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Replace a file by one that only its owner may read; a reader sees the old one or the new one, never a part.
+
+        Raises:
+            OSError: the disk refuses, and nothing is left of the reserve; the old file is still there.
+        """
+        part = path.with_name(f"{path.name}.part")
+        while True:
+            try:
+                part.unlink(missing_ok=True)
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(data)
+                break
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    part.unlink(missing_ok=True)
+                if error.errno not in _FULL or not self._give_up_a_piece():
+                    raise
+        part.replace(path)
+        self._fill()
+
+    def _give_up_a_piece(self) -> bool:
+        """Make the reserve smaller; False where nothing is left of it."""
+        try:
+            size = self._path.stat().st_size
+            if size > _RESERVE_PIECE:
+                os.truncate(self._path, size - _RESERVE_PIECE)
+            else:
+                self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _fill(self) -> None:
+        """Take what is missing, or as much as there is."""
+        with contextlib.suppress(OSError), self._path.open("ab") as file:
+            while (left := _RESERVE_BYTES - file.tell()) > 0:
+                # Random: a file system that compresses would reserve nothing.
+                file.write(os.urandom(min(left, _RESERVE_PIECE)))
+                file.flush()

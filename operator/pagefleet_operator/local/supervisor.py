@@ -57,7 +57,7 @@ class Supervisor:
         self._service = service
         self._workload = workload
         self._world = world
-        self._log = ProcessLog(world.state.log_path(self.name), self._on_line)
+        self._log = ProcessLog(world.state.logs, self.name, self._on_line)
         self._backoff = Backoff(world.timing.backoff_first, world.timing.backoff_most, world.jitter)
         self._state = State.STARTING
         self._detail = ""

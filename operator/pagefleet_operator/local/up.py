@@ -13,7 +13,7 @@ from rich.console import Console
 from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.reporter import LiveReporter, PlainReporter, Reporter
 from pagefleet_operator.local.settings import Commands, LocalSettings, default_models_dir
-from pagefleet_operator.local.state_dir import StateDir, default_state_dir
+from pagefleet_operator.local.state_dir import StateDir, default_state_dir, state_home, sweep
 
 
 def up(*, manifest: Path, host: str, port: int, state_dir: Path | None, environment: Mapping[str, str]) -> int:
@@ -22,6 +22,7 @@ def up(*, manifest: Path, host: str, port: int, state_dir: Path | None, environm
     Raises:
         OperatorError: it cannot start.
     """
+    sweep(state_home(environment))
     settings = LocalSettings(
         manifest=manifest,
         state_dir=state_dir or default_state_dir(manifest, environment),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import subprocess
@@ -10,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pagefleet_operator.download.part_file import PartFile
 from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.settings import Patience
+from pagefleet_operator.download.transfer import PartFile
 
 from tests.fakes.downloads import Pauses, fast, run, visible
 from tests.fakes.http_faults import Fault
@@ -367,3 +368,18 @@ def test_a_part_that_is_here_already_needs_no_space(hub: HubServer, tmp_path: Pa
     assert arrived >= 20_000
     assert run(URI, tmp_path, fast(endpoint=hub.url, free_bytes=total - arrived - 1)).reason == "DiskFull"
     assert run(URI, tmp_path, fast(endpoint=hub.url, free_bytes=total - arrived)).reason == ""
+
+
+def test_parts_that_a_killed_download_left_go_once_the_folder_needs_none(hub: HubServer, tmp_path: Path) -> None:
+    hub.repositories["org/model"].commit(sharded())
+    assert run(URI, tmp_path, fast(endpoint=hub.url)).reason == ""
+    left = tmp_path / ".incoming" / "of-another-revision.part"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    with (tmp_path / ".pagefleet.lock").open("r+") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        assert run(URI, tmp_path, fast(endpoint=hub.url)).reason == ""
+        assert left.exists(), "somebody works here"
+    assert run(URI, tmp_path, fast(endpoint=hub.url)).reason == ""
+    assert not left.parent.exists()
+    assert visible(tmp_path) == WANTED

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_operator.download.errors import BadSettings
-from pagefleet_operator.download.part_file import PartFile
 from pagefleet_operator.download.source import Algorithm, Digest, RemoteFile
+from pagefleet_operator.download.transfer import PartFile
 
 DATA = bytes(range(256)) * 40
 

@@ -8,9 +8,9 @@ import socket
 import aiohttp
 import msgspec
 import pytest
+from pagefleet_operator.download.cli import serve_progress
 from pagefleet_operator.download.errors import BadSettings
 from pagefleet_operator.download.progress import ProgressMeter
-from pagefleet_operator.download.progress_server import serve_progress
 from pagefleet_protocol.model_facts import Progress
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from pagefleet_operator.local.backoff import Backoff
-from pagefleet_operator.local.log_files import ProcessLog, printable, without_stamp
+from pagefleet_operator.local.log_files import LogFolder, ProcessLog, printable, without_stamp
 from pagefleet_operator.local.probe import probe
 from pagefleet_operator.local.process import exit_text
 
 
 def test_lines_are_told_whole_however_they_arrive(tmp_path: Path) -> None:
     lines: list[str] = []
-    log = ProcessLog(tmp_path / "x.log", lines.append)
+    log = ProcessLog(LogFolder(tmp_path), "x", lines.append)
     for piece in (b"lo", b"ading\nhalf", b" done\n\n", b"last"):
         log.feed(piece)
     assert lines == ["loading", "half done"]
@@ -26,7 +26,7 @@ def test_lines_are_told_whole_however_they_arrive(tmp_path: Path) -> None:
 
 def test_what_would_steer_a_terminal_is_removed_from_lines_but_not_from_the_file(tmp_path: Path) -> None:
     lines: list[str] = []
-    log = ProcessLog(tmp_path / "x.log", lines.append)
+    log = ProcessLog(LogFolder(tmp_path), "x", lines.append)
     log.feed(b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x9b2J\xff text\n")
     assert lines == ["red \ufffd2J\ufffd text"]
     assert b"\x1b[31m" in (tmp_path / "x.log").read_bytes()
@@ -51,7 +51,7 @@ def test_a_status_needs_no_time_stamp(line: str, message: str) -> None:
 
 def test_an_endless_line_is_cut_into_pieces(tmp_path: Path) -> None:
     lines: list[str] = []
-    log = ProcessLog(tmp_path / "x.log", lines.append)
+    log = ProcessLog(LogFolder(tmp_path), "x", lines.append)
     for _ in range(5):
         log.feed(b"x" * 10_000)
     assert len(lines) == 2
@@ -60,19 +60,43 @@ def test_an_endless_line_is_cut_into_pieces(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_costs_lines_only(tmp_path: Path) -> None:
     lines: list[str] = []
-    log = ProcessLog(tmp_path / "missing" / "x.log", lines.append)
+    (tmp_path / "x.log").mkdir()
+    log = ProcessLog(LogFolder(tmp_path), "x", lines.append)
     log.feed(b"hello\n")
     assert lines == ["hello"]
     assert log.num_lost_bytes == 6
 
 
 def test_a_large_file_is_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    log = ProcessLog(path, lambda _: None)
+    log = ProcessLog(LogFolder(tmp_path, max_file=4096), "x", lambda _: None)
     for _ in range(18):
-        log.feed(b"x" * (1 << 20))
-    assert path.stat().st_size < 2 << 20
-    assert (tmp_path / "x.log.1").stat().st_size > 16 << 20
+        log.feed(b"x" * 512)
+    assert ((tmp_path / "x.log").stat().st_size, (tmp_path / "x.log.1").stat().st_size) == (1024, 4096)
+
+
+def total(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def test_all_logs_together_are_bounded_also_over_restarts(tmp_path: Path) -> None:
+    for run in range(5):
+        folder = LogFolder(tmp_path, max_file=4096, max_all=10_000)
+        for number in range(4):
+            log = ProcessLog(folder, f"engine-{run}-{number}", lambda _: None)
+            for _ in range(20):
+                log.feed(b"x" * 500)
+                assert total(tmp_path) <= 10_000
+    assert (tmp_path / "engine-4-3.log").exists()
+    assert not list(tmp_path.glob("engine-0-*"))
+
+
+def test_what_is_no_log_is_left_alone_and_what_somebody_removed_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"n" * 5000)
+    log = ProcessLog(LogFolder(tmp_path, max_file=1000, max_all=2000), "x", lambda _: None)
+    for _ in range(10):
+        log.feed(b"x" * 600)
+        (tmp_path / "x.log").unlink()
+    assert (log.num_lost_bytes, (tmp_path / "notes.txt").stat().st_size) == (0, 5000)
 
 
 def test_pauses_double_up_to_the_longest() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from pagefleet_operator.errors import StateDirError
-from pagefleet_operator.local.state_dir import StateDir, default_state_dir, start_time
+from pagefleet_operator.local.state_dir import StateDir, default_state_dir, start_time, sweep
 from pagefleet_protocol.endpoints import Endpoint, decode_endpoints
 from pagefleet_protocol.fleet_key import read_fleet_key
 
@@ -146,3 +146,75 @@ def test_each_file_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert one != other
     assert one.parent == other.parent == tmp_path / "pagefleet"
     assert default_state_dir(Path("a.yaml"), {}).is_relative_to(Path.home() / ".local" / "state")
+
+
+def test_what_killed_fleets_of_other_manifests_left_is_swept(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    states = {name: StateDir(tmp_path / name) for name in ("killed", "orphans", "runs")}
+    for name, state in states.items():
+        (state.kv_path("e-0") / "block.kv").parent.mkdir(parents=True)
+        (tmp_path / name / "qwen.endpoints.json.part").touch()
+        state.logs.append("e-0", b"said")
+        if name == "orphans":
+            state.record("e-0", sleeper.pid)
+        if name != "runs":
+            state._lock.close()  # as the system does when a process is killed
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "stranger" / "mine.part").touch()
+    sweep(tmp_path)
+    sweep(tmp_path / "nowhere")
+    states["runs"]._lock.close()
+    assert [(tmp_path / name / "kv").exists() for name in ("killed", "orphans", "runs")] == [False, True, True]
+    assert sorted(file.name for file in (tmp_path / "killed").iterdir()) == ["lock", "logs"]
+    assert (tmp_path / "killed" / "logs" / "e-0.log").read_bytes() == b"said"
+    assert (tmp_path / "stranger" / "mine.part").exists()
+
+
+FULL_DISK = """
+import errno, sys
+from pathlib import Path
+from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_protocol.endpoints import Endpoint, decode_endpoints
+
+disk = Path(sys.argv[1])
+
+
+def fill():
+    with (disk / "other").open("ab", buffering=0) as other:
+        try:
+            while True:
+                other.write(bytes(1 << 16))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+with StateDir(disk / "state") as state:
+    state.write_endpoints("qwen", ())
+    fill()
+    for port in range(1, 50):
+        endpoint = Endpoint("e-0", f"http://127.0.0.1:{port}", "m")
+        state.write_endpoints("qwen", (endpoint,))
+        assert decode_endpoints(state.endpoints_path("qwen").read_bytes()).endpoints == (endpoint,)
+        state.write_kv_peers("qwen", (f"127.0.0.1:{port}",))
+        state.record(f"e-{port}", 1)
+        state.fleet_key_path("qwen", port)
+        if port % 10 == 0:
+            fill()  # whoever fills it takes what comes free too
+    (disk / "other").unlink()
+    state.write_endpoints("qwen", ())
+    assert (disk / "state" / "reserve").stat().st_size == 1 << 20
+fill()
+with StateDir(disk / "state") as state:
+    state.write_endpoints("qwen", ())
+    assert not list((disk / "state").glob("*.part"))
+print("written")
+"""
+
+
+def test_a_full_disk_does_not_keep_a_restarted_engine_from_its_routers(tmp_path: Path) -> None:
+    """On a disk of its own, in a namespace of its own."""
+    mounted = f'mount -t tmpfs -o size=4m none {tmp_path} && exec {sys.executable} -c "$1" {tmp_path}'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", FULL_DISK]
+    if subprocess.run([*command[:6], "mount -t tmpfs none /mnt"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces here")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == ("written\n", "")
