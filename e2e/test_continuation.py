@@ -31,6 +31,8 @@ USAGE = {"stream_options": {"include_usage": True}}
 CONTINUED = 'pagefleet_router_streams_continued_total{model="tiny"}'
 MOST_STREAMS = 24
 RATE, SECONDS = 5, 6
+LONG = 400
+"""Tokens of a stream that lasts until its engine is killed."""
 ENGINE = {"args": ["--num-threads", "1", "--num-kv-blocks", "2048"], "dtype": "float32"}
 
 
@@ -72,7 +74,7 @@ class Reading:
 
 
 async def read(
-    http: httpx.AsyncClient, reading: Reading, max_tokens: int = 400, n: int = 1, chat: bool = False
+    http: httpx.AsyncClient, reading: Reading, max_tokens: int = LONG, n: int = 1, chat: bool = False
 ) -> None:
     body = {"model": SERVICE, "max_tokens": max_tokens, "n": n, "ignore_eos": True, "stream": True} | USAGE
     route, prompt = ("/v1/chat/completions" if chat else "/v1/completions"), "A page fleet is"
@@ -139,16 +141,22 @@ def test_streams_outlive_their_engine(tmp_path: Path) -> None:
 
 
 def test_under_steady_traffic_no_stream_is_cut(tmp_path: Path) -> None:
-    """Five streams a second at OpenAI's default temperature, of one choice and of two, in a fleet of two."""
+    """Five streams a second at OpenAI's default temperature, of one choice and of two, in a fleet of two.
+
+    The one that is hit is long, so that it has not ended when the signal comes.
+    """
     readings: list[Reading] = []
+    lengths = [60] * (RATE * SECONDS)
+    lengths[len(lengths) // 2] = LONG
 
     async def scenario(fleet: FleetProcess) -> None:
         async with httpx.AsyncClient(base_url=fleet.url, timeout=120) as http:
             tasks = []
             for number in range(RATE * SECONDS):
                 readings.append(Reading("by chance"))
-                tasks.append(asyncio.create_task(read(http, readings[-1], 60, 1 + number % 2, number % 4 > 1)))
-                if number == RATE * SECONDS // 2:
+                body = lengths[number], 1 + number % 2, number % 4 > 1
+                tasks.append(asyncio.create_task(read(http, readings[-1], *body)))
+                if lengths[number] == LONG:
                     await until_begun(readings[-1])
                     victim = readings[-1].engine
                     os.kill(fleet.pids()[victim], signal.SIGKILL)
@@ -162,6 +170,6 @@ def test_under_steady_traffic_no_stream_is_cut(tmp_path: Path) -> None:
     for number, one in enumerate(readings):
         n = 1 + number % 2
         assert one.ends == ["length"] * n + ["[DONE]"], number
-        assert (len(one.texts), len(one.ids), one.num_tokens) == (n, 1, 60 * n)
+        assert (len(one.texts), len(one.ids), one.num_tokens) == (n, 1, lengths[number] * n)
     assert metrics[CONTINUED] >= 1
     assert metrics["pagefleet_router_streams_cut_total"] == 0

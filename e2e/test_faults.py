@@ -1,4 +1,4 @@
-"""kill -9 under load: every request ends, those that had sent nothing are answered elsewhere, the replica returns."""
+"""kill -9 under load: every answer is whole, and the replica returns."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ def test_no_request_vanishes_when_an_engine_is_killed(
 
     load = asyncio.run(scenario())
     assert load.failures == []
-    assert [one for one in load.streams if not (one.whole or one.cut)] == []
-    assert any(one.cut for one in load.streams)
+    assert [one for one in load.streams if not one.whole] == []
     assert all(one.nothing_after_end for one in load.streams)
-    assert {type(one.errors[0]["message"]) for one in load.streams if one.cut} == {str}
     assert num_retries(fleet) > retries_before
