@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import random
@@ -337,6 +338,7 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> int:
     sys.setswitchinterval(_SWITCH_S)
     keep_bodies()
     router = Router(config, seat=seat)
+    gc.freeze()  # what lives as long as the process is not looked through for garbage, which takes 20 ms
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):

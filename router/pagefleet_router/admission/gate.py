@@ -132,8 +132,9 @@ class Gate:
     def check(self, now: float) -> None:
         """See Admission."""
         self._rates.forget_idle(now)
-        for gate in list(self._gates.values()):
-            gate.count_room(now)
+        for model, gate in list(self._gates.items()):
+            if gate.set_room(self._engines.room(model), now):  # what engines have of others changes with each poll
+                self._give_time(gate, now)
             if not gate.line.num_waiting:
                 continue
             self._let_in(gate, now)

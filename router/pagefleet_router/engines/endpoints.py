@@ -1,6 +1,7 @@
-"""What the router knows of its engines: an immutable snapshot, replaced as a whole whenever something changes.
+"""What the router knows of its engines: immutable snapshots, each made of the last one and of what changed since.
 
-The live parts are each engine's `Tally`, our own count of what runs there, and its `EngineRates`.
+What is live is beside them: each engine's `Tally`, our own count of what runs there, and its `EngineRates`. All
+snapshots of an engine share these two.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+from msgspec.structs import replace
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.kv_handoff import KvRole
@@ -22,8 +25,7 @@ MAX_KEPT = 256
 """Models that are remembered when their endpoints are gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolledLoad:
+class PolledLoad(msgspec.Struct, frozen=True, gc=False):
     """What an engine said of itself at the last poll."""
 
     num_running: float = 0.0
@@ -34,8 +36,7 @@ class PolledLoad:
     """Running and waiting requests that did not come through this router."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EngineView:
+class EngineView(msgspec.Struct, frozen=True, eq=False):
     """One engine, as the scheduler sees it."""
 
     endpoint: Endpoint
@@ -45,9 +46,9 @@ class EngineView:
     """It makes no progress though it has work, or answers no probe any more."""
     load: PolledLoad | None = None
     """None: it was not asked yet, or does not answer."""
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally = msgspec.field(default_factory=Tally)
     """Counts for one incarnation."""
-    rates: EngineRates = field(default_factory=EngineRates)
+    rates: EngineRates = msgspec.field(default_factory=EngineRates)
     """Learned, and kept when it restarts: it is the same machine."""
     usable_since: float = -math.inf
     """When it last began to get requests, on the table's clock."""
@@ -135,21 +136,25 @@ def build_snapshot(
     engines: Sequence[EngineView], aliases: Mapping[str, str] = MappingProxyType({}), kept: Iterable[str] = ()
 ) -> Snapshot:
     """Group the usable engines by model; models that are `kept` are served even when no endpoint names them."""
-    usable: dict[str, list[EngineView]] = {engine.endpoint.model: [] for engine in engines}
-    usable |= {model: [] for model in kept if model not in usable}
+    by_model: dict[str, list[EngineView]] = {}
     for engine in engines:
-        if is_usable(engine):
-            usable[engine.endpoint.model].append(engine)
-    prefills = {}
-    for model, found in usable.items():
-        if all(engine.role == "both" for engine in found):
-            continue
-        whole = [engine for engine in found if engine.role != "prefill"]
-        if whole:
-            prefills[model] = tuple(engine for engine in found if _can_prefill(engine))
-            usable[model] = whole
-    served = {model: tuple(found) for model, found in usable.items()}
-    return Snapshot(tuple(engines), served, aliases, {model: those for model, those in prefills.items() if those})
+        by_model.setdefault(engine.endpoint.model, []).append(engine)
+    usable, prefills = {}, {}
+    for model, its in by_model.items():
+        usable[model], prefills[model] = group(its)
+    usable |= {model: () for model in kept if model not in usable}
+    return Snapshot(tuple(engines), usable, aliases, {model: those for model, those in prefills.items() if those})
+
+
+def group(engines: Sequence[EngineView]) -> tuple[tuple[EngineView, ...], tuple[EngineView, ...]]:
+    """Return those of one model's engines that may get new requests, and that may compute prompts for others."""
+    found = tuple(engine for engine in engines if is_usable(engine))
+    if all(engine.role == "both" for engine in found):
+        return found, ()
+    whole = tuple(engine for engine in found if engine.role != "prefill")
+    if not whole:
+        return found, ()
+    return whole, tuple(engine for engine in found if _can_prefill(engine))
 
 
 def _can_prefill(engine: EngineView) -> bool:
@@ -157,7 +162,10 @@ def _can_prefill(engine: EngineView) -> bool:
 
 
 class EndpointTable:
-    """Holds the current snapshot; every change makes a new one.
+    """Holds what is current, of which `snapshot` is a picture.
+
+    A picture is made when somebody looks and something has changed: of an engine that told its load its place is
+    filled anew, a model whose engines came, left or became another's is grouped anew, and all else is the last one's.
 
     `on_change` is called with the ids that left and the ids that came whenever the list itself changes. An id in
     both is another engine under an old name.
@@ -175,7 +183,16 @@ class EndpointTable:
     ) -> None:  # fmt: skip
         self._keeps = kept is not None
         self._kept = dict.fromkeys(kept or ())
-        self.snapshot = build_snapshot((), aliases, self._kept)
+        self._snapshot = build_snapshot((), aliases, self._kept)
+        self._engines: list[EngineView] = []
+        self._places: dict[str, int] = {}
+        """By id, in the list."""
+        self._told: dict[str, EngineView] = {}
+        """Those whose load is another than the snapshot says."""
+        self._to_group: set[str] = set()
+        """Models whose usable engines may be others than the snapshot says."""
+        self._grouped: dict[str, tuple[_Places, _Places]] = {}
+        """For models that told their load: the usable ones and those that compute prompts."""
         self.siblings: dict[str, EngineRates] = {}
         """For each model what its engines have in common: where a new one starts."""
         self.unlisted: str | None = "the engines are being looked up"
@@ -185,8 +202,15 @@ class EndpointTable:
         self._facts_listeners: list[Callable[[EngineView, EngineFacts | None], None]] = []
         self._watchers: list[Callable[[], None]] = []
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """All engines as they are now."""
+        if self._told or self._to_group:
+            self._snapshot = self._renewed(self._snapshot)
+        return self._snapshot
+
     def watch(self, on_snapshot: Callable[[], None]) -> None:
-        """Ask to be told of every new snapshot."""
+        """Ask to be told when the engines that get requests change, or what they are; not of their loads."""
         self._watchers.append(on_snapshot)
 
     def subscribe_to_facts(self, on_facts: Callable[[EngineView, EngineFacts | None], None]) -> None:
@@ -199,7 +223,7 @@ class EndpointTable:
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Take over a new list. An engine whose id and URL stay keeps its state; any other starts unready."""
-        known = {engine.id: engine for engine in self.snapshot.engines}
+        known = {engine.id: engine for engine in self._engines}
         engines, came = [], set()
         for endpoint in endpoints:
             old = known.get(endpoint.id)
@@ -230,7 +254,8 @@ class EndpointTable:
 
     def engine(self, engine_id: str) -> EngineView | None:
         """Return one engine as it is now, None when it left."""
-        return next((engine for engine in self.snapshot.engines if engine.id == engine_id), None)
+        place = self._places.get(engine_id)
+        return None if place is None else self._engines[place]
 
     def set_ready(self, engine_id: str, ready: bool, stuck: bool = False) -> bool:
         """Note what a probe found; returns whether that is news."""
@@ -261,7 +286,7 @@ class EndpointTable:
         foreign = max(0.0, running + waiting - engine.tally.num_requests)
         load = PolledLoad(running, waiting, kv_usage, foreign)
         if load != engine.load:
-            self._put(replace(engine, load=load))
+            self._tell(replace(engine, load=load))
 
     def set_facts(self, engine_id: str, facts: EngineFacts | None) -> None:
         """Note what an engine says of itself. Another incarnation of it has none of the old one's requests."""
@@ -281,16 +306,64 @@ class EndpointTable:
         """Drop the last poll's figures: the engine does not answer any more."""
         engine = self.engine(engine_id)
         if engine is not None and engine.load is not None:
-            self._put(replace(engine, load=None))
+            self._tell(replace(engine, load=None))
+
+    def _tell(self, new: EngineView) -> None:
+        """Take over an engine of which nothing changed but its load."""
+        self._engines[self._places[new.id]] = new
+        self._told[new.id] = new
 
     def _put(self, new: EngineView) -> None:
-        old = self.engine(new.id)
-        if is_usable(new) and (old is None or not is_usable(old)):
+        old = self._engines[self._places[new.id]]
+        if is_usable(new) and not is_usable(old):
             new = replace(new, usable_since=self._clock())
-        engines = [new if old.id == new.id else old for old in self.snapshot.engines]
-        self._show(engines)
+        self._engines[self._places[new.id]] = new
+        self._to_group.add(new.endpoint.model)
+        self._tell_watchers()
 
-    def _show(self, engines: Sequence[EngineView]) -> None:
-        self.snapshot = build_snapshot(engines, self.snapshot.aliases, self._kept)
+    def _show(self, engines: list[EngineView]) -> None:
+        self._engines = engines
+        self._places = {engine.id: place for place, engine in enumerate(engines)}
+        self._told.clear()
+        self._to_group.clear()
+        self._grouped.clear()
+        self._snapshot = build_snapshot(engines, self._snapshot.aliases, self._kept)
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
         for watcher in self._watchers:
             watcher()
+
+    def _renewed(self, old: Snapshot) -> Snapshot:
+        usable, prefills = dict(old.usable), dict(old.prefills)
+        told, to_group = self._told.values(), self._to_group
+        self._told, self._to_group = {}, set()
+        for model in to_group:
+            usable[model], prefills[model] = group([one for one in self._engines if one.endpoint.model == model])
+            self._grouped.pop(model, None)
+        for model in {engine.endpoint.model for engine in told} - to_group:
+            if model not in self._grouped:
+                self._grouped[model] = _Places(usable[model]), _Places(prefills.get(model, ()))
+            its = [engine for engine in told if engine.endpoint.model == model]
+            usable[model], prefills[model] = (places.filled(its) for places in self._grouped[model])
+        return Snapshot(
+            tuple(self._engines), usable, old.aliases, {model: one for model, one in prefills.items() if one}
+        )
+
+
+class _Places:
+    """Where in a tuple each engine is, so that a few can be put in anew without a look at the others."""
+
+    __slots__ = ("_engines", "_places")
+
+    def __init__(self, engines: Sequence[EngineView]) -> None:
+        self._engines = list(engines)
+        self._places = {engine.id: place for place, engine in enumerate(engines)}
+
+    def filled(self, engines: Iterable[EngineView]) -> tuple[EngineView, ...]:
+        """Return the tuple with these as they are now."""
+        for engine in engines:
+            place = self._places.get(engine.id)
+            if place is not None:
+                self._engines[place] = engine
+        return tuple(self._engines)

@@ -171,6 +171,9 @@ _SIBLING_EVIDENCE = 64.0
 """The same for what a model's engines have in common."""
 _CLIP = 1.0
 """The furthest that a sample counts from the estimate, in powers of e."""
+_TELL = 0.01
+"""A change that followers are told at once, in powers of e; a smaller one they take when they refresh. Each sample of a
+thousand engines would otherwise be told to the thousand."""
 _HALF_LIFE_S = 300.0
 """Of an engine's evidence while nothing comes: an engine that nobody asks is given another chance."""
 
@@ -183,7 +186,7 @@ class Estimate:
         prior: what the siblings of this engine showed.
     """
 
-    __slots__ = ("__weakref__", "_at", "_evidence", "_followers", "_log", "_prior", "value")
+    __slots__ = ("__weakref__", "_at", "_evidence", "_followers", "_log", "_prior", "_told_log", "value")
 
     def __init__(self, start: float, prior: Estimate | None = None) -> None:
         self.value: float = start if prior is None else prior.value
@@ -192,6 +195,7 @@ class Estimate:
         self._log = math.log(self.value)
         self._evidence = 0.0
         self._at = 0.0
+        self._told_log = self._log
         self._followers: WeakSet[Estimate] = WeakSet()
         """Those without samples of their own whose prior this is."""
         if prior is not None:
@@ -221,9 +225,11 @@ class Estimate:
 
     def refresh(self, now: float) -> None:
         """Let old evidence fade; called now and then."""
-        if self._prior is not None:
+        if self._evidence and self._prior is not None:
             self._decay(now)
             self._blend()
+        elif self._prior is not None:
+            self.value = self._prior.value
 
     def _decay(self, now: float) -> None:
         if self._prior is not None and self._evidence and now > self._at:
@@ -236,5 +242,7 @@ class Estimate:
             weight = self._evidence + _START_EVIDENCE
             log = (log * self._evidence + math.log(self._prior.value) * _START_EVIDENCE) / weight
         self.value = math.exp(min(max(log, -20.0), 20.0))
-        for follower in self._followers:
-            follower.value = self.value
+        if self._prior is None and abs(log - self._told_log) > _TELL:
+            self._told_log = log
+            for follower in self._followers:
+                follower.value = self.value

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_router.config import PolicyName
@@ -51,7 +51,7 @@ def engine(name: str, *, requests: int = 0, queued: int = 0, foreign: float = 0.
     for number in range(requests):
         view.tally.begin(queued if number == 0 else 0, 0.0)
     view.tally.recent = 0.0
-    return replace(view, **fields)  # type: ignore[arg-type]
+    return replace(view, **fields)
 
 
 def request(*pieces: int, tokens: int | None = None, session: int | None = None, stream: bool = True) -> RequestView:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, build_snapshot
 from pagefleet_router.request_view import RequestView
@@ -17,7 +17,7 @@ from pagefleet_router.scheduling.selection import candidates
 def engine(name: str, *, requests: int = 0, foreign: float = 0.0, model: str = "m", **fields: object) -> EngineView:
     view = EngineView(Endpoint(name, f"http://{name}:1", model), ready=True, load=PolledLoad(num_foreign=foreign))
     view.tally.num_requests = requests
-    return replace(view, **fields)  # type: ignore[arg-type]
+    return replace(view, **fields)
 
 
 def test_only_usable_engines_of_the_model_are_candidates() -> None:
