@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
@@ -49,7 +48,7 @@ def test_a_short_request_is_one_piece_and_a_long_body_is_not_copied() -> None:
 @pytest.mark.parametrize("num_bytes", [2, 400_000])
 def test_token_ids_follow_the_body_and_count(num_bytes: int) -> None:
     view, body = RequestView("m", token_ids=b"\1\0\0\0", text_digest="t"), b"x" * num_bytes
-    told = dataclasses.replace(ENGINE, facts=FACTS)
+    told = msgspec.structs.replace(ENGINE, facts=FACTS)
     head, _, rest = b"".join(forwarded_request(request(body), view, told, None)).partition(b"\r\n\r\n")
     assert f"content-length: {num_bytes + 4}\r\n".encode() in head + b"\r\n"
     assert rest == body + view.token_ids
