@@ -31,6 +31,10 @@ class Quantized(NamedTuple):
     """float32: [1] per tensor, [T, 1] per token, [T, C] per group."""
 
 
+Activations = torch.Tensor | Quantized
+"""What a product reads: numbers, or such as whoever computed them has rounded for it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizeSpec:
     """How activations are rounded; made once per layer. Without `static_scale` or `group`, each token has a scale."""

@@ -8,8 +8,10 @@ Shapes: T tokens of the step, S sequences, B blocks per table; N query heads, K 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from pagefleet_kernels.quantize import Activations, QuantizeSpec
+from pagefleet_kernels.score_rule import ScoreRule
 from torch import Tensor
 
 
@@ -30,6 +32,19 @@ class AttentionSpec:
     k_scale: float = 1.0
     """Of a pool in 8 bits: a stored key times this is the key."""
     v_scale: float = 1.0
+
+    @property
+    def rule(self) -> ScoreRule:
+        """The same for the kernels."""
+        return ScoreRule(
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks_N=self.sinks_N,
+            alibi_slopes_N=self.alibi_slopes_N,
+            k_scale=self.k_scale,
+            v_scale=self.v_scale,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,15 @@ class AttentionStep(Protocol):
 
         Returns [T, N, H] in q's dtype, contiguous.
         """
+        ...
+
+
+@runtime_checkable
+class RoundingStep(Protocol):
+    """A step whose kernels may round what they give for the product that follows."""
+
+    def attend_rounded(self, spec: AttentionSpec, q_TNH: Tensor, rounding: QuantizeSpec) -> Activations:
+        """As `AttentionStep.attend`, or the same rounded, its numbers [T, N * H], where that costs no launch."""
         ...
 
 

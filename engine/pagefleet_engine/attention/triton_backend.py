@@ -9,6 +9,8 @@ from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.quantize import Activations, QuantizeSpec
+from pagefleet_kernels.rounded_attention import rounded_attention
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
@@ -80,6 +82,25 @@ class TritonAttentionStep:
             v_scale=spec.v_scale,
             backend=self.kernels,
         )
+
+    def attend_rounded(self, spec: AttentionSpec, q_TNH: Tensor, rounding: QuantizeSpec) -> Activations:
+        """See `RoundingStep.attend_rounded`."""
+        batch = self.batch
+        if batch.num_common_blocks > 0 and spec.window is None:
+            return self._attend_cascade(spec, q_TNH)
+        group, index = self.places[spec.layer]
+        rounded = rounded_attention(
+            q_TNH,
+            self.layers[index],
+            batch.block_tables[group],
+            batch.query_start_loc_S1,
+            batch.seq_lens_S,
+            spec.rule,
+            batch.max_query_len,
+            rounding,
+            backend=self.kernels,
+        )
+        return self.attend(spec, q_TNH) if rounded is None else rounded
 
     def _attend_cascade(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """The blocks that all rows share, once for all of them."""

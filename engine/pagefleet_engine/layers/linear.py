@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pagefleet_kernels.activation import gated_activation
-from pagefleet_kernels.quantize import Quantized, QuantizeSpec
+from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
-from pagefleet_engine.layers.norm import Activations, Residual
+from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.weight import Placement, Weight
 

@@ -12,13 +12,10 @@ from typing import NamedTuple
 
 import torch
 from pagefleet_kernels.norm import residual_rms_norm, rms_norm
-from pagefleet_kernels.quantize import Quantized, QuantizeSpec
+from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
-
-Activations = Tensor | Quantized
-"""What a layer reads: numbers, or such as were rounded for its product by whoever computed them."""
 
 
 class Residual(NamedTuple):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pagefleet_kernels.quantize import QuantizeSpec
+from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, RoundingStep
 from pagefleet_engine.layers.heads import Heads
 from pagefleet_engine.layers.linear import GatedLinear, Linear
-from pagefleet_engine.layers.norm import Activations, HeadNorm, ProjectionNorm, Residual
+from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, Residual
 from pagefleet_engine.layers.quantization.kv_scales import KVScales
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
@@ -85,9 +85,13 @@ class Attention:
         """`residual + attention(x)`, [T, D]; the residual must not be read afterwards."""
         return self._o_proj.add_to(residual_TD, self._attend(x_TD, rotation, step))
 
-    def _attend(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Tensor:
+    def _attend(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Activations:
         q_TNH = rotation.prepare(self._heads, self._project(x_TD).view(self._shape), step)
-        return step.attend(self._heads.spec, q_TNH).flatten(1)
+        rounding = self._o_proj.rounding
+        if rounding is None or not isinstance(step, RoundingStep):
+            return step.attend(self._heads.spec, q_TNH).flatten(1)
+        out = step.attend_rounded(self._heads.spec, q_TNH, rounding)
+        return out if isinstance(out, Quantized) else out.flatten(1)
 
 
 class MLP:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from pagefleet_kernels.quantize import QuantizeSpec
+from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
-from pagefleet_engine.layers.norm import Activations, Residual, RMSNorm
+from pagefleet_engine.layers.norm import Residual, RMSNorm
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
