@@ -123,6 +123,8 @@ class PairAttempt:
     def _leg_failed(self, failure: Failure) -> None:
         if failure is Failure.KV_LOST:
             self._lost()
+            if self._on_failure == "recompute":  # the decode engine knows it too, and computes: once is enough
+                return
         self._on_failed(failure)
 
     def _lost(self, fault: KvFault | None = None) -> None:

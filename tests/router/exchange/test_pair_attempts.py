@@ -191,6 +191,24 @@ def test_without_another_the_decode_engine_computes_the_prompt(tmp_path: Path) -
     run(tmp_path, check, prefill(whole(500)), decode(in_turn(silent, whole())))
 
 
+def test_a_prompt_that_the_decode_engine_computes_already_is_computed_once(tmp_path: Path) -> None:
+    """With `put` the prefill engine says too that its K/V did not arrive, before the decode engine has its answer."""
+
+    async def slow(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        await whole()(seen, writer)
+
+    async def check(f: PairFleet) -> None:
+        answer = await f.made.ask(post(long_chat()))
+        assert answer.status == 200
+        [leg] = f.of("d")
+        assert leg.transfer is not None
+        assert leg.transfer.on_failure == "recompute"
+        assert f.made.router.metrics.pairs.retries.total() == 0
+
+    run(tmp_path, check, prefill(KV_LOST), decode(slow))
+
+
 def test_where_it_must_not_the_client_is_told(tmp_path: Path) -> None:
     async def check(f: PairFleet) -> None:
         answer = await f.made.ask(post(long_chat()))
