@@ -20,6 +20,7 @@ from pagefleet_kv.p2p.planes.device.words import (
     decode_word,
     encode_word,
 )
+from pagefleet_kv.p2p.planes.nccl.carrier import NcclSource
 
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.device_planes import DeviceEnd, Scene, nccl_maker
@@ -43,11 +44,12 @@ class Fleet:
         filled: bool = False,
         stall_s: float = PATIENCE_S,
         init_s: float = PATIENCE_S,
+        keeps_s: float | None = None,
         version: int = 22907,
     ) -> DeviceEnd:
         """Start an engine."""
         library = self.libraries[name] = FakeNccl(self.world, version)
-        maker = nccl_maker(self.world, library, most, stall_s, init_s)
+        maker = nccl_maker(self.world, library, most, stall_s if keeps_s is None else keeps_s, init_s)
         end = DeviceEnd(name, maker, filled=filled, stall_s=stall_s)
         self.scene.ends[name] = end
         return end
@@ -126,6 +128,17 @@ def test_a_target_asks_a_source_that_idles_for_its_room(fleet: Fleet) -> None:
     assert fleet.said(PleasePark) >= 5
     assert target.plane.counters()["communicators"] == 1.0
     assert target.plane.counters()["communicators_made_total"] >= 6.0
+
+
+def test_a_source_that_keeps_an_idle_seat_loses_its_link(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = fleet.add("d", (0, 1), keeps_s=0.1)
+    greedy, other = fleet.add("a", filled=True), fleet.add("b", filled=True)
+    fleet.scene.join(greedy, target)
+    monkeypatch.setattr(NcclSource, "give_up", lambda source: False)
+    target.plane.connect("b", "127.0.0.1", other.plane.invite("d"))
+    assert "keeps a seat that others wait for" in fleet.down(target)
+    fleet.scene.until(lambda: LinkUp("b", "target") in target.seen)
+    assert fleet.move(other, target, 5, 1)
 
 
 def test_a_communicator_that_is_in_use_is_not_given_up(fleet: Fleet) -> None:

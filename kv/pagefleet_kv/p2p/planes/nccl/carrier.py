@@ -201,6 +201,8 @@ class NcclTarget:
         self._communicator: Communicator | None = None
         self._now = 0.0
         self._asked_at = float("-inf")
+        self._asked_first_at: float | None = None
+        """When the source was first asked for the seat that it has not used since."""
 
     @property
     def num_bytes(self) -> int:
@@ -212,7 +214,11 @@ class NcclTarget:
     def under_way(self) -> bool:
         """Whether NCCL, or the wait for a seat, is to be looked after."""
         made = self._communicator
-        return self._wanted is not None or (made is not None and not (made.ready and made.idle))
+        return (
+            self._wanted is not None
+            or self._asked_first_at is not None
+            or (made is not None and not (made.ready and made.idle))
+        )
 
     def fetch(self, number: int, remote_slot: int, into: Tensor) -> None:
         """See TargetCarrier. Which slot of the source's it is does not matter."""
@@ -221,6 +227,7 @@ class NcclTarget:
         self._communicator.give(NcclTransfer(number, into.data_ptr(), len(into)), self._now)
         self._say(Go(number))
         self._shared.seats.use(self)
+        self._asked_first_at = None
 
     def hear(self, word: Word) -> None:
         """See TargetCarrier."""
@@ -247,6 +254,8 @@ class NcclTarget:
         if self._wanted is not None and self._shared.seats.take(self):
             self._generation, self._wanted = self._wanted, None
             self._say(Seat(self._generation))
+        if self._asked_first_at is not None and now - self._asked_first_at > self._shared.communicators.stall_s:
+            raise LinkBroken("it keeps a seat that others wait for")
         if self._communicator is None:
             return ()
         return _poll(self._communicator, now)
@@ -262,12 +271,15 @@ class NcclTarget:
         if made is None or not made.ready or not made.idle or self._now < self._asked_at + ASK_AGAIN_S:
             return False
         self._asked_at = self._now
+        if self._asked_first_at is None:
+            self._asked_first_at = self._now
         assert self._generation is not None
         self._say(PleasePark(self._generation))
         return True
 
     def _drop(self) -> None:
         made, self._communicator, self._generation = self._communicator, None, None
+        self._asked_first_at = None
         self._shared.drop(self, made)
 
 
