@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pagefleet_protocol.settings.fields import Between, Port, Seconds, Shown
 from pagefleet_protocol.settings.program import Program
@@ -105,6 +106,9 @@ OPERATE = Program(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 after a clean stop, 1 after a failure, 2 when the settings cannot work."""
+    # The first process of a container ignores signals that it has no handler for: stopped before the operator listens
+    # for them, which takes seconds of imports, its pod would stay for all of its grace period.
+    before = signal.signal(signal.SIGTERM, _end_at_once)
     try:
         given = OPERATE.read(sys.argv[1:] if argv is None else argv, os.environ)
         images = OPERATE.build(Images, given)
@@ -117,6 +121,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
         return 130  # before there was anything to stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_at_once(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def settings_from(given: Mapping[str, Any], images: Images, environment: Mapping[str, str]) -> OperateSettings:

@@ -107,16 +107,17 @@ class Watches:
             await asyncio.sleep(next(pauses))
 
     async def _run_once(self, scope: Scope, started: Callable[[], None]) -> None:
-        tasks = await kopf.spawn_tasks(
-            registry=self._registry(scope.kinds),
-            settings=_settings(scope.kinds, self._times),
-            standalone=True,
-            clusterwide=not scope.namespaces,
-            namespaces=tuple(scope.namespaces),
-        )
-        started()
+        tasks: Collection[asyncio.Task[Any]] = ()
         again = asyncio.create_task(self._again.wait())
         try:
+            tasks = await kopf.spawn_tasks(
+                registry=self._registry(scope.kinds),
+                settings=_settings(scope.kinds, self._times),
+                standalone=True,
+                clusterwide=not scope.namespaces,
+                namespaces=tuple(scope.namespaces),
+            )
+            started()
             done, _ = await asyncio.wait((*tasks, again), return_when=asyncio.FIRST_COMPLETED)
             _report(done - {again})
         finally:
@@ -199,16 +200,15 @@ def _settings(kinds: Iterable[Kind], times: WatchTimes) -> kopf.OperatorSettings
     return settings
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """End kopf's tasks, and what they left: when one watch fails, kopf forgets to end the others."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=STOP_S)
-    orphans = [task for task in asyncio.all_tasks() if _is_kopfs(task)]
-    for task in orphans:
-        task.cancel()
-    if orphans:
-        await asyncio.wait(orphans, timeout=STOP_S)
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """End kopf's tasks, and what they left: some start others while they end, and forget those."""
+    deadline = asyncio.get_running_loop().time() + STOP_S
+    while left := {*(one for one in tasks if not one.done()), *filter(_is_kopfs, asyncio.all_tasks())}:
+        for task in left:
+            task.cancel()
+        if asyncio.get_running_loop().time() >= deadline:
+            return
+        await asyncio.wait(left, timeout=STOP_S / 10)
 
 
 def _is_kopfs(task: asyncio.Task[Any]) -> bool:

@@ -313,3 +313,19 @@ def test_a_clean_stop_ends_in_time_and_the_probes_answer_until_then() -> None:
                 await running.stop()
 
     run(scenario)
+
+
+def test_an_operator_that_is_stopped_while_it_starts_leaves_nothing_behind() -> None:
+    """kopf starts tasks while it is being ended, which would ask the API server for ever."""
+
+    async def scenario(w: World) -> None:
+        w.apply()
+        for turns in range(0, 40, 4):
+            async with w.operator() as running:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await running.stop()
+                left = [task for task in asyncio.all_tasks() if "kopf" in str(task.get_coro())]
+                assert not left, turns
+
+    run(scenario)
