@@ -16,7 +16,7 @@ def test_nothing_is_lost_while_everything_is_replaced(installation: Installation
     engines, routers = fleet.pod_names("engine"), fleet.pod_names("router")
     revision = fleet.role("engine")["revision"]
 
-    fleet.edit(engine={**fleet.spec["engine"], "maxModelLen": 512})
+    fleet.edit(engine={**fleet.spec["engine"], "maxModelLen": 1536})
     fleet.wait_for("Progressing", "RollingOut")
     fleet.wait_until_settled(180)
     assert fleet.pod_names("engine").isdisjoint(engines)

@@ -47,7 +47,7 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "no-profile": (
         {"profileRef": {"name": "absent"}},
-        "Degraded", "ProfileNotFound", r"there is no InferenceProfile absent; .* name (none|one of)",
+        "Degraded", "ProfileNotFound", r"there is no InferenceProfile absent; .*name (none|one of)",
     ),
     "no-ingress": (
         {"expose": {"type": "Gateway", "host": "llm.example.org", "gatewayRef": {"name": "public"}}},
@@ -69,6 +69,7 @@ def test_a_reason_and_a_remedy(trouble: Service) -> None:
     trouble.apply(**{"router": LIGHT, **spec})
     message = trouble.wait_for(kind, reason, TOLD_WITHIN_S)
     assert re.search(remedy, message), message
+    assert trouble.condition("Degraded")["status"] == "True"
     wait_until(lambda: any(event["type"] == "Warning" for event in trouble.events()), "an event tells of it", 10)
 
 
