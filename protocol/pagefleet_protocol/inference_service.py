@@ -305,7 +305,8 @@ class Rollout(Object):
     max_unavailable: Annotated[int, Field(ge=0, le=256)] | None = None
     """Engines fewer than replicas meanwhile; default 0, and 1 where maxSurge is 0."""
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
-    """What running requests get before an engine or router that has to go ends them."""
+    """Seconds that running requests get before an engine that has to go ends them; a router of a cluster gives twice as
+    many, for those that go on at another engine."""
     progress_seconds: Annotated[int, Field(ge=30, le=86_400)] = 1800
     """A new revision that makes no progress for so long has failed; the old one keeps serving."""
 

@@ -40,6 +40,8 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 
 RESERVED_SUFFIXES = ("-engine", "-prefill", "-decode", "-router", "-model", "-openai", "-fleet")
 """Ends that no InferenceService's name may have: children of another one are called so."""
+DOTTED_SUFFIX = "-x[0-9a-f]{10}"
+"""Nor this one: it tells the children of a service whose name has a dot from those of all others."""
 
 SERVING_PORT = 8000
 """Where engines and routers listen in pods, and where a download tells its progress."""

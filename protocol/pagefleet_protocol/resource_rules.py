@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic.alias_generators import to_snake
 
 from pagefleet_protocol.field_errors import FieldError, Path
-from pagefleet_protocol.kube_names import RESERVED_SUFFIXES
+from pagefleet_protocol.kube_names import DOTTED_SUFFIX, RESERVED_SUFFIXES
 from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
 from pagefleet_protocol.quantities import quantity
 
 if TYPE_CHECKING:
     from pagefleet_protocol.inference_profile import InferenceProfile
     from pagefleet_protocol.inference_service import (
+        Autoscaling,
         DisaggregatedRole,
         Disaggregation,
         EnvVar,
@@ -64,7 +65,8 @@ OWN_FLAGS = {
 LEAST_ROOM = "1Mi"
 """Of kvOffload: less is a number without its unit."""
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_RESERVED = f"({'|'.join(RESERVED_SUFFIXES)})$"
+_SERVICE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_RESERVED = f"({'|'.join(RESERVED_SUFFIXES)}|{DOTTED_SUFFIX})$"
 _CACHE_TYPES = {
     "hf": ("auto", "none", "pvc", "hostPath"),
     "s3": ("auto", "none", "pvc", "hostPath"),
@@ -114,8 +116,12 @@ def _nodes(node: Any, at: tuple[str, ...], path: Path = ()) -> Iterator[tuple[Pa
         yield from _nodes(getattr(node, to_snake(at[0])), at[1:], (*path, at[0]))
 
 
-def _name_fits(resource: InferenceService | InferenceProfile) -> bool:
-    return len(resource.name) <= MAX_NAME_LENGTH and re.fullmatch(_NAME[1:-1], resource.name) is not None
+def _name_fits(resource: InferenceService | InferenceProfile, pattern: str = _NAME) -> bool:
+    return len(resource.name) <= MAX_NAME_LENGTH and re.fullmatch(pattern[1:-1], resource.name) is not None
+
+
+def _service_name_fits(service: InferenceService) -> bool:
+    return _name_fits(service, _SERVICE_NAME) and re.search(_RESERVED, service.name) is None
 
 
 def _cache_suits_the_model(spec: InferenceServiceSpec) -> bool:
@@ -181,13 +187,13 @@ def _replicas_has_one_master(spec: InferenceServiceSpec) -> bool:
     return spec.autoscaling is None or spec.autoscaling.mode != "Internal" or spec.replicas == 1
 
 
-def _autoscaling_is_bounded(spec: InferenceServiceSpec) -> bool:
-    scaling = spec.autoscaling
-    if scaling is None:
-        return True
-    if scaling.mode == "External":
-        return scaling.min == 1 and scaling.max is None and scaling.target is None and scaling.scale_to_zero is None
-    return scaling.max is not None and scaling.min <= scaling.max
+def _outside_has_the_bounds(scaling: Autoscaling) -> bool:
+    given = (scaling.max, scaling.target, scaling.scale_to_zero)
+    return scaling.mode != "External" or (scaling.min == 1 and given == (None, None, None))
+
+
+def _at_most_is_given(scaling: Autoscaling) -> bool:
+    return scaling.mode == "External" or (scaling.max is not None and scaling.min <= scaling.max)
 
 
 def _one_kind_of_target(target: ScalingTarget) -> bool:
@@ -255,10 +261,7 @@ def _cel_cache_types() -> str:
     )
 
 
-_NAME_CEL = f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{_NAME}')"
-_NAME_MESSAGE = (
-    f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and not ending with "
-)
+_LENGTH_CEL = f"self.metadata.name.size() <= {MAX_NAME_LENGTH}"
 # Defaults of objects are held against their own rules before their fields have defaults, so rules that read
 # spec.cache.type and spec.expose.type are rules of the spec.
 _SPEC = ("spec",)
@@ -282,14 +285,27 @@ ENGINE_RULES = (
     ),
     _offload_rule(*_ENGINE, "kvOffload"),
 )
-PROFILE_RULES = (Rule((), _NAME_CEL, f"{_NAME_MESSAGE}'-'", _name_fits, "metadata.name"), *ENGINE_RULES)
+PROFILE_RULES = (
+    Rule(
+        (),
+        f"{_LENGTH_CEL} && self.metadata.name.matches('{_NAME}')",
+        f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and not ending "
+        "with '-'",
+        _name_fits,
+        "metadata.name",
+    ),
+    *ENGINE_RULES,
+)
 """Rules of InferenceProfile."""
 SERVICE_RULES = (
     Rule(
         (),
-        f"{_NAME_CEL} && !self.metadata.name.matches('{_RESERVED}')",
-        f"{_NAME_MESSAGE}'-', {', '.join(RESERVED_SUFFIXES)} (parts of InferenceServices are called so)",
-        lambda service: _name_fits(service) and re.search(_RESERVED, service.name) is None,
+        f"{_LENGTH_CEL} && self.metadata.name.matches(r'{_SERVICE_NAME}') && "
+        f"!self.metadata.name.matches('{_RESERVED}')",
+        f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits, '-' and '.', starting with a letter, with a "
+        "letter or digit at both sides of each '.' and at the end, and not ending with "
+        f"{', '.join(RESERVED_SUFFIXES)} or -x and ten hexadecimal digits (parts of InferenceServices are called so)",
+        _service_name_fits,
         "metadata.name",
     ),
     Rule(
@@ -363,14 +379,17 @@ SERVICE_RULES = (
         "replicas",
     ),
     Rule(
-        _SPEC,
-        "!has(self.autoscaling) || (self.autoscaling.mode == 'External' ? self.autoscaling.min == 1 && "
-        "!has(self.autoscaling.max) && !has(self.autoscaling.target) && !has(self.autoscaling.scaleToZero) : "
-        "has(self.autoscaling.max) && self.autoscaling.min <= self.autoscaling.max)",
-        "needs max, which is not below min; in mode External it takes nothing more, as bounds and targets are in the "
-        "autoscaler outside",
-        _autoscaling_is_bounded,
-        "autoscaling",
+        (*_SPEC, "autoscaling"),
+        "self.mode != 'External' || self.min == 1 && !has(self.max) && !has(self.target) && !has(self.scaleToZero)",
+        "takes nothing but mode where that is External: bounds and targets are in the autoscaler outside",
+        _outside_has_the_bounds,
+    ),
+    Rule(
+        (*_SPEC, "autoscaling"),
+        "self.mode == 'External' || has(self.max) && self.min <= self.max",
+        "must be given, and be at least min: the most engines that there may be, as in max: 8",
+        _at_most_is_given,
+        "max",
     ),
     Rule(
         (*_SPEC, "autoscaling", "target"),

@@ -25,7 +25,7 @@ def test_every_rule_has_a_document_that_breaks_it() -> None:
 
 
 def test_there_are_few_rules_and_none_says_the_same() -> None:
-    assert len(SERVICE_RULES) <= 23
+    assert len(SERVICE_RULES) <= 24
     assert len({rule.cel for rule in SERVICE_RULES}) == len({rule.message for rule in SERVICE_RULES})
     assert set(ENGINE_RULES) <= set(PROFILE_RULES) & set(SERVICE_RULES)
 

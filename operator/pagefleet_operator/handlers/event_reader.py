@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from pagefleet_operator.apply.cluster import Body, Cluster
 from pagefleet_operator.handlers.pod_view import timestamp
+from pagefleet_operator.plan.names import child_stem
 from pagefleet_operator.plan.observed import Child, ChildKey, EventSeen, Observed
 
 MAX_PODS = 6
@@ -40,7 +41,7 @@ class EventReader:
         found: list[EventSeen] = []
         for kind, name in about:
             for event in await self._about((namespace, kind, name)):
-                if name or event.name.startswith(f"{service}-"):
+                if name or event.name.startswith(f"{child_stem(service)}-"):
                     found.append(event)
         return tuple(sorted(found, key=lambda event: event.last_seen))
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus, Role
@@ -205,6 +206,10 @@ class ServiceRunner:
         if self._wanted.resolved.uri.remote:
             paused = Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the model downloaded")
             return ModelSeen(complete=False, failure=paused)
+        uri = self._wanted.resolved.uri
+        if uri.scheme == "file" and not Path(uri.local_path).is_dir():
+            text = f"{uri.local_path}: there is no such folder on this machine: make it, or correct spec.model.uri"
+            return ModelSeen(complete=False, failure=Verdict(False, Reason.MODEL_NOT_FOUND, text))
         return ModelSeen()
 
     def _tell(self, text: str) -> None:

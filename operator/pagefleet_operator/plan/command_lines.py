@@ -62,8 +62,11 @@ def _kv_args(service: InferenceService, role: PairRole) -> tuple[str, ...]:
     )
 
 
-def router_args(service: InferenceService) -> tuple[str, ...]:
-    """Return what follows `pagefleet route` and the flag that says where its engines are."""
+def router_args(service: InferenceService, drain_s: int) -> tuple[str, ...]:
+    """Return what follows `pagefleet route` and the flag that says where its engines are.
+
+    `drain_s` is what open requests get once it is to end.
+    """
     aliases, router = service.spec.model.aliases, service.spec.router
     queue, both = router.queue, service.spec.disaggregation
     return (
@@ -81,7 +84,7 @@ def router_args(service: InferenceService) -> tuple[str, ...]:
         # Not the default: routers need not start again where a service becomes a disaggregated one.
         *(("--pd-fallback", "fail") if refuses_without_kv(service) else ()),
         *_trace_args(service),
-        *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
+        *("--drain-timeout", str(drain_s)),
     )
 
 

@@ -28,10 +28,12 @@ from pagefleet_operator.plan.autoscaling import (
 )
 from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
 from pagefleet_operator.plan.kv_link import kv_link_verdict
+from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import LiveSample, Observed
 from pagefleet_operator.plan.pair_ratio import ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
+from pagefleet_operator.plan.pod_reasons import worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.role_health import RoleSeen, both_parts, role_progress, role_verdict, see_role
@@ -84,7 +86,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
     link = _link_verdict(now)
     router = role_verdict(now.routers, now.nothing)
     model = now.model or _kept(now.previous, "ModelCached", now.degraded)
-    url = f"http://{service.name}.{service.metadata.namespace}.svc.{now.cluster_domain}"
+    url = f"http://{names_of(service).service}.{service.metadata.namespace}.svc.{now.cluster_domain}"
     progress = _progress(now)
     verdicts: dict[ConditionType, Verdict] = {
         "Ready": _ready(now, url, (model, engine, router)),
@@ -93,7 +95,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         **part_verdicts(parts, link, asleep),
         "RouterReady": router,
         "Progressing": progress,
-        "Degraded": _degraded(now, progress, link),
+        "Degraded": _degraded(now, model, progress, link),
     }
     if (active := active_verdict(service, seen.scaling, seen.role_scaling, _routers_to_hear(now))) is not None:
         verdicts["ScalingActive"] = active
@@ -268,11 +270,17 @@ def _router_progress(now: Situation) -> Verdict | None:
     return None if idle else role_progress(now.routers)
 
 
-def _degraded(now: Situation, progress: Verdict, link: Verdict | None) -> Verdict:
+def _degraded(now: Situation, model: Verdict, progress: Verdict, link: Verdict | None) -> Verdict:
     if now.degraded:
         return now.degraded
     if progress.reason is Reason.ROLLOUT_STOPPED:
         return Verdict(True, progress.reason, progress.message)
+    if model.holds is False and model.reason not in NORMAL:
+        return Verdict(True, model.reason, model.message)
+    for seen in (*(now.parts or (now.engines,)), now.routers):
+        trouble = worst(seen.troubles)
+        if seen.wanted and not seen.ready and trouble is not None and trouble.reason not in NORMAL:
+            return Verdict(True, trouble.reason, f"{seen.count}; {trouble.message}")
     for seen in (*(now.parts or (now.engines,)), now.routers):
         if 0 < seen.ready < seen.wanted or (seen.wanted and not seen.ready and now.engines.ready and seen in now.parts):
             return Verdict(True, Reason.PARTLY_READY, f"{seen.count}; {seen.role.title()}Ready says why")

@@ -74,6 +74,9 @@ def model_verdict(
         namespace: for commands in messages.
     """
     if resolved.cache in ("file", "builtin"):
+        lost = next((one for one in engines.troubles if one.reason is Reason.MODEL_LOAD_FAILED), None)
+        if lost is not None and not engines.ready:
+            return Verdict(False, lost.reason, lost.message)
         return Verdict(True, Reason.NOT_NEEDED, "the model is in the engines' image")
     if job is not None and resolved.facts is None:
         return _job_verdict(job, EventLog(observed.events), observed.progress, namespace)

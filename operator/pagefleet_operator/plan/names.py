@@ -1,11 +1,20 @@
-"""What the children of an InferenceService are called."""
+"""What the children of an InferenceService are called.
+
+Names of models have dots, those of Services have none. Where the name has one, children are called after its first
+characters, with `-` for each dot, and a digest of the whole: an end that no InferenceService's own name may have. So no
+two services share a child's name, and no stem is longer than the longest name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
+
+_BEGINNING = 28
+"""Characters of a name with a dot that its children keep: with the digest as many as a name may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +63,11 @@ class ChildNames:
 
 def names_of(service: InferenceService) -> ChildNames:
     """Return what the children of `service` are called."""
-    return ChildNames(service.name, service.spec.fleet_key)
+    return ChildNames(child_stem(service.name), service.spec.fleet_key)
+
+
+def child_stem(name: str) -> str:
+    """Return what names of a service's children begin with: a DNS label of at most 40 characters."""
+    if "." not in name:
+        return name
+    return f"{name.replace('.', '-')[:_BEGINNING]}-x{hashlib.sha256(name.encode()).hexdigest()[:10]}"

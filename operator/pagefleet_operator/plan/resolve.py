@@ -12,6 +12,7 @@ from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
 
+from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.verdict import Refusal
 
@@ -85,7 +86,7 @@ def resolve(
     cache = _cache_kind(service, uri, choice)
     gpus = _gpus(service, choice)
     surge, unavailable = _rollout(service, gpus, choice)
-    own_claim = f"{service.name}-model"
+    own_claim = names_of(service).model
     claim = uri.claim if uri.scheme == "pvc" else spec.cache.claim or own_claim
     return Resolved(
         uri=uri,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pagefleet_protocol.inference_status import Role, RoleStatus
 from pagefleet_protocol.kube_names import LABEL_REVISION
 
-from pagefleet_operator.plan.names import ChildNames
+from pagefleet_operator.plan.names import ChildNames, child_stem
 from pagefleet_operator.plan.observed import Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
@@ -108,7 +108,7 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
         observed: everything that was seen.
     """
     namespace, name = service
-    names = ChildNames(name)
+    names = ChildNames(child_stem(name))
     deployment = names.router if role == "router" else names.engine if role == "engine" else names.part(role, revision)
     child = observed.children.get(("Deployment", deployment))
     body = child.body if child and child.ours else None

@@ -163,7 +163,7 @@ def plan_workloads(
         name=router_name(service),
         role="router",
         verb="route",
-        args=router_args(service),
+        args=router_args(service, spec.rollout.drain_seconds),
         replicas=spec.router.replicas,
         drain_timeout_s=float(spec.rollout.drain_seconds),
         rollout=Rollout(max_surge=0, max_unavailable=1, keep_slots=True),

@@ -54,6 +54,15 @@ def router_deployment(service: InferenceService, resolved: Resolved, settings: C
     }
 
 
+def drain_s(service: InferenceService) -> int:
+    """Return what a router's open requests get: twice what an engine's do.
+
+    Another fleet key replaces routers and engines at once. A request that has just come then moves, when its engine has
+    drained, to another one, and this router is the only one that can go on with it.
+    """
+    return 2 * service.spec.rollout.drain_seconds
+
+
 def _template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
     keyed = needs_key(service, resolved)
     parts = PodParts(
@@ -68,14 +77,14 @@ def _template(service: InferenceService, resolved: Resolved, settings: ClusterSe
         ),
         more={
             "topologySpreadConstraints": [spread(selector(service.name, "router"))],
-            "terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds),
+            "terminationGracePeriodSeconds": grace_s(drain_s(service)),
         },
     )
     return pod_template(parts, settings)
 
 
 def _container(service: InferenceService, settings: ClusterSettings, *, keyed: bool) -> Object:
-    args = ["route", "--kubernetes-service", names_of(service).engine, *router_args(service)]
+    args = ["route", "--kubernetes-service", names_of(service).engine, *router_args(service, drain_s(service))]
     args += ["--host", "0.0.0.0", "--port", str(SERVING_PORT)]  # noqa: S104 pods are reached from outside themselves
     auth = service.spec.router.auth
     if auth:

@@ -344,3 +344,37 @@ def test_a_child_of_another_is_no_source_of_truth() -> None:
 def test_a_pod_with_no_component_of_ours_is_not_counted() -> None:
     stray: PodSeen = pod("qwen-model-x", ready=True)
     assert seen(pods=(stray,)).ready == "0/1"
+
+
+@pytest.mark.parametrize(
+    ("seen_pod", "reason"),
+    [
+        (
+            {"unschedulable": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", "containers": ()},
+            "InsufficientGPU",
+        ),
+        (waiting("ImagePullBackOff", 'Back-off pulling image "x"'), "ImagePullFailed"),
+        (ended(2, "unknown argument '--x'"), "SettingsRefused"),
+        (ended(3, "file:///models/none: no such folder"), "ModelLoadFailed"),
+    ],
+)
+def test_a_service_of_which_no_engine_can_start_is_degraded(seen_pod: dict[str, Any], reason: str) -> None:
+    status = engines(serving(model={"uri": "file:///models/none"}), **seen_pod)
+    assert told(status, "Degraded") == ("True", reason)
+    assert told(status, "Ready") == ("False", reason)
+    assert condition(status, "EngineReady").message.endswith(condition(status, "Degraded").message)
+
+
+def test_a_download_that_is_refused_is_degraded() -> None:
+    assert told(job("AccessDenied"), "Degraded") == ("True", "AccessDenied")
+
+
+def test_an_engine_that_only_starts_is_not_degraded() -> None:
+    assert told(engines(serving(), **waiting("ContainerCreating")), "Degraded") == ("False", "AsWanted")
+
+
+def test_a_folder_that_the_image_does_not_hold_is_no_cached_model() -> None:
+    world = serving(model={"uri": "file:///models/none"})
+    status = engines(world, **ended(3, "file:///models/none: no such folder"))
+    assert told(status, "ModelCached") == ("False", "ModelLoadFailed")
+    assert "no such folder" in condition(status, "ModelCached").message
