@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,30 @@ def test_hostile_bodies_are_refused_quickly() -> None:
 )
 def test_what_is_refused_is_named(body: bytes, said: str) -> None:
     assert said in refusal(body).message
+
+
+@pytest.mark.parametrize(
+    ("item", "count", "said"),
+    [
+        (b"1.2345678901234567890123e-300", 2_100, "decimals"),
+        (b'"k%d":1', 70_000, "fields"),
+        (b'""', 140_000, "strings"),
+        (b"1", 1_300_000, "values"),
+        (b"[1]", 70_000, "arrays and objects"),
+    ],
+)
+def test_what_takes_long_to_decode_is_counted_before(item: bytes, count: int, said: str) -> None:
+    """8 MB of such decimals held the interpreter for four seconds, of keys for 0.6 s."""
+    items = b",".join(item % i if b"%" in item else item for i in range(count))
+    whole = b'{"a":{%b}}' % items if b"%" in item else b'{"a":[%b]}' % items
+    assert said in refusal(whole).message
+    half = items[: len(items) // 3].rpartition(b",")[0]
+    assert decode_object(b'{"a":{%b}}' % half if b"%" in item else b'{"a":[%b]}' % half)
+
+
+def test_text_may_hold_any_number_of_such_signs() -> None:
+    text = '.,:"[{\\' * 200_000
+    assert decode_object(msgspec.json.encode({"prompt": text})) == {"prompt": text}
 
 
 def test_the_messages_are_openais() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from pagefleet_protocol.errors import error_json
@@ -13,10 +14,16 @@ from uvicorn.server import ServerState
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 10.0
 WRITE_STALL_S = 60.0
+_REQUEST_LINE = re.compile(rb"[A-Z]{3,7} [^ \r\n]+ HTTP/1\.[01]\r\n")
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. It ends when a head passes 64 KiB or 10 s, or when the client takes nothing for a minute."""
+    """One connection. It ends when a head passes 64 KiB or 10 s, or when the client takes nothing for a minute.
+
+    Offers to go on in another protocol (`Upgrade: h2c`) are overlooked, as they may be: the parser would take the body
+    for bytes of that protocol.
+    """
 
     def __init__(
         self,
@@ -26,7 +33,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._in_head = True
+        self._in_head = self._expects_head = True
+        self._held = b""
+        """Beginning of a head that has not come whole."""
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -54,6 +63,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count bytes while they belong to a head; data that ends a head belongs to the body from there on."""
+        if self._expects_head:
+            data, self._held = self._held + data, b""
+            end = data.find(b"\r\n\r\n")
+            if end < 0 and len(data) <= MAX_HEAD_BYTES and _REQUEST_LINE.match(data):
+                self._held, self._in_head = data, True
+                if self._head_timer is None:
+                    self._arm()
+                return
+            if end >= 0:
+                data = _UPGRADE.sub(b"", data[:end]) + data[end:]
         super().data_received(data)
         if not self._in_head:
             return
@@ -68,9 +87,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._arm()
 
+    def on_message_complete(self) -> None:
+        """Expect the next head."""
+        self._expects_head = True
+        super().on_message_complete()
+
     def on_headers_complete(self) -> None:
         """Stop counting."""
-        self._in_head = False
+        self._in_head = self._expects_head = False
         self._disarm()
         super().on_headers_complete()
 

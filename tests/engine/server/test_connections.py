@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pagefleet_engine.server import http_protocol
@@ -87,3 +88,31 @@ def test_a_reader_that_never_reads_is_cut(
         server.wait_until(lambda: route in server.http.get("/metrics").text)
         assert b"[DONE]" not in read_what_is_left(sock)
     assert server.complete().status_code == 200
+
+
+@pytest.mark.parametrize("pause_after", [None, 60, 200])
+def test_an_offer_of_http2_costs_the_body_nothing(
+    start_server: Callable[..., LiveServer], pause_after: int | None
+) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "Upgrade: h2c\r\n\r\n", "max_tokens": 2}).encode()
+    offer = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+    request = (HEAD % len(body)).removesuffix(b"\r\n\r\n") + offer + body
+    server = start_server()
+    with connect(server) as sock:
+        for _ in range(2):  # the connection goes on
+            sock.sendall(request[:pause_after])
+            if pause_after is not None:
+                time.sleep(0.05)
+                sock.sendall(request[pause_after:])
+            received = b""
+            while b"completion_tokens" not in received:
+                received += sock.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200"), received
+    assert server.engine.seen[-1][1] == list(b"Upgrade: h2c\r\n\r\n")
+
+
+def test_a_stranger_is_refused_before_his_body(start_server: Callable[..., LiveServer], tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("right\n")
+    with connect(start_server(api_key_file=str(tmp_path / "keys"))) as sock:
+        sock.sendall(HEAD % 8_000_000)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 401")
