@@ -1,4 +1,5 @@
 import time
+import tracemalloc
 
 import pytest
 from pagefleet_text import chat_template
@@ -111,3 +112,56 @@ def test_rendering_ends_at_its_deadline_without_a_word_written(monkeypatch: pyte
 def test_a_damaged_template_names_its_line() -> None:
     with pytest.raises(TextDamaged, match="line 2"):
         ChatTemplate("ok\n{% if %}", {})
+
+
+GREEDY = [
+    "{{ ('a' * 200000000)|length }}",
+    "{{ ('a' * 100000 * 100000)|length }}",
+    "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}",
+    "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s|length }}",
+    "{% set ns = namespace(all=[]) %}{% for i in range(9999) %}"
+    "{% set ns.all = ns.all + ['a' * 1000000] %}{% endfor %}{{ ns.all|length }}",
+    "{{ ('%200000000d' % 1)|length }}",
+    "{{ ('%*d' % (200000000, 1))|length }}",
+    "{{ '{:200000000}'.format(1)|length }}",
+    "{{ '{:{}}'.format(1, 200000000)|length }}",
+    "{{ ('%-200000000s'|format('a'))|length }}",
+    "{{ ('a'.center(200000000))|length }}",
+    "{{ ('a'|center(200000000))|length }}",
+    "{{ ('a' * 1000000).replace('a', 'b' * 100)|length }}",
+    "{{ (('a' * 1000000)|replace('a', 'b' * 100))|length }}",
+    "{{ ('a' * 1000000).translate({97: 'b' * 100})|length }}",
+    "{{ ('\t' * 1000).expandtabs(1000000)|length }}",
+    "{{ ('\n' * 10000)|indent(10000)|length }}",
+    "{{ ([0] * 50000000)|length }}",
+    "{{ ([1, 2]|tojson(indent=10000000))|length }}",
+    "{{ ('a' * 100000)|list|join('b' * 1000)|length }}",
+    "{{ messages|map(attribute='role')|join('b' * 1000000 * 17)|length }}",
+    "{{ ('b' * 100000).join(('a' * 1000)|list)|length }}",
+    "{{ [1]|batch(50000000, 0)|list|length }}",
+    "{{ 2 ** 10000000 }}",
+    "{{ lipsum(1000000) }}",
+]
+
+
+@pytest.mark.parametrize("source", GREEDY)
+def test_a_template_that_would_make_too_much_is_stopped_before(source: str) -> None:
+    template = ChatTemplate(source, {})
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptRefused):
+            template.render([{"role": "user", "content": "x"}])
+        assert tracemalloc.get_traced_memory()[1] < 700 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_sensible_templates_make_is_left_alone() -> None:
+    source = (
+        "{% set ns = namespace(s='') %}{% for m in messages %}"
+        "{% set ns.s = ns.s ~ m.role + ': ' + m.content ~ 1 %}{% endfor %}{{ ns.s|replace('a', 'b')|trim }} {{ '-' * 3 }}"
+        " {{ '%s of %d' % ('x', 2) }} {{ '{:>3}'.format(7) }} {{ 7 % 3 }} {{ [1, 2]|join(', ') }}"
+        " {{ messages|map(attribute='role')|join('+') }} {{ [1]|tojson(indent=2)|length }} {{ 2 ** 8 }}"
+    )
+    text = ChatTemplate(source, {}).render([{"role": "user", "content": "a"}, {"role": "tool", "content": "c"}])
+    assert text == "user: b1tool: c1 --- x of 2   7 1 1, 2 user+tool 7 256"

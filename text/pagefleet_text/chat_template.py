@@ -1,8 +1,8 @@
 """Renders a conversation with the model's own chat template, as Hugging Face transformers would.
 
 The template comes with the model, so it is trusted to be sensible but not to be safe: it runs in jinja2's immutable
-sandbox, its output is capped, and it looks at the clock with every turn of a loop and every call of a macro. A template
-from a request is never rendered.
+sandbox, its output and what it makes on the way are capped (`template_memory`), and it looks at the clock with every
+turn of a loop and every call of a macro. A template from a request is never rendered.
 Source of the environment: Hugging Face "Chat templates" (trim and lstrip blocks, loop controls, `raise_exception`,
 `strftime_now`, a `tojson` that keeps the text readable, `{% generation %}`).
 """
@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -21,9 +21,20 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
+import jinja2.visitor
 
 from pagefleet_text.errors import PromptRefused, TextDamaged
+from pagefleet_text.template_memory import (
+    MAX_AT_ONCE,
+    MAX_IN_ALL,
+    TemplateTooLargeError,
+    bounded_filter,
+    check_call,
+    check_operator,
+    size_of,
+)
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 MAX_RENDER_S = 10.0
@@ -82,6 +93,8 @@ class ChatTemplate:
                     raise _too_long()
                 self._environment.check_time()
                 pieces.append(piece)
+        except TemplateTooLargeError:
+            raise _too_long() from None
         except jinja2.TemplateError as error:
             raise _refusal(str(error.message or "")) from None
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
@@ -91,25 +104,75 @@ class ChatTemplate:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a clock that no template can do without: a loop need not write anything to run for ever."""
+    """The sandbox, with a clock that no template can do without: a loop need not write anything to run for ever.
+
+    What its operators, filters and calls make is counted too.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation], autoescape=False
         )
         self._thread = threading.local()
+        self.globals.pop("lipsum")
+        for name, function in self.filters.items():
+            self.filters[name] = bounded_filter(name, function, self.spend)
 
     def allow(self, seconds: float) -> None:
-        """Let a rendering that begins in this thread take so long."""
+        """Let a rendering that begins in this thread take so long, and make so much."""
         self._thread.until = time.monotonic() + seconds
+        self._thread.made = 0
 
     def check_time(self) -> None:
         """Raise PromptRefused when the time is over; templates call it."""
         if time.monotonic() > getattr(self._thread, "until", math.inf):
             raise _too_long()
 
+    def spend(self, result: object) -> None:
+        """Count a result; refuse it where the template has made too much."""
+        size = size_of(result)
+        self._thread.made = getattr(self._thread, "made", 0) + size
+        if size > MAX_AT_ONCE or self._thread.made > MAX_IN_ALL:
+            raise TemplateTooLargeError
+
+    def joined(self, *parts: object) -> str:
+        """Concatenate; what `~` becomes."""
+        texts = [str(part) for part in parts]
+        if sum(map(len, texts)) > MAX_AT_ONCE:
+            raise TemplateTooLargeError
+        text = "".join(texts)
+        self.spend(text)
+        return text
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Run an operator that could make much of little."""
+        check_operator(operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        self.spend(result)
+        return result
+
+    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 so has jinja2, for keywords of the call's own
+        """Call a function or a method."""
+        text = getattr(__obj, "__self__", None)
+        if isinstance(text, str | bytes):
+            check_call(__obj.__name__, (text, *args), kwargs)
+        elif text is None:
+            check_call(getattr(__obj, "__name__", ""), args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        __self.spend(result)
+        return result
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Look at the format of a `str.format` that the sandbox wraps."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_call("format", (value.__self__,), {})
+        return wrapped
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        template = super()._parse(source, name, filename)
+        template: jinja2.nodes.Template = _JoinByCall().visit(super()._parse(source, name, filename))
         bodies = [node.body for node in template.find_all(jinja2.nodes.For)]
         bodies += [node.body for node in template.find_all(jinja2.nodes.Macro)]
         bodies += [node.body for node in template.find_all(jinja2.nodes.CallBlock)]
@@ -117,6 +180,15 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             clock = jinja2.nodes.EnvironmentAttribute("check_time")  # which no source can spell, nor set
             body.insert(0, jinja2.nodes.ExprStmt(jinja2.nodes.Call(clock, [], [], None, None), lineno=1))
         return template
+
+
+class _JoinByCall(jinja2.visitor.NodeTransformer):
+    """Makes a call of `~`, which no sandbox intercepts."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802 the visitor looks for it so
+        self.generic_visit(node)
+        join = jinja2.nodes.EnvironmentAttribute("joined")
+        return jinja2.nodes.Call(join, node.nodes, [], None, None, lineno=node.lineno)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -131,7 +203,7 @@ class _Generation(jinja2.ext.Extension):
 
 def _environment() -> _Environment:
     environment = _Environment()
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = bounded_filter("tojson", _tojson, environment.spend)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
