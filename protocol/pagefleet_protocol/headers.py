@@ -20,6 +20,7 @@ EXPLAIN = "x-pagefleet-explain"
 SESSION = "x-pagefleet-session"
 """From a client: requests with the same value prefer the same engine."""
 PRIORITY = "x-pagefleet-priority"
-"""From a client: an integer, larger is more urgent, below zero is shed first."""
+"""From a client: an integer, larger is more urgent, below zero is shed first. To an engine, from a router that asks for
+keys: the highest that the body's own `priority` may come to."""
 
 RETRY_AFTER = "retry-after"

@@ -159,7 +159,8 @@ def test_a_template_that_would_make_too_much_is_stopped_before(source: str) -> N
 def test_what_sensible_templates_make_is_left_alone() -> None:
     source = (
         "{% set ns = namespace(s='') %}{% for m in messages %}"
-        "{% set ns.s = ns.s ~ m.role + ': ' + m.content ~ 1 %}{% endfor %}{{ ns.s|replace('a', 'b')|trim }} {{ '-' * 3 }}"
+        "{% set ns.s = ns.s ~ m.role + ': ' + m.content ~ 1 %}{% endfor %}{{ ns.s|replace('a', 'b')|trim }}"
+        " {{ '-' * 3 }}"
         " {{ '%s of %d' % ('x', 2) }} {{ '{:>3}'.format(7) }} {{ 7 % 3 }} {{ [1, 2]|join(', ') }}"
         " {{ messages|map(attribute='role')|join('+') }} {{ [1]|tojson(indent=2)|length }} {{ 2 ** 8 }}"
     )

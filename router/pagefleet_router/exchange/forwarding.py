@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_protocol import headers
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, tenant_salt
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvTransfer, OnFailure
@@ -50,6 +51,8 @@ def forwarded_request(
         lines.append(b"%b: %b\r\n" % (name, value))
     lines += [b"%b: %b\r\n" % header for header in context or ()]
     behind = b""
+    if request.tenant is not None:  # a body may ask for less urgency, and not for more
+        lines.append(f"{headers.PRIORITY}: {request.tenant.max_priority}\r\n".encode())
     if view.tenant != ANONYMOUS:
         lines.append(f"{CACHE_SALT}: {tenant_salt(view.tenant)}\r\n".encode())
     if view.token_ids and engine.facts is not None and engine.facts.text_digest == view.text_digest:

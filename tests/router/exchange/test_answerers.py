@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, encode_facts
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, pack_tokens, split_body, tenant_salt
+from pagefleet_protocol.headers import PRIORITY
 from pagefleet_protocol.tenants import Tenant
 from pagefleet_router.engines.endpoints import EngineView, build_snapshot
 from pagefleet_router.errors import Refusal
@@ -123,7 +124,8 @@ def test_headers_of_ours_come_from_no_client_and_trace_context_passes(tmp_path: 
         assert answer.status == 200
         seen = f.engines[0].seen[0]
         names = [name for name, _ in seen.headers if name.startswith("x-pagefleet-")]
-        assert names == [CACHE_SALT]
+        assert names == [PRIORITY, CACHE_SALT]
+        assert seen.header(PRIORITY) == "0", "the most that the tenant may ask for, whatever the body says"
         assert seen.header(CACHE_SALT) == tenant_salt("red")
         assert [seen.header(name) for name in ("traceparent", "tracestate", "baggage")] == ["00-1-2-01", "a=b", "c=d"]
         assert seen.body == json.dumps(chat()).encode()

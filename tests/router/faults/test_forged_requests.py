@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pagefleet_protocol.handoff import CACHE_SALT, tenant_salt
+from pagefleet_protocol.headers import PRIORITY
 
 from tests.fakes.faulty_engine import Answer, chat, post, whole
 from tests.fakes.route_process import RouteProcess, programmed_fleet, replace_file, until
@@ -106,7 +107,7 @@ def test_what_a_client_claims_of_the_fleet_reaches_no_engine(tmp_path: Path) -> 
             assert all(share == 2 for share in fleet.shares), "nobody chooses an engine"
             for seen in (one for engine in fleet.engines for one in engine.seen):
                 ours = [(name, text) for name, text in seen.headers if "pagefleet" in name]
-                assert ours == [(CACHE_SALT, tenant_salt("red"))]
+                assert ours == [(PRIORITY, "0"), (CACHE_SALT, tenant_salt("red"))]
                 assert all("_" not in name and name != "authorization" for name, _ in seen.headers)
                 assert seen.body == json.dumps(chat()).encode()
 
