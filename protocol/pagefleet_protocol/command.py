@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pagefleet_protocol.exit_status import MISTAKE
 from pagefleet_protocol.spelling import near_words
 from pagefleet_protocol.version import VERSION
 
@@ -38,13 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, *rest = arguments
     program = installed.get(verb)
     if program is None:
-        print(f"pagefleet: {refusal(verb, installed)}", file=sys.stderr)
-        return 2
+        print(f"pagefleet: error: {refusal(verb, installed)}", file=sys.stderr)
+        return MISTAKE
     sys.stdout.flush()
     try:
         os.execv(program, [str(program), *rest])  # noqa: S606 - running that program is this command's purpose
     except OSError as error:
-        print(f"pagefleet: cannot run {program}: {error.strerror}", file=sys.stderr)
+        print(f"pagefleet: error: cannot run {program}: {error.strerror}", file=sys.stderr)
         return 126
 
 

@@ -35,8 +35,10 @@ class PrivateFolder:
 
     def __init__(self, prefix: str) -> None:
         problem: OSError | None = None
-        for base in _bases():
+        bases = tuple(dict.fromkeys(_bases()))
+        for base in bases:
             _sweep(base, prefix)
+        for base in bases:
             try:
                 self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
             except OSError as error:

@@ -50,7 +50,7 @@ def test_unknown_verb_names_the_nearest(tmp_path: Path) -> None:
     program(tmp_path, "pagefleet-testverb")
     result = run("testberv", path=str(tmp_path))
     assert result.returncode == 2
-    assert result.stderr == "pagefleet: there is no verb 'testberv'; did you mean 'testverb'?\n"
+    assert result.stderr == "pagefleet: error: there is no verb 'testberv'; did you mean 'testverb'?\n"
 
 
 def test_known_verb_that_is_not_installed_names_its_package() -> None:

@@ -84,16 +84,22 @@ def test_what_may_just_be_made_or_is_of_no_owner_is_left_alone(base: Path) -> No
 
 
 def test_a_full_disk_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = tempfile.mkdtemp
+    make, enough = tempfile.mkdtemp, False
 
     def full(prefix: str, dir: str) -> str:  # noqa: A002 - the library's name
-        if dir != "/dev/shm":
+        if dir != "/dev/shm" and not enough:
             raise OSError(errno.ENOSPC, "No space left on device")
         return make(prefix=prefix, dir=dir)
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     with PrivateFolder(PREFIX) as folder:
         assert folder.path.parent == Path("/dev/shm")
+        os.close(folder._lock)  # as the system does when a process is killed
+        age(folder.path)
+        enough = True
+        with PrivateFolder(PREFIX):
+            assert not folder.path.exists(), "memory is swept too"
+        folder._lock = -1
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

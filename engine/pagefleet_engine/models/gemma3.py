@@ -16,7 +16,7 @@ from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.config_shared import read_shared
+from pagefleet_engine.models.config_file import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.rope_config import rope_from
 

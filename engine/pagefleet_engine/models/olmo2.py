@@ -9,7 +9,7 @@ from pagefleet_protocol.model_config.shape import ModelShape
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.config_shared import read_shared
+from pagefleet_engine.models.config_file import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 
 
