@@ -1,4 +1,3 @@
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -7,23 +6,12 @@ import pytest
 from pagefleet_engine.cli import main, read_configuration
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.settings import SERVE, engine_config
+from pagefleet_engine.settings import engine_config
 from pagefleet_kv.config import KvEventsConfig
 
 
 def test_no_options_give_the_defaults() -> None:
     assert read_configuration(["/m"], {}) == (EngineConfig(model=ModelConfig(model="/m")), ServerConfig())
-
-
-def test_every_field_is_a_flag_with_help() -> None:
-    text = SERVE.parser().format_help()
-    for name, setting in SERVE.settings.items():
-        assert name == "model" or setting.flag in text
-        assert setting.help.endswith("."), name
-
-
-def test_names_are_unique_over_the_groups() -> None:
-    assert len(SERVE.settings) == sum(len(dataclasses.fields(group)) for group in SERVE.groups.values())
 
 
 def test_flags_of_every_type() -> None:
