@@ -22,6 +22,9 @@ ANSWER = (
     b'{"id":"x","object":"chat.completion","created":1,"model":"fake","choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":8,"completion_tokens":1,"total_tokens":9}}'
 )
+USER = b'"user":"'
+"""What follows in a request's body, up to the next quote, is the id of the answer: who gets another's can tell."""
+ANSWER_ID = b'"id":"x"'
 CHUNK = b'data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"yes "}}]}\n\n'
 METRICS = "".join(
     f'# TYPE {name} gauge\n{name}{{model_name="fake"}} 0\n'
@@ -123,18 +126,21 @@ class EngineProtocol(asyncio.Protocol):
 
     def _complete(self) -> None:
         self._counts.count(self._body, self._behaviour)
-        head = self._body[:256] + self._body[-256:]
-        if b'"stream":true' in head.replace(b": ", b":"):
-            self._stream = asyncio.get_running_loop().create_task(self._send_stream())
+        head = (self._body[:256] + self._body[-256:]).replace(b": ", b":")
+        _, told, user = head.partition(USER)
+        answer_id = b'"id":"%s"' % user.partition(b'"')[0] if told else ANSWER_ID
+        if b'"stream":true' in head:
+            chunk = CHUNK.replace(ANSWER_ID, answer_id) if told else CHUNK
+            self._stream = asyncio.get_running_loop().create_task(self._send_stream(chunk))
         else:
-            self._answer(ANSWER, b"application/json")
+            self._answer(ANSWER.replace(ANSWER_ID, answer_id) if told else ANSWER, b"application/json")
 
     def _answer(self, body: bytes, kind: bytes) -> None:
         assert self._transport is not None
         head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
         self._transport.write(head + body)
 
-    async def _send_stream(self) -> None:
+    async def _send_stream(self, chunk: bytes) -> None:
         assert self._transport is not None
         behaviour = self._behaviour
         self._counts.open_streams += 1
@@ -144,7 +150,7 @@ class EngineProtocol(asyncio.Protocol):
             )
             await asyncio.sleep(behaviour.first_after_s)
             for _ in range(behaviour.chunks):
-                self._transport.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
+                self._transport.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
                 await asyncio.sleep(behaviour.gap_s)
             self._transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         finally:

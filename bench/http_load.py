@@ -24,12 +24,15 @@ class Sample:
     total: float
     longest_pause: float
     status: int
+    body: bytes = b""
+    """Where the connection keeps it."""
 
 
 class ClientConnection(asyncio.Protocol):
     """Sends one request at a time and reports its sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_body: bool = False) -> None:
+        self._kept: list[bytes] | None = [] if keep_body else None
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[Sample] | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -47,6 +50,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         now = time.perf_counter()
+        if self._kept is not None:
+            self._kept.append(body)
         if not self._first:
             self._first = now
         elif now - self._last > self._pause:
@@ -58,7 +63,8 @@ class ClientConnection(asyncio.Protocol):
         now = time.perf_counter()
         status = self._parser.get_status_code()
         self._parser = httptools.HttpResponseParser(self)
-        sample = Sample((self._first or now) - self._sent, now - self._sent, self._pause, status)
+        body = b"".join(self._kept or ())
+        sample = Sample((self._first or now) - self._sent, now - self._sent, self._pause, status, body)
         if not self._done.done():
             self._done.set_result(sample)
 
@@ -77,6 +83,8 @@ class ClientConnection(asyncio.Protocol):
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
         self._first = self._pause = 0.0
+        if self._kept is not None:
+            self._kept = []
         self._sent = time.perf_counter()
         self._transport.write(raw)
         return self._done
@@ -88,18 +96,25 @@ class Pool:
 
     host: str
     port: int
+    keep_bodies: bool = False
     _idle: deque[ClientConnection] = field(default_factory=deque)
 
     async def take(self) -> ClientConnection:
         """An idle connection, or a new one."""
         if self._idle:
             return self._idle.pop()
-        _, protocol = await asyncio.get_running_loop().create_connection(ClientConnection, self.host, self.port)
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_connection(lambda: ClientConnection(self.keep_bodies), self.host, self.port)
         return protocol
 
     def give(self, connection: ClientConnection) -> None:
         """Return a connection whose answer is complete."""
         self._idle.append(connection)
+
+    def close(self) -> None:
+        """Leave all that are idle."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 def raw_request(host: str, path: str, body: bytes) -> bytes:

@@ -112,6 +112,11 @@ class RunningRouter:
                 child.kill()
         self._log.close()
 
+    @property
+    def process(self) -> psutil.Process:
+        """The parent of all its processes."""
+        return psutil.Process(self._process.pid)
+
     def cpu_seconds(self) -> float:
         """User and system time of all its processes."""
         return sum(float(sum(process.cpu_times()[:2])) for process in self._family())
@@ -121,8 +126,7 @@ class RunningRouter:
         return sum(int(process.memory_info().rss) for process in self._family())
 
     def _family(self) -> list[psutil.Process]:
-        parent = psutil.Process(self._process.pid)
-        return [parent, *parent.children(recursive=True)]
+        return [self.process, *self.process.children(recursive=True)]
 
     def _wait_ready(self, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s

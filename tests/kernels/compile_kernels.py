@@ -1,13 +1,19 @@
 """Compile the kernels for GPUs that need not be here, from the launches of real calls; prints one JSON line for each.
 
-Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets.
+Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets:
+compile_kernels.py CAPABILITY SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM`, `products`
+or `others`.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +67,9 @@ SPECS = (
     quantize.QuantizeSpec(fp8.FP8, group=128),
     quantize.QuantizeSpec(torch.int8),
 )
+FORM = ("HEAD_DIM", "GROUP", "BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLITS", "ROWS", "WINDOW", "FP8")
+OPERANDS = ("q_ptr", "x_ptr", "weight_ptr")
+CUOBJDUMP = (str(Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"), "--dump-resource-usage")
 TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -105,11 +114,27 @@ class CompileOnly:
         report = {
             "kernel": self._kernel.__name__,
             "capability": self._target.arch,
-            "head_dim": values.get("HEAD_DIM"),
+            "form": {name: values[name] for name in FORM if name in values},
+            "operands": sorted({type_name(values[name]) for name in OPERANDS if name in values}),
             "shared_bytes": compiled.metadata.shared,
-            "tensor_cores": "mma" in compiled.asm["ptx"],
+            "tensor_cores": "wgmma"
+            if "wgmma" in compiled.asm["ptx"]
+            else "mma"
+            if "mma" in compiled.asm["ptx"]
+            else "",
+            **resources(compiled.asm["cubin"]),
         }
         print(json.dumps(report), flush=True)
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread, and bytes of its stack and local memory, where what does not fit into registers goes."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([*CUOBJDUMP, file.name], capture_output=True, text=True, check=True).stdout
+    found = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+    return {"registers": found["REG"], "spilled_bytes": found["STACK"] + found["LOCAL"]}
 
 
 def type_name(value: Any) -> str:
@@ -122,22 +147,35 @@ def is_aligned(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
-def attention_inputs(head_dim: int, dtype: torch.dtype, stored: torch.dtype) -> tuple[torch.Tensor, ...]:
+def attention_inputs(
+    head_dim: int, dtype: torch.dtype, stored: torch.dtype, group: int = 4
+) -> tuple[torch.Tensor, ...]:
     """Queries, pages, tables, query starts and lengths of 8 sequences."""
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=2, block_size=16, head_dim=head_dim)
     cache = layout.layer_view(torch.zeros(layout.shape, dtype=stored), 0)
     index = torch.zeros(9, dtype=torch.int64 if dtype == torch.float16 else torch.int32)
-    return torch.zeros(8, 8, head_dim, dtype=dtype), cache, torch.zeros(8, 64, dtype=torch.int32), index, index[:8]
+    tables = torch.zeros(8, 64, dtype=torch.int32)
+    return torch.zeros(8, 2 * group, head_dim, dtype=dtype), cache, tables, index, index[:8]
 
 
-def compile_attention(head_dim: int, dtype: torch.dtype, sliding_window: int | None) -> None:
+def compile_attention(inputs: tuple[torch.Tensor, ...], sliding_window: int | None) -> None:
     """Plain attention of long and of short queries."""
-    q, cache, tables, index, lens = attention_inputs(head_dim, dtype, dtype)
+    q, cache, tables, index, lens = inputs
     prefill_attention.varlen_attention(q, cache, tables, index, lens, 1.0, 4096, sliding_window, backend="triton")
     for num_splits in (1, 8):
         decode_attention.decode_attention(
             q, cache, tables, lens, 1.0, sliding_window, num_splits=num_splits, backend="triton"
         )
+
+
+def compile_groups(head_dim: int) -> None:
+    """Heads of one size, over all groups, with keys and values in 16 and in 8 bits, and a shared prefix."""
+    for stored in (torch.bfloat16, fp8.FP8):
+        for group in range(1, 9):
+            inputs = attention_inputs(head_dim, torch.bfloat16, stored, group)
+            compile_attention(inputs, None)
+            q, cache, tables, index, lens = inputs
+            cascade_attention.cascade_attention(q, cache, tables, index, lens, 1.0, 4096, 32, backend="triton")
 
 
 def compile_attention_features(head_dim: int, dtype: torch.dtype) -> None:
@@ -169,8 +207,8 @@ def compile_elementwise(dtype: torch.dtype) -> None:
 
 
 def compile_quantized() -> None:
-    """Every kind of product at a few rows and at many."""
-    for rows in (8, 512):
+    """Every kind of product, at rows for each tile of the table."""
+    for rows in (8, 48, 4096):
         x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
         weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)
         for spec in SPECS:
@@ -217,23 +255,38 @@ def compile_sampling(dtype: torch.dtype) -> None:
     sampling_edits.penalise_(edited, penalties, counts, history, 1, backend="triton")
 
 
-def main(capability: int, head_dims_and_dtypes: Sequence[str]) -> None:
-    """Compile attention for each "head_dim:dtype", and every other kernel once in bfloat16."""
+def compile_others() -> None:
+    """Every kernel but attention and products, in bfloat16."""
+    compile_elementwise(torch.bfloat16)
+    compile_sampling(torch.bfloat16)
+    compile_sampling(torch.float32)
+    compile_step()
+
+
+def compile_set(name: str) -> None:
+    """One set, as the file's docstring names them."""
+    kind, *options = name.split(":")
+    if kind == "others":
+        compile_others()
+    elif kind == "products":
+        compile_quantized()
+    elif kind == "groups":
+        compile_groups(int(options[0]))
+    else:
+        head_dim, dtype = int(options[0]), getattr(torch, options[1])
+        compile_attention_features(head_dim, dtype)
+        compile_attention(attention_inputs(head_dim, dtype, dtype), 512 if head_dim == 256 else None)
+
+
+def main(capability: int, sets: Sequence[str]) -> None:
+    """Compile for an architecture all that the sets hold."""
     for module in MODULES:
         vars(module)["choose_backend"] = lambda device, backend: backend
         vars(module)["architecture"] = lambda device: f"sm_{capability}"
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             vars(module)[name] = CompileOnly(vars(module)[name], capability)
-    first_head_dim, first_dtype = head_dims_and_dtypes[0].split(":")
-    compile_attention_features(int(first_head_dim), getattr(torch, first_dtype))
-    for name in head_dims_and_dtypes:
-        head_dim, dtype = name.split(":")
-        compile_attention(int(head_dim), getattr(torch, dtype), sliding_window=512 if head_dim == "256" else None)
-    compile_elementwise(torch.bfloat16)
-    compile_sampling(torch.bfloat16)
-    compile_sampling(torch.float32)
-    compile_quantized()
-    compile_step()
+    for name in sets:
+        compile_set(name)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,34 +46,57 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-# Attention of these heads. sm_90: Hopper's own table; sm_80: the default one, which must fit its smallest relatives.
+# sm_90: Hopper's own table; sm_80: the default one, which must fit its smallest relatives.
 SHARED_KIB = {90: 227, 80: 99}
-HEADS = [
-    pytest.param(90, ("128:bfloat16",), id="sm_90"),
-    pytest.param(90, ("256:bfloat16",), marks=pytest.mark.nightly, id="sm_90 wide heads"),
-    pytest.param(80, ("80:float16", "256:bfloat16", "128:float32"), marks=pytest.mark.nightly, id="sm_80"),
-]
+LARGE = (
+    *(f"groups:{head_dim}" for head_dim in (64, 80, 96, 128, 192, 256)),
+    *("attention:80:float16", "attention:128:float32", "attention:256:bfloat16", "products", "others"),
+)
+MOST_REGISTERS = 254
+MULTIPLY = {"paged_attention_kernel", "_scaled_matmul_kernel"}
+
+Report = Mapping[str, Any]
 
 
-@pytest.mark.timeout(1800)  # half a minute of computing for each head: a busy machine takes its time
-@pytest.mark.parametrize(("capability", "heads"), HEADS)
-def test_kernels_compile_within_shared_memory(capability: int, heads: tuple[str, ...], tmp_path: Path) -> None:
+def compiled(capability: int, sets: Sequence[str], cache: Path) -> list[Report]:
+    """What compiling the sets gave, kernel by kernel."""
     script = str(Path(__file__).with_name("compile_kernels.py"))
     done = subprocess.run(
-        [sys.executable, "-c", START, script, str(capability), *heads],
-        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        [sys.executable, "-c", START, script, str(capability), *sets],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {report["kernel"] for report in reports} == KERNELS
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(reports: Sequence[Report], capability: int) -> None:
+    """Nothing is spilled, everything fits, and what multiplies does it on tensor cores, in Hopper's wide instructions
+    where tiles are as tall as those; float32 stays exact."""
     for report in reports:
         assert report["shared_bytes"] <= SHARED_KIB[capability] * 1024, report
-    attention = [report for report in reports if report["kernel"] == "paged_attention_kernel"]
-    for name in heads:
-        head_dim = int(name.split(":")[0])
-        assert {report["tensor_cores"] for report in attention if report["head_dim"] == head_dim} == {
-            "float32" not in name
-        }
+        assert report["registers"] <= MOST_REGISTERS, report
+        assert report["spilled_bytes"] == 0, report
+        if report["kernel"] in MULTIPLY:
+            wide = capability == 90 and report["form"]["BLOCK_M"] >= 64
+            expected = "" if "*fp32" in report["operands"] else "wgmma" if wide else "mma"
+            assert report["tensor_cores"] == expected, report
+
+
+@pytest.mark.timeout(1800)  # half a minute of computing: a busy machine takes its time
+def test_kernels_compile_into_registers_and_shared_memory(tmp_path: Path) -> None:
+    reports = compiled(90, ["attention:128:bfloat16", "products", "others"], tmp_path)
+    assert {report["kernel"] for report in reports} == KERNELS
+    check(reports, 90)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", SHARED_KIB)
+@pytest.mark.parametrize("name", LARGE)
+def test_every_form_compiles_into_registers_and_shared_memory(capability: int, name: str, tmp_path: Path) -> None:
+    reports = compiled(capability, [name], tmp_path)
+    assert len(reports) > 6
+    check(reports, capability)
