@@ -1,8 +1,8 @@
 """Compile the kernels for GPUs that need not be here, from the launches of real calls; prints one JSON line for each.
 
 Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets:
-compile_kernels.py CAPABILITY SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM`, `products`
-or `others`.
+compile_kernels.py CAPABILITY SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM:GROUP...`
+(all without a group), `products` or `others`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SPECS = (
 )
 FORM = ("HEAD_DIM", "GROUP", "BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLITS", "ROWS", "WINDOW", "FP8")
 OPERANDS = ("q_ptr", "x_ptr", "weight_ptr")
-CUOBJDUMP = (str(Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"), "--dump-resource-usage")
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -122,19 +122,33 @@ class CompileOnly:
             else "mma"
             if "mma" in compiled.asm["ptx"]
             else "",
-            **resources(compiled.asm["cubin"]),
+            **resources(compiled),
         }
         print(json.dumps(report), flush=True)
 
 
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread, and bytes of its stack and local memory, where what does not fit into registers goes."""
+def resources(compiled: Any) -> dict[str, int]:
+    """Registers of a thread, and bytes that it spills; only the assembler tells those from other uses of the stack."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(compiled.asm["cubin"])
         file.flush()
-        said = subprocess.run([*CUOBJDUMP, file.name], capture_output=True, text=True, check=True).stdout
+        command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
-    return {"registers": found["REG"], "spilled_bytes": found["STACK"] + found["LOCAL"]}
+    spilled = spilled_bytes(compiled) if found["STACK"] + found["LOCAL"] else 0
+    return {"registers": found["REG"], "spilled_bytes": spilled}
+
+
+def spilled_bytes(compiled: Any) -> int:
+    """Assemble once more, and read what is said of spills."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        arch = compiled.metadata.target.arch
+        name = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
+        command = [str(TOOLS / "ptxas"), "-v", f"--gpu-name={name}", file.name, "-o", "/dev/null"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill", said)))
 
 
 def type_name(value: Any) -> str:
@@ -168,10 +182,10 @@ def compile_attention(inputs: tuple[torch.Tensor, ...], sliding_window: int | No
         )
 
 
-def compile_groups(head_dim: int) -> None:
-    """Heads of one size, over all groups, with keys and values in 16 and in 8 bits, and a shared prefix."""
+def compile_groups(head_dim: int, groups: Sequence[int]) -> None:
+    """Heads of one size, over groups, with keys and values in 16 and in 8 bits, and a shared prefix."""
     for stored in (torch.bfloat16, fp8.FP8):
-        for group in range(1, 9):
+        for group in groups:
             inputs = attention_inputs(head_dim, torch.bfloat16, stored, group)
             compile_attention(inputs, None)
             q, cache, tables, index, lens = inputs
@@ -179,14 +193,20 @@ def compile_groups(head_dim: int) -> None:
 
 
 def compile_attention_features(head_dim: int, dtype: torch.dtype) -> None:
-    """Everything that changes scores, over an fp8 pool, and a shared prefix."""
+    """What changes scores, as models combine it, over an fp8 pool, and a shared prefix."""
     q, cache, tables, index, lens = attention_inputs(head_dim, dtype, fp8.FP8)
     per_head = torch.zeros(8)
-    features: dict[str, Any] = {"softcap": 50.0, "sinks_N": per_head, "k_scale": 0.5, "backend": "triton"}
-    prefill_attention.varlen_attention(
-        q, cache, tables, index, lens, 1.0, 4096, 512, chunk=512, alibi_slopes_N=per_head, **features
+    scales: dict[str, Any] = {"k_scale": 0.5, "v_scale": 0.5, "backend": "triton"}
+    features: tuple[dict[str, Any], ...] = (
+        {"sliding_window": 512, "softcap": 50.0},
+        {"sliding_window": 512, "sinks_N": per_head},
+        {"chunk": 512},
+        {"alibi_slopes_N": per_head},
     )
-    cascade_attention.cascade_attention(q, cache, tables, index, lens, 1.0, 4096, 32, **features)
+    for each in features:
+        prefill_attention.varlen_attention(q, cache, tables, index, lens, 1.0, 4096, **each, **scales)
+    changed = {"softcap": 50.0, "sinks_N": per_head, **scales}
+    cascade_attention.cascade_attention(q, cache, tables, index, lens, 1.0, 4096, 32, **changed)
 
 
 def compile_elementwise(dtype: torch.dtype) -> None:
@@ -271,7 +291,7 @@ def compile_set(name: str) -> None:
     elif kind == "products":
         compile_quantized()
     elif kind == "groups":
-        compile_groups(int(options[0]))
+        compile_groups(int(options[0]), [int(group) for group in options[1:]] or range(1, 9))
     else:
         head_dim, dtype = int(options[0]), getattr(torch, options[1])
         compile_attention_features(head_dim, dtype)
