@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_groups import KVGroups, group_layers
-from pagefleet_engine.core.kv_needs import blocks_for_request, num_blocks_for
+from pagefleet_engine.core.kv_groups import KVGroups, blocks_for_request, group_layers, num_blocks_for
 from pagefleet_engine.core.request import Request
 from pagefleet_protocol.block_hash import PrefixScope
 from pagefleet_protocol.sampling_params import SamplingParams

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.kv_needs import blocks_for_request
+from pagefleet_engine.core.kv_groups import blocks_for_request, group_layers
 
 from bench.kv_memory import BLOCK_SIZE, DECODED_TOKENS, SHAPES, Shape, hold, measure
 

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
@@ -21,6 +20,7 @@ from pagefleet_engine.engine_core.admission import check_resumed
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.engine_core.output_text import OutputText
+from pagefleet_engine.engine_core.progress import EngineHealth
 from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_text.tokenizer import Tokenizer
 

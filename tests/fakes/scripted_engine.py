@@ -6,17 +6,17 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 
-from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.client.stream import Chunks, Generation, Mailbox
 from pagefleet_engine.engine_core.admission import fan_out
 from pagefleet_engine.engine_core.messages import CoreStats, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk
+from pagefleet_engine.engine_core.progress import EngineHealth
 from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_protocol.openai_chat import Message
 from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.errors import PromptRefused
-from pagefleet_text.openai_messages import for_template
 from pagefleet_text.stop_strings import StopStrings
+from pagefleet_text.text_model import for_template
 
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 256

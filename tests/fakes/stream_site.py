@@ -18,8 +18,8 @@ from pagefleet_engine.config import (
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.app import Parts, create_app
-from pagefleet_engine.server.drain import Drain
 from pagefleet_engine.server.interruption import OpenRequests
+from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.ports import ServedModel
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.handoff import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pagefleet_protocol.openai_chat import Message, read_chat_request
-from pagefleet_text.openai_messages import for_template, written
+from pagefleet_text.text_model import for_template, written
 
 
 def read(*messages: dict[str, Any]) -> tuple[Message, ...]:

@@ -3,7 +3,6 @@ import time
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_text.bad_words import bad_words_token_ids
 from pagefleet_text.tokenizer import Tokenizer, without_surrogates
 
 from tests.fakes.small_tokenizers import byte_fallback_backend, byte_level_backend
@@ -64,12 +63,6 @@ def test_a_lone_surrogate_becomes_a_replacement_character(byte_level: Tokenizer)
 def test_hopeless_length_is_seen_without_tokenizing(byte_level: Tokenizer) -> None:
     assert byte_level.surely_longer_than("x" * 1_000_000, 2048)
     assert not byte_level.surely_longer_than("x" * 2048, 2048)
-
-
-def test_bad_words_are_spelled_at_the_start_and_after_a_space(byte_level: Tokenizer) -> None:
-    spelled = bad_words_token_ids(byte_level, ["fox", " fox", "fox"])
-    assert {byte_level.decode(ids) for ids in spelled} == {"fox", " fox"}
-    assert len(spelled) == 2
 
 
 def test_a_long_text_lets_other_threads_run(byte_level: Tokenizer) -> None:

@@ -12,7 +12,6 @@ from pagefleet_kv.config import KvEventsConfig
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
-from pagefleet_engine.client.health import EngineHealth, judge
 from pagefleet_engine.client.stream import Chunks, Generation, Mailbox, OutputStream
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
@@ -30,7 +29,7 @@ from pagefleet_engine.engine_core.messages import (
     StepOutputs,
 )
 from pagefleet_engine.engine_core.output_text import OutputSoFar, OutputText
-from pagefleet_engine.engine_core.progress import ProgressReader
+from pagefleet_engine.engine_core.progress import EngineHealth, ProgressReader, judge
 from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
 from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest, ModelLoadError
 

@@ -22,14 +22,11 @@ from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.cache_events import CacheEvents, OneGroupEvents
-from pagefleet_engine.core.full_group import FullGroup
-from pagefleet_engine.core.group_table import GroupTable, LayerGroup, Span
-from pagefleet_engine.core.kv_groups import KVGroups, group_layers
+from pagefleet_engine.core.group_table import FullGroup, GroupTable, LayerGroup, Span, WindowGroup
+from pagefleet_engine.core.kv_groups import KVGroups, group_layers, longest_request, most_window_blocks, num_blocks_for
 from pagefleet_engine.core.kv_holds import KVHolds, Reservation
-from pagefleet_engine.core.kv_needs import longest_request, most_window_blocks, num_blocks_for
 from pagefleet_engine.core.prefix_hit import GroupIndex, PrefixHit, find_hit
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.core.window_group import WindowGroup
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
 NULL_BLOCK = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pagefleet_protocol.block_hash import BlockHash
 
 from pagefleet_engine.core.block_pool import BlockPool
-from pagefleet_engine.core.kv_needs import first_needed_block
+from pagefleet_engine.core.kv_groups import first_needed_block
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,9 @@ from pagefleet_kv.port import KVConnector, NoConnector
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate
 from pagefleet_engine.core.block_pool import IntegrityError
-from pagefleet_engine.core.held_answers import HeldAnswers
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
-from pagefleet_engine.core.kv_loads import KVLoads
-from pagefleet_engine.core.kv_saves import KVSaves
-from pagefleet_engine.core.outputs import RequestUpdate, SchedulerStats
+from pagefleet_engine.core.kv_loads import KVLoads, KVSaves
+from pagefleet_engine.core.outputs import HeldAnswers, RequestUpdate, SchedulerStats
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.core.step_draft import StepDraft

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from pagefleet_protocol.sampling_params import SamplingParams
-from pagefleet_text.bad_words import Encoder, bad_words_token_ids
 from pagefleet_text.detokenizer import Detokenizer
 from pagefleet_text.stop_strings import StopStrings
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.core.stop import Stop
-from pagefleet_engine.engine_core.faults import FAILED_ALONE, INVALID, KV_LOAD_FAILED, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
+from pagefleet_engine.engine_core.wire import FAILED_ALONE, INVALID, KV_LOAD_FAILED, OUT_OF_MEMORY, QUEUE_FULL
 from pagefleet_engine.errors import (
     EngineError,
     InvalidRequest,
@@ -197,3 +197,26 @@ def spell_bad_words(sampling: SamplingParams, tokenizer: Encoder | None) -> Samp
     if tokenizer is None:
         raise InvalidRequest("'bad_words' needs a tokenizer, and the model has none.", "bad_words", "invalid_value")
     return msgspec.structs.replace(sampling, bad_words_token_ids=bad_words_token_ids(tokenizer, sampling.bad_words))
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that spelling needs."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
+
+
+def bad_words_token_ids(tokenizer: Encoder, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences that spell each word: at the start of a text, and after a space.
+
+    Spellings that tokenize in another way inside a longer word are not covered, as in other engines.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        for spelling in (bare, " " + bare) if bare else (word,):
+            token_ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
+            if token_ids:
+                found[token_ids] = None
+    return tuple(found)

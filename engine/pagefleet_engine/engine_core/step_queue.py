@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from traceback import clear_frames
 
 from pagefleet_engine.core.step import FailureKind, StepPlan, StepResult
-from pagefleet_engine.engine_core.faults import FAILURE_ANSWERS
+from pagefleet_engine.engine_core.wire import FAILURE_ANSWERS
 from pagefleet_engine.errors import EngineDead, StepOutOfMemory
 from pagefleet_engine.executor.executor import Executor, PendingStep
 

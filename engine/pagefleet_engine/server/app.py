@@ -35,20 +35,24 @@ from pagefleet_engine.server.access import AccessGate, ApiKeys
 from pagefleet_engine.server.body import BodyReader
 from pagefleet_engine.server.chat import ChatRoute
 from pagefleet_engine.server.completions import CompletionRoute
-from pagefleet_engine.server.drain import Drain, DrainGate
-from pagefleet_engine.server.facts import FactsRoutes, encoded_text, identity_headers, make_facts
-from pagefleet_engine.server.generation import Generator
 from pagefleet_engine.server.interruption import OpenRequests
-from pagefleet_engine.server.lifecycle import Listener, Running, StopSignals, bind, run_until_stopped
+from pagefleet_engine.server.lifecycle import Drain, DrainGate, Listener, Running, StopSignals, bind, run_until_stopped
 from pagefleet_engine.server.middleware import ErrorSeam, HeadCheck, RequestRecord
-from pagefleet_engine.server.operations import InformationRoutes, ProbeRoutes
+from pagefleet_engine.server.operations import (
+    FactsRoutes,
+    InformationRoutes,
+    ProbeRoutes,
+    encoded_text,
+    identity_headers,
+    make_facts,
+)
 from pagefleet_engine.server.ports import ChatPrompt, Engine, ServedModel, Tokenizer
 from pagefleet_engine.server.prompts import Prompts
-from pagefleet_engine.server.service import Service
+from pagefleet_engine.server.route import TransferReader
+from pagefleet_engine.server.service import Generator, Service
 from pagefleet_engine.server.text_work import TextWork
 from pagefleet_engine.server.tokenization import TokenizationRoutes
 from pagefleet_engine.server.tracing import SpanSeries, TraceRequests, make_engine_tracer
-from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_engine.text.model_files import load_text_model
 
 

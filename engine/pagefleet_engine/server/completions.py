@@ -17,12 +17,11 @@ from pagefleet_protocol.sampling_params import SamplingParams
 
 from pagefleet_engine.client.stream import Generation
 from pagefleet_engine.engine_core.output_text import Chunk
-from pagefleet_engine.server.choices import Collected
+from pagefleet_engine.server.answers import Collected, prefixes
 from pagefleet_engine.server.handoff import Handed, check_one_text
 from pagefleet_engine.server.logprobs import CompletionLogprobList, prompt_logprobs
 from pagefleet_engine.server.ports import Tokenizer
 from pagefleet_engine.server.route import GenerationRoute, WholeFormat
-from pagefleet_engine.server.sse import prefixes
 
 
 class CompletionRoute(GenerationRoute[CompletionRequest]):

@@ -18,12 +18,12 @@ from pagefleet_protocol.handoff import COUNTED, ENDED, MARKS, OPENED, Shown, Str
 from pagefleet_engine.client.stream import Chunks
 from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar
 from pagefleet_engine.errors import InvalidRequest
+from pagefleet_engine.server.answers import AnswerHead, EventWriter, event_stream
 from pagefleet_engine.server.errors import HttpRefusal
 from pagefleet_engine.server.handoff import Handed
-from pagefleet_engine.server.request_ids import new_id
+from pagefleet_engine.server.middleware import new_id
 from pagefleet_engine.server.responses import EventStream
 from pagefleet_engine.server.service import Service
-from pagefleet_engine.server.sse import AnswerHead, EventWriter, event_stream
 
 
 @dataclass(frozen=True, slots=True)

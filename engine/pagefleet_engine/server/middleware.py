@@ -1,10 +1,11 @@
-"""What every request passes, as plain ASGI: record, error seam, sanity of the head. Nothing here buffers."""
+"""What every request passes, as plain ASGI: its id, its record, the error seam, sanity of the head. Nothing buffers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import secrets
 import time
 
 from pagefleet_protocol import headers
@@ -13,7 +14,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import route_of
 from pagefleet_engine.server.errors import ErrorAnswer, HttpRefusal, answer_of
-from pagefleet_engine.server.request_ids import assign_request_id, request_id_of
+
+_HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_KEY = "pagefleet_request_id"
+
+
+def assign_request_id(scope: Scope) -> str:
+    """Choose the request's id and keep it in the scope. It need not be unique: the engine gets ids of its own."""
+    given = [value for name, value in scope["headers"] if name == headers.REQUEST_ID.encode()]
+    harmless = len(given) == 1 and _HARMLESS.fullmatch(given[0])
+    request_id = given[0].decode() if harmless else new_id("req")
+    scope[_KEY] = request_id
+    return request_id
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id that `assign_request_id` chose."""
+    return str(scope.get(_KEY, "unknown"))
+
+
+def new_id(prefix: str) -> str:
+    """Return an id nobody can guess, e.g. `chatcmpl-5f0c...`."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
 
 access_logger = logging.getLogger("pagefleet_engine.access")
 

@@ -1,16 +1,25 @@
-"""Routes for those who run the server: probes, metrics, version, the model list."""
+"""Routes for those who run the server (probes, metrics, version, models) and for routers (facts, text)."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
 import msgspec
+from pagefleet_protocol import headers
+from pagefleet_protocol.engine_facts import MAX_TEXT_BYTES, EngineFacts, encode_facts, encode_text, text_digest
 from pagefleet_protocol.openai_common import ModelCard, ModelList
 from pagefleet_protocol.version import VERSION
+from pagefleet_text.text_model import TextModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.metrics import CONTENT_TYPE, EngineMetrics
-from pagefleet_engine.server.drain import Drain
 from pagefleet_engine.server.errors import HttpRefusal
+from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.ports import Engine
 from pagefleet_engine.server.responses import json_response
 from pagefleet_engine.server.service import Service
@@ -74,3 +83,99 @@ class InformationRoutes:
 def _unavailable(alive: bool, stalled_s: float) -> HttpRefusal:
     reason = f"made no progress for {stalled_s:.0f} s" if alive else "stopped"
     return HttpRefusal(503, f"The engine has {reason}.", code="engine_stalled" if alive else "engine_dead")
+
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 256 * 1024
+_HEADER_SAFE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
+
+
+def make_facts(
+    model: str, incarnation: str, ready: Ready, config: EngineConfig, kv_events_port: int | None, text: bytes | None
+) -> EngineFacts:
+    """Return the facts of one start of the engine.
+
+    Args:
+        model: the first of its names.
+        incarnation: of the core.
+        ready: what the core said.
+        config: of the engine.
+        kv_events_port: None where no events are published.
+        text: what `TEXT_PATH` answers; None where it has nothing.
+    """
+    return EngineFacts(
+        incarnation=incarnation,
+        model=model,
+        scope=ready.scope,
+        block_size=ready.block_size,
+        num_blocks=ready.num_blocks,
+        max_model_len=ready.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        vocab_size=ready.vocab_size,
+        prefix_caching=config.cache.enable_prefix_caching,
+        kv_events_port=kv_events_port,
+        text_digest=None if text is None else text_digest(text),
+        kv_transfer=ready.kv_transfer,
+    )
+
+
+def encoded_text(model: TextModel) -> bytes | None:
+    """Return what `TEXT_PATH` answers; None for a text side that cannot be data. Takes a second for a large one."""
+    try:
+        text = encode_text(model.data())
+    except UnicodeEncodeError:
+        logger.warning("routers must do without this model's tokenizer: its files hold text that is no Unicode")
+        return None
+    if len(text) > MAX_TEXT_BYTES:
+        logger.warning("routers must do without this model's tokenizer: it has %d bytes", len(text))
+        return None
+    return text
+
+
+def identity_headers(facts: EngineFacts) -> tuple[tuple[str, str], ...]:
+    """Return the headers that every answer carries."""
+    return (headers.INCARNATION, facts.incarnation), (headers.MODEL, quote(facts.model, safe=_HEADER_SAFE))
+
+
+class FactsRoutes:
+    """Answers routers.
+
+    Args:
+        facts: of this start.
+        text: what `TEXT_PATH` answers, None: 404.
+    """
+
+    def __init__(self, facts: EngineFacts, text: bytes | None) -> None:
+        self._facts = encode_facts(facts)
+        self._text = text
+        self._etag = f'"{facts.text_digest}"'
+
+    async def facts(self, request: Request) -> Response:
+        """Return the facts."""
+        return json_response(self._facts)
+
+    async def text(self, request: Request) -> Response:
+        """Return tokenizer and chat template, unless the caller has them already.
+
+        Raises:
+            HttpRefusal: there is nothing to return.
+        """
+        if self._text is None:
+            raise HttpRefusal(404, "This engine gives no tokenizer away.", code="no_text")
+        if _has(request.headers.get("if-none-match", ""), self._etag):
+            return Response(status_code=304, headers={"etag": self._etag})
+        own = {"etag": self._etag, "content-length": str(len(self._text))}
+        return StreamingResponse(_pieces(self._text), media_type="application/json", headers=own)
+
+
+def _has(if_none_match: str, etag: str) -> bool:
+    """Compare as RFC 9110, section 13.1.2, asks: weakly, with any of a list."""
+    return any(one.strip().removeprefix("W/") in ("*", etag) for one in if_none_match.split(","))
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    """Cut megabytes, so that a slow reader does not keep a copy of them."""
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from pagefleet_protocol.openai_chat import Message
 
-from pagefleet_engine.client.health import EngineHealth
 from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.engine_core.messages import CoreStats
+from pagefleet_engine.engine_core.progress import EngineHealth
 
 
 class Engine(Protocol):

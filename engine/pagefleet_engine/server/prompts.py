@@ -12,7 +12,7 @@ import msgspec
 from pagefleet_protocol.openai_chat import Message
 from pagefleet_protocol.openai_completions import Prompt
 from pagefleet_protocol.sampling_params import SamplingParams
-from pagefleet_text.openai_messages import written
+from pagefleet_text.text_model import written
 
 from pagefleet_engine.core.admission import (
     ModelLimits,

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import ServerConfig
 from pagefleet_engine.errors import ConfigError, EngineError
-from pagefleet_engine.server.request_ids import request_id_of
+from pagefleet_engine.server.middleware import request_id_of
 
 logger = logging.getLogger(__name__)
 

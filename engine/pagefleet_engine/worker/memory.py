@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagefleet_engine.config import CacheConfig
-from pagefleet_engine.core.kv_groups import KVGroups
-from pagefleet_engine.core.kv_needs import blocks_for_request, longest_request, num_blocks_for
+from pagefleet_engine.core.kv_groups import KVGroups, blocks_for_request, longest_request, num_blocks_for
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.worker.device import DeviceMemory

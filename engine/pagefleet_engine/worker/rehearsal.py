@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pagefleet_protocol.sampling_params import SamplingParams
 
-from pagefleet_engine.core.kv_needs import num_blocks_for
+from pagefleet_engine.core.kv_groups import num_blocks_for
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
 from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import Grant, KVCache
-from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.kv_needs import blocks_for_request, most_window_blocks
+from pagefleet_engine.core.kv_groups import blocks_for_request, group_layers, most_window_blocks
 from pagefleet_engine.core.request import Request
 from pagefleet_protocol.block_hash import PrefixScope
 from pagefleet_protocol.sampling_params import SamplingParams

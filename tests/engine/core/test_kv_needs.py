@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.kv_needs import (
+from pagefleet_engine.core.kv_groups import (
     UNBOUNDED_TOKENS,
     blocks_for_request,
     first_needed_block,
+    group_layers,
     longest_request,
     most_window_blocks,
 )

@@ -172,6 +172,12 @@ def test_chunks_merge_to_what_they_say_together() -> None:
     assert both == Chunk("ab", [1, 2], [entry, entry], [entry], "stop", "x", 3, 0.5)
 
 
+def test_bad_words_are_spelled_at_the_start_and_after_a_space() -> None:
+    spelled = spell_bad_words(SamplingParams(bad_words=("fox", " fox", "fox")), TOKENIZER).bad_words_token_ids
+    assert {TOKENIZER.decode(ids) for ids in spelled} == {"fox", " fox"}
+    assert len(spelled) == 2
+
+
 def test_bad_words_need_a_tokenizer() -> None:
     sampling = SamplingParams(bad_words=("fox",))
     assert spell_bad_words(sampling, TOKENIZER).bad_words_token_ids

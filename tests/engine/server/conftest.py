@@ -19,12 +19,11 @@ from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import ApiKeys
 from pagefleet_engine.server.app import Parts, create_app
-from pagefleet_engine.server.drain import Drain
-from pagefleet_engine.server.facts import encoded_text, identity_headers
 from pagefleet_engine.server.interruption import OpenRequests
-from pagefleet_engine.server.lifecycle import Running, StopSignals, bind, run_until_stopped
+from pagefleet_engine.server.lifecycle import Drain, Running, StopSignals, bind, run_until_stopped
+from pagefleet_engine.server.operations import encoded_text, identity_headers
 from pagefleet_engine.server.ports import ServedModel
-from pagefleet_engine.server.transfers import TransferReader
+from pagefleet_engine.server.route import TransferReader
 from pagefleet_protocol.engine_facts import EngineFacts, text_digest
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_text.chat_template import ChatTemplate

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from pagefleet_engine.client.health import EngineHealth
+from pagefleet_engine.engine_core.progress import EngineHealth
 from pagefleet_engine.errors import EngineDead, InvalidRequest, OwnFailure, QueueFull, RequestFailed, StepOutOfMemory
 
 from tests.engine.server.conftest import MODEL, LiveServer

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.messages import Ready
-from pagefleet_engine.server import facts as facts_module
-from pagefleet_engine.server.facts import encoded_text, identity_headers, make_facts
+from pagefleet_engine.server import operations as facts_module
+from pagefleet_engine.server.operations import encoded_text, identity_headers, make_facts
 from pagefleet_protocol import metric_names
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, decode_facts, decode_text, text_digest
 from pagefleet_protocol.headers import INCARNATION

@@ -15,15 +15,13 @@ from pagefleet_engine.core.admission import ModelLimits, fitting_max_tokens
 from pagefleet_engine.engine_core.messages import WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import ConfigError, EngineError, InvalidRequest
+from pagefleet_engine.server.answers import AnswerHead, EventWriter, TokenCounts
 from pagefleet_engine.server.chat import ChatFormat
-from pagefleet_engine.server.choices import TokenCounts
-from pagefleet_engine.server.drain import Drain
 from pagefleet_engine.server.errors import HttpRefusal, ServerStoppingError, known_answer
 from pagefleet_engine.server.interruption import ClientGoneError, OpenRequests
-from pagefleet_engine.server.lifecycle import StopSignals, bind
+from pagefleet_engine.server.lifecycle import Drain, StopSignals, bind
 from pagefleet_engine.server.logprobs import IMPOSSIBLE, CompletionLogprobList, chat_logprobs, prompt_logprobs
 from pagefleet_engine.server.responses import EventStream, WholeResponse
-from pagefleet_engine.server.sse import AnswerHead, EventWriter
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_protocol.openai_common import StreamOptions
 from pagefleet_protocol.sampling_params import SamplingParams

@@ -14,8 +14,8 @@ from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import ServerConfig
 from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import ConfigError, KVLoadFailed
+from pagefleet_engine.server.route import TransferReader
 from pagefleet_engine.server.tracing import make_engine_tracer
-from pagefleet_engine.server.transfers import TransferReader
 from pagefleet_protocol import trace_names as names
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.handoff import pack_tokens

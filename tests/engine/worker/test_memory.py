@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pagefleet_engine.config import CacheConfig
-from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.kv_needs import num_blocks_for
+from pagefleet_engine.core.kv_groups import group_layers, num_blocks_for
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.device import DeviceMemory
 from pagefleet_engine.worker.memory import (

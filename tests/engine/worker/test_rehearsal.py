@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_engine.core.kv_needs import num_blocks_for
+from pagefleet_engine.core.kv_groups import num_blocks_for
 from pagefleet_engine.worker.model_runner import RunnerLimits
 from pagefleet_engine.worker.rehearsal import (
     HUNGRIEST_SAMPLING,

@@ -1,6 +1,5 @@
 import pytest
-from pagefleet_engine.client.health import EngineHealth, judge
-from pagefleet_engine.engine_core.progress import Progress
+from pagefleet_engine.engine_core.progress import EngineHealth, Progress, judge
 
 NOW = 1000.0
 
