@@ -299,8 +299,11 @@ class ClientConnection(asyncio.Protocol):
             self._front.on_request(request, self)
             return
         if self._fatal is not None and not self._closing:
-            self._request = None
+            refused = self._request = self._parser.refused
             fatal, self._fatal = self._fatal, None
+            if refused is not None:
+                refused.keep_alive = False
+                self._front.on_refused(refused, fatal)
             self.refuse(fatal)
 
     def _release(self, lost: bool) -> None:

@@ -27,7 +27,7 @@ class ClientRequest(msgspec.Struct, eq=False):
     """Whose API key it carries; None where none is asked for."""
     request_id: bytes = b""
     refusal: Refusal | None = None
-    """Set when the head alone decides: the body is read over and not kept."""
+    """Set when the head alone decides: a short body is read over and not kept, and a long one ends the connection."""
     began_at: float = 0.0
     num_counted: int = 0
     """Bytes of the body as `BodyMemory` counts them."""

@@ -33,6 +33,8 @@ class RequestParser:
         self.ready: deque[ClientRequest] = deque()
         self.in_message = False
         """Whether a request has begun and is not complete."""
+        self.refused: ClientRequest | None = None
+        """Whose head was refused before a body that is not worth reading: the last one."""
         self._max_body_bytes = max_body_bytes
         self._on_head = on_head
         self._memory = memory
@@ -106,7 +108,9 @@ class RequestParser:
         request.method = self._parser.get_method().decode()
         request.http_1_0 = self._parser.get_http_version() != "1.1"
         self._upgrading = self._parser.should_upgrade()
-        if self._upgrading and request.method != "CONNECT":
+        if request.method == "CONNECT":  # whatever follows would be of a tunnel
+            self._refuse(Refusal(400, "This server is no proxy: it takes no CONNECT.", code="invalid_http"))
+        if self._upgrading:
             return
         try:
             declared = check_framing(request)
@@ -115,6 +119,9 @@ class RequestParser:
         except Refusal as refusal:
             self._refuse(refusal)
         self._on_head(request)
+        if request.refusal is not None and (declared > SMALL_BYTES or b"transfer-encoding" in request.fields):
+            self.refused = request
+            self._refuse(request.refusal)
 
     def on_body(self, data: bytes) -> None:
         """Collect the body, unless the head was refused."""

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from pagefleet_router.errors import Refusal
 from pagefleet_router.wire.client_connection import ConnectionTiming
+from pagefleet_router.wire.client_request import ClientRequest
+from pagefleet_router.wire.memory import BodyMemory
+from pagefleet_router.wire.request_parser import RequestParser
 
 from tests.fakes.faulty_engine import CHAT, chat, chunked, fleet, post, whole
 
@@ -222,5 +226,50 @@ def test_an_offer_of_another_protocol_is_ignored(tmp_path: Path) -> None:
             bodies = [seen.body for seen in f.engines[0].seen]
             assert bodies == [json.dumps(chat(text)).encode() for text in ("offered", "next")] * 4
             assert f.engines[0].seen[0].header("upgrade") is None
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("offer", ["", "connection: Upgrade\r\nupgrade: h2c\r\n"])
+def test_connect_is_answered_and_harms_nobody(tmp_path: Path, offer: str) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole()) as f:
+            client = await f.connect()
+            await client.send(f"CONNECT r:80 HTTP/1.1\r\nhost: r\r\n{offer}\r\n".encode() + b"x" * 100)
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (400, "close")
+            assert await client.ended()
+            assert (await f.ask(post(chat()))).status == 200
+
+    uvloop.run(scenario())
+
+
+def test_a_tunnel_is_looked_at_once() -> None:
+    heads: list[ClientRequest] = []
+    parser = RequestParser(1 << 20, heads.append, BodyMemory(1 << 20))
+    with pytest.raises(Refusal):
+        parser.feed(b"CONNECT r:80 HTTP/1.1\r\nhost: r\r\n\r\n" + b"x" * 90)
+    assert len(heads) <= 1
+
+
+@pytest.mark.parametrize("framing", ["content-length: 30000000\r\n", "transfer-encoding: chunked\r\n"])
+def test_who_may_not_ask_hears_so_before_the_body(tmp_path: Path, framing: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-" + "a" * 30 + "\n")
+
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole(), api_key_file=keys) as f:
+            client = await f.connect()
+            await client.send(f"{LINE}host: r\r\nx-request-id: mine\r\n{framing}\r\n".encode())
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (401, "close")
+            assert answer.headers["x-request-id"] == "mine"
+            assert f.router.metrics.requests["/v1/chat/completions", 401] == 1
+            await client.send(b"x" * 100_000)
+            assert await client.ended()
+            # A short body is read over, and the connection kept.
+            client = await f.connect()
+            await client.send(post(chat()) + post(chat()))
+            assert [(await client.answer()).status for _ in range(2)] == [401, 401]
 
     uvloop.run(scenario())
