@@ -41,6 +41,7 @@ from pagefleet_router.scheduling.policy import Policy
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.signals.monitor import Monitor, MonitorTiming
 from pagefleet_router.telemetry.access_log import AccessLog
+from pagefleet_router.telemetry.line_writer import LineWriter, log_without_waiting
 from pagefleet_router.telemetry.log import tell_of_a_crash
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.tokens.prompt_reader import PlainPrompts, PromptReader
@@ -122,7 +123,8 @@ class Router:
         )  # fmt: skip
         self.table.subscribe(self._follow)
         self.table.subscribe_to_facts(self._facts_changed)
-        self._log = AccessLog(sys.stdout) if config.access_log else None
+        self._access = LineWriter(sys.stdout.fileno()) if config.access_log else None
+        self._log = None if self._access is None else AccessLog(self._access)
         keys = ApiKeys(config.api_key_file) if config.api_key_file else None
         self.gate = make_gate(config, self.table, keys)
         self.table.watch(self.gate.engines_changed)
@@ -171,8 +173,9 @@ class Router:
             for connection in list(self.connections):
                 connection.close_now()
             self.pools.keep_only(set())
-            if self._log is not None:
+            if self._log is not None and self._access is not None:
                 self._log.flush()
+                await asyncio.to_thread(self._access.close)
             await asyncio.to_thread(self._tracer.close)
 
     async def drain(self) -> None:
@@ -251,8 +254,9 @@ class Router:
                 self._seat.beat(now)
             self._caches.tick(now)
             self.pools.drop_stale(now)
-            if self._log is not None:
+            if self._log is not None and self._access is not None:
                 self._log.flush()
+                self.metrics.access_lines_dropped = self._access.num_dropped
 
 
 def make_source(config: RouterConfig) -> EndpointSource:
@@ -345,6 +349,12 @@ async def serve(config: RouterConfig, seat: Seat | None = None) -> int:
         loop.add_signal_handler(number, signals.put_nowait, number)
     if seat is not None:
         loop.add_reader(seat.lifeline, _follow_parent, loop, seat.lifeline, signals)
+    with log_without_waiting("pagefleet_router"):
+        return await _serve(router, config, signals)
+
+
+async def _serve(router: Router, config: RouterConfig, signals: asyncio.Queue[int]) -> int:
+    loop = asyncio.get_running_loop()
     async with router.running() as port:
         logger.info("listening on http://%s:%d, policy %s", config.host, port, config.policy)
         await _first_of(signals.get(), router.broken.wait())

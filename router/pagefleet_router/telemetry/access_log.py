@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import Protocol
 
 import msgspec
 
@@ -36,11 +36,21 @@ PIPE_BYTES = 4096
 """What a pipe takes as one piece (PIPE_BUF): lines of several processes stay whole."""
 
 
+class LineSink(Protocol):
+    """What lines are written to: a text file, or a `LineWriter`."""
+
+    def write(self, lines: str, /) -> object:
+        """Take whole lines."""
+
+    def flush(self) -> object:
+        """Let them go."""
+
+
 class AccessLog:
     """Writes records as lines; a sink that is gone ends the log, not the router."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out: TextIO | None = out
+    def __init__(self, out: LineSink) -> None:
+        self._out: LineSink | None = out
         self._encoder = msgspec.json.Encoder()
         self._lines = bytearray()
 

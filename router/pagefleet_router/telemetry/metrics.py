@@ -52,6 +52,7 @@ class RouterMetrics(Collector):
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.streams_cut = 0
+        self.access_lines_dropped = 0
         self.arrivals: Counter[str] = Counter()
         """Requests by model, whatever became of them."""
         self.prompt_tokens: Counter[str] = Counter()
@@ -132,6 +133,7 @@ class RouterMetrics(Collector):
             ("ejections", "Engines ejected for failing in a row.", self.ejections),
             ("prefix_queries_tokens", "Prompt tokens looked up in the prefix index.", self.prefix_queries),
             ("prefix_hits_tokens", "Those that the chosen engine probably had.", self.prefix_hits),
+            ("access_log_lines_dropped", "Lines that nobody read in time.", self.access_lines_dropped),
             ("streams_cut", "Streams that ended with an error event.", self.streams_cut),
         ):
             yield CounterMetricFamily(PREFIX + name, text, value=value)
