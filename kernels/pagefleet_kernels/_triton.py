@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +26,24 @@ if TYPE_CHECKING or IMPORTED:
 else:
     triton = tl = None  # kernels are defined but never launched: `dispatch.choose_backend` refuses first
 
+ASYNC_COMPILE: Any = None
+if IMPORTED and not INTERPRETED:
+    with suppress(ImportError):  # not part of Triton's interface
+        ASYNC_COMPILE = importlib.import_module("triton.runtime._async_compile")
+
 # Triton 3.10 changes the default; said here, results do not depend on its version
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
 
-__all__ = ["COMPILE_OPTIONS", "IMPORTED", "INTERPRETED", "jit", "next_power_of_2", "tl", "triton"]
+__all__ = [
+    "ASYNC_COMPILE",
+    "COMPILE_OPTIONS",
+    "IMPORTED",
+    "INTERPRETED",
+    "jit",
+    "next_power_of_2",
+    "tl",
+    "triton",
+]
 
 
 def jit(*, do_not_specialize: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
@@ -37,9 +53,24 @@ def jit(*, do_not_specialize: Sequence[str] = ()) -> Callable[[Callable[..., Any
     """
 
     def decorate(fn: Callable[..., Any]) -> Any:
-        return triton.jit(fn, do_not_specialize=list(do_not_specialize)) if IMPORTED else fn
+        if not IMPORTED:
+            return fn
+        make = triton.jit if ASYNC_COMPILE is None else _compilable_ahead()
+        return make(fn, do_not_specialize=list(do_not_specialize))
 
     return decorate
+
+
+@cache
+def _compilable_ahead() -> Any:
+    """Triton's function, whose launches within `compile_ahead.compile_side_by_side` only compile."""
+
+    class Function(triton.JITFunction):  # type: ignore[misc]
+        def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            ahead = ASYNC_COMPILE.active_mode.get() is not None
+            return super().run(*args, grid=grid, warmup=warmup or ahead, **kwargs)
+
+    return Function
 
 
 def next_power_of_2(n: int) -> int:

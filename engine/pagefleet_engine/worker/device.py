@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from pagefleet_protocol.freed_memory import keep_freed
@@ -70,6 +72,24 @@ def limit_kernel_caches() -> None:
     """
     for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(variable, str(MAX_KERNELS))
+
+
+def default_cache_dir(requested: str | None) -> Path:
+    """The folder asked for, or pagefleet's own under the user's cache folder."""
+    if requested is not None:
+        return Path(requested).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pagefleet"
+
+
+def keep_kernels(folder: Path) -> None:
+    """Have Triton keep compiled kernels in `folder`, where the next start finds them, unless the environment says
+    where; before the first is compiled. A folder that cannot be made costs the next start its time.
+    """
+    if "TRITON_CACHE_DIR" in os.environ:
+        return
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code that runs: nobody else may write it
+        os.environ["TRITON_CACHE_DIR"] = str(folder)
 
 
 def keep_step_memory() -> None:

@@ -70,13 +70,6 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def default_cache_dir(requested: str | None) -> Path:
-    """The folder asked for, or pagefleet's own under the user's cache folder."""
-    if requested is not None:
-        return Path(requested).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pagefleet"
-
-
 class ProfileCache:
     """One measurement, in a file of its own under `folder`."""
 

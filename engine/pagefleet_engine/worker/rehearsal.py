@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import torch
+from pagefleet_kernels.compile_ahead import compile_side_by_side
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from pagefleet_engine.core.kv_groups import num_blocks_for
 from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
+from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
+from pagefleet_engine.worker.step_inputs import StepInputBuilder
 
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
 
@@ -86,6 +92,25 @@ def rehearse_everything(runner: ModelRunner, limits: RunnerLimits, num_blocks: i
     for sampling in _EVERY_SAMPLING:
         if blocks_needed([4], limits) <= num_blocks and limits.max_model_len > 5:
             rehearse(runner, [4], limits, sampling)
+
+
+def compile_ahead(forward: EagerForward, inputs: StepInputBuilder, limits: RunnerLimits, *, cascade: bool) -> None:
+    """Compile side by side what the forward pass of any step launches; one after another it takes a minute.
+
+    Nothing is computed that anybody could see: tokens and positions are zeros, and nothing is written to pages. What
+    piecewise graphs of a model in eight bits launch besides (attention that is not rounded) is left to their capture.
+    """
+    with compile_side_by_side(len(os.sched_getaffinity(0))) as is_possible, torch.inference_mode():
+        if not is_possible:
+            return
+        inputs.clear()
+        for row_lens in _every_batch(limits):
+            if sum(row_lens) > 2 * _TALLEST:
+                continue
+            view = inputs.view(len(row_lens), sum(row_lens), max(row_lens))
+            for num_common_blocks in (0, 1) if cascade and len(row_lens) > 1 else (0,):
+                geometry = replace(view.geometry, num_common_blocks=num_common_blocks)
+                forward.compute(replace(view, geometry=geometry))
 
 
 def _every_batch(limits: RunnerLimits) -> Iterator[list[int]]:

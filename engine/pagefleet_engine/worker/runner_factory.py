@@ -14,6 +14,7 @@ from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.models.model import Model
+from pagefleet_engine.worker.device import default_cache_dir, keep_kernels
 from pagefleet_engine.worker.forward import EagerForward, Forward
 from pagefleet_engine.worker.graphs.capture import CudaGraphs
 from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
@@ -22,6 +23,7 @@ from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
 from pagefleet_engine.worker.graphs.sizes import coarser, resolve_sizes
 from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
+from pagefleet_engine.worker.rehearsal import compile_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class RunnerFactory:
         self._groups = groups
         self._kv_dtype = kv_dtype
         self._device = device
+        if device.type == "cuda":
+            keep_kernels(default_cache_dir(config.execution.cache_dir) / "kernels")
         self._graph_mode = resolve_graph_mode(config.execution.cuda_graphs, device.type)
         scheduler, setting = config.scheduler, config.execution.cuda_graph_sizes
         self._graph_sizes = resolve_sizes(setting, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
@@ -77,7 +81,10 @@ class RunnerFactory:
         pool = allocate_kv_pool(layout, self._kv_dtype, self._device)
         backend = self._backend(pool, layout)
         state = RequestState(limits, self._config.model.seed, self._device)
-        forward: Forward = EagerForward(self._model, backend)
+        eager = EagerForward(self._model, backend)
+        if self._device.type == "cuda":
+            compile_ahead(eager, state.inputs, limits, cascade=self._config.execution.cascade_attention)
+        forward: Forward = eager
         graphs = None
         if self._graph_mode is not GraphMode.NONE:
             dispatcher = GraphDispatcher(

@@ -20,6 +20,7 @@ from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import (
+    default_cache_dir,
     keep_step_memory,
     limit_kernel_caches,
     probe_memory,
@@ -39,7 +40,7 @@ from pagefleet_engine.worker.memory import (
 from pagefleet_engine.worker.model_runner import LaunchedStep, RunnerLimits
 from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
-from pagefleet_engine.worker.profile_cache import ProfileCache, default_cache_dir, device_facts, profile_facts
+from pagefleet_engine.worker.profile_cache import ProfileCache, device_facts, profile_facts
 from pagefleet_engine.worker.rehearsal import rehearse, rehearse_everything, short_step
 from pagefleet_engine.worker.runner_factory import RunnerFactory
 

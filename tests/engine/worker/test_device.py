@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker import device
 from pagefleet_engine.worker.device import (
     MAX_KERNELS,
+    keep_kernels,
     limit_kernel_caches,
     probe_memory,
     resolve_device,
@@ -112,3 +114,19 @@ def test_a_large_pool_takes_memory_only_where_it_is_written() -> None:
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_compiled_kernels_are_kept_where_the_environment_does_not_say_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    keep_kernels(tmp_path / "kernels")
+    assert os.environ["TRITON_CACHE_DIR"] == "elsewhere"
+    assert not (tmp_path / "kernels").exists()
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    (tmp_path / "file").write_text("")
+    keep_kernels(tmp_path / "file" / "kernels")
+    assert "TRITON_CACHE_DIR" not in os.environ
+    keep_kernels(tmp_path / "kernels")
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "kernels")
+    assert (tmp_path / "kernels").stat().st_mode & 0o077 == 0

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +76,9 @@ class Capture:
 class FakeEvent:
     """Has happened when it is recorded."""
 
-    def __init__(self, memory: DeviceMemory, **_: Any) -> None:
-        self._memory = memory
+    memory: DeviceMemory
+
+    def __init__(self, **_: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None:
         """Nothing is queued."""
@@ -96,16 +96,16 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         """The host waits."""
-        self._memory.wait("Event.synchronize")
+        self.memory.wait("Event.synchronize")
 
 
 class FakeStream:
     """Work is done when it is given to a stream."""
 
+    memory: DeviceMemory
     cuda_stream = 7
 
-    def __init__(self, memory: DeviceMemory, device: Any = None, **_: Any) -> None:
-        self._memory = memory
+    def __init__(self, device: Any = None, **_: Any) -> None: ...
 
     def wait_stream(self, other: Any) -> None:
         """Nothing is queued."""
@@ -115,29 +115,31 @@ class FakeStream:
 
     def record_event(self, event: Any = None) -> Any:
         """The event given, or a new one."""
-        return event or FakeEvent(self._memory)
+        return event or torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """The host waits."""
-        self._memory.wait("Stream.synchronize")
+        self.memory.wait("Stream.synchronize")
 
 
 class FakeGraph:
     """Records what is launched, and does it again."""
 
-    def __init__(self, memory: DeviceMemory, graphs: list[list[Launched]]) -> None:
-        self._memory, self._graphs = memory, graphs
+    memory: DeviceMemory
+    graphs: list[list[Launched]]
+
+    def __init__(self) -> None:
         self._capture = Capture()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """See torch.cuda.CUDAGraph."""
-        assert self._memory.capture is None, "captures do not nest"
-        self._memory.capture = self._capture
+        assert self.memory.capture is None, "captures do not nest"
+        self.memory.capture = self._capture
 
     def capture_end(self) -> None:
         """See torch.cuda.CUDAGraph."""
-        self._memory.capture = None
-        self._graphs.append(self._capture.launched)
+        self.memory.capture = None
+        self.graphs.append(self._capture.launched)
 
     def replay(self) -> None:
         """See torch.cuda.CUDAGraph."""
@@ -154,7 +156,8 @@ def cuda_stand_ins(memory: DeviceMemory, kind: GpuKind, graphs: list[list[Launch
         minor=kind.capability[1],
         multi_processor_count=kind.num_processors,
     )
-    default = FakeStream(memory)
+    own = {"memory": memory, "graphs": graphs}  # classes of this device: torch's modules name them in types
+    default = type("Stream", (FakeStream,), own)()
     return _patched(
         torch.cuda,
         _lazy_init=lambda: None,
@@ -172,9 +175,9 @@ def cuda_stand_ins(memory: DeviceMemory, kind: GpuKind, graphs: list[list[Launch
         max_memory_allocated=lambda device=None: 256 << 20,
         reset_peak_memory_stats=lambda device=None: None,
         graph_pool_handle=lambda: (0, 1),
-        Stream=partial(FakeStream, memory),
-        Event=partial(FakeEvent, memory),
-        CUDAGraph=partial(FakeGraph, memory, graphs),
+        Stream=type(default),
+        Event=type("Event", (FakeEvent,), own),
+        CUDAGraph=type("CUDAGraph", (FakeGraph,), own),
         current_stream=lambda device=None: default,
         stream=_nothing,
         device=_nothing,

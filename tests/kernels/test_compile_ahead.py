@@ -1,0 +1,52 @@
+"""Kernels compiled side by side, for a GPU that need not be here: in a process of its own, where Triton compiles."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pagefleet_kernels.compile_ahead import compile_side_by_side
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+COMPILE = """
+import torch
+torch.version.cuda = "13.0"  # a CPU build of torch keeps the kernels from importing Triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+class Driver:
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+
+driver.set_active(Driver())
+from pagefleet_kernels import norm
+from pagefleet_kernels.compile_ahead import compile_side_by_side
+
+norm.choose_backend, norm.architecture = lambda *_: "triton", lambda _: "sm_90"
+x = torch.zeros(4, 64)
+with compile_side_by_side(2) as is_possible:
+    print(is_possible)
+    for unit_offset in (False, True, True):
+        norm.rms_norm(x, torch.ones(64), 1e-6, unit_offset=unit_offset)
+made = norm._rms_norm_kernel.device_caches[0][0].values()
+print(sorted(type(kernel).__name__ for kernel in made), not x.any())
+"""
+
+
+def test_each_form_is_compiled_once_and_nothing_runs(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True", "['CompiledKernel', 'CompiledKernel'] True"]
+    assert list(tmp_path.rglob("*.cubin")), "the next start finds what was compiled"
+
+
+def test_where_kernels_are_interpreted_nothing_is_compiled() -> None:
+    with compile_side_by_side(2) as is_possible:
+        assert not is_possible
