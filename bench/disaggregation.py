@@ -25,12 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from pagefleet_engine.bench.load_client import Answer, Asked, complete, completed, new_session
 from pagefleet_engine.bench.workloads import FIRST_TOKEN
 from pagefleet_protocol.fleet_key import read_fleet_key
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvTransfer
 
-from bench.disaggregation_client import COMPLETIONS, Answer, Asked, ask, new_session
-from bench.disaggregation_fleet import VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model
+from bench.disaggregation_fleet import MODEL, VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model
 from bench.report import write_report
 
 BLOCK_SIZE = 16
@@ -84,10 +84,10 @@ async def pass_on(fleet: Fleet, source: str, asked: Asked) -> tuple[Passed, Answ
     prefill, decode = fleet.engines[source], fleet.engines[DECODE]
     before, first_tokens = decode.metrics(), prefill.metrics()
     ours, theirs = headers_of(fleet, source)
-    body = asked.body()
+    body = asked.body(MODEL)
     async with new_session() as web:
         leg = asyncio.create_task(_prefill_leg(web, prefill.url, body, ours))
-        answer = await ask(web, decode.url, asked, body, theirs)
+        answer = completed(await complete(web, f"{decode.url}/v1", asked, body, theirs))
         await leg
     after = await _grown(decode, LOADED, before)
     computed = await _grown(prefill, f"{FIRST_TOKENS}_count", first_tokens)
@@ -111,7 +111,7 @@ def headers_of(fleet: Fleet, source: str) -> tuple[dict[str, str], dict[str, str
 
 
 async def _prefill_leg(web: Any, url: str, body: bytes, headers: Mapping[str, str]) -> None:
-    async with web.post(f"{url}{COMPLETIONS}", data=body, headers=headers) as response:
+    async with web.post(f"{url}/v1/completions", data=body, headers=headers) as response:
         if response.status != 200:
             raise RuntimeError(f"the prefill leg: HTTP {response.status}: {(await response.text())[:300]}")
         await response.read()
@@ -146,7 +146,7 @@ async def _turn(fleet: Fleet, input_len: int, output_len: int, seed: int) -> dic
     for way in random.Random(seed).sample(SEND_TYPES, len(SEND_TYPES)):
         asked = Asked([generator.randrange(FIRST_TOKEN, VOCAB_SIZE) for _ in range(input_len)], output_len)
         async with new_session() as web:
-            whole = await ask(web, fleet.engines[WHOLE].url, asked, asked.body())
+            whole = completed(await complete(web, f"{fleet.engines[WHOLE].url}/v1", asked, asked.body(MODEL)))
         passed, answer = await pass_on(fleet, way, asked)
         figures = passed.figures()
         figures |= {"whole_ttft_s": whole.timing.ttft, "ttft_over_whole": passed.ttft_s / whole.timing.ttft}

@@ -26,12 +26,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine.bench.arrivals import arrival_times
 from pagefleet_engine.bench.goodput import Timing, goodput, meets
-from pagefleet_engine.bench.load_client import Failure
+from pagefleet_engine.bench.load_client import (
+    Answer,
+    Asked,
+    Failure,
+    Outcome,
+    Target,
+    complete,
+    completed,
+    drive,
+    new_session,
+)
 from pagefleet_engine.bench.percentiles import percentile
 from pagefleet_engine.bench.workloads import FIRST_TOKEN
 
-from bench.disaggregation_client import Answer, Asked, ask, ask_each_at_its_time, ask_so_many_at_once, new_session
-from bench.disaggregation_fleet import VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model
+from bench.disaggregation_fleet import MODEL, VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model
 from bench.disaggregation_plot import plot_sweep
 from bench.report import write_report
 
@@ -94,10 +103,26 @@ async def calibrate(router: Process, prompts: Prompts, input_len: int, seconds: 
     alone = []
     async with new_session() as web:
         for asked in prompts.make(input_len, [0.0] * 3):
-            alone.append((await ask(web, router.url, asked, asked.body())).timing)
+            answer = completed(await complete(web, f"{router.url}/v1", asked, asked.body(MODEL)))
+            alone.append(answer.timing)
     ttft_s, tpot_s = (sorted(getattr(one, name) for one in alone)[1] for name in ("ttft", "tpot"))
     count = max(AT_ONCE, min(200, round(2 * seconds / alone[-1].e2e)))
-    return Alone(ttft_s, tpot_s, await ask_so_many_at_once(router.url, prompts.make(input_len, [0.0] * count), AT_ONCE))
+    return Alone(ttft_s, tpot_s, await rate_at_once(router, prompts.make(input_len, [0.0] * count), AT_ONCE))
+
+
+async def ask_all(
+    router: Process, requests: Sequence[Asked], at_once: int | None = None
+) -> tuple[list[Outcome], float]:
+    """Send each when it is due, or with a limit when a place is free; what came of each, and the seconds until then."""
+    found: dict[int, Outcome] = {}
+    seconds = await drive(Target(f"{router.url}/v1", MODEL), requests, at_once, found.__setitem__)
+    return [found[number] for number in range(len(requests))], seconds
+
+
+async def rate_at_once(router: Process, requests: Sequence[Asked], at_once: int) -> float:
+    """Requests per second with so many under way until all are answered."""
+    outcomes, seconds = await ask_all(router, requests, at_once)
+    return len(list(map(completed, outcomes))) / seconds
 
 
 async def run_cell(
@@ -105,7 +130,7 @@ async def run_cell(
 ) -> tuple[Mapping[str, Any], list[str | None]]:
     """Ask one fleet; returns its figures, and the text of each answer that came."""
     before = choices(router)
-    outcomes, seconds = await ask_each_at_its_time(router.url, requests)
+    outcomes, seconds = await ask_all(router, requests)
     answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
     if not answers:
         raise RuntimeError(f"nothing was answered: {outcomes[0]}")
@@ -142,7 +167,7 @@ async def sweep(routers: Mapping[str, Process], settings: Settings) -> dict[str,
     found: dict[str, Any] = {}
     prompts = Prompts(settings.output_len)
     for router, input_len in product(routers.values(), settings.input_lens):
-        await ask_so_many_at_once(router.url, prompts.make(input_len, [0.0] * WARM_UP_REQUESTS), 4)
+        await rate_at_once(router, prompts.make(input_len, [0.0] * WARM_UP_REQUESTS), 4)
     for number, input_len in enumerate(settings.input_lens):
         alone = await calibrate(routers[COLOCATED], prompts, input_len, settings.seconds)
         cells: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pagefleet_engine.bench.arrivals import arrival_times
 from pagefleet_engine.bench.engine_options import add_engine_arguments, model_folder
 from pagefleet_engine.bench.goodput import Timing, goodput, meets, parse_slo
-from pagefleet_engine.bench.load_client import Failure, Outcome, Target, drive, served_model
+from pagefleet_engine.bench.load_client import Answer, Asked, Failure, Outcome, Target, drive, served_model
 from pagefleet_engine.bench.percentiles import summary
 from pagefleet_engine.bench.plot import plot_distributions, require_matplotlib
 from pagefleet_engine.bench.report import Report
@@ -64,7 +64,8 @@ def run(arguments: argparse.Namespace) -> Report:
     workload = make_workload(
         count, inputs, outputs, arguments.vocab_size, shared_prefix=arguments.shared_prefix, seed=seed
     )
-    arrivals = list(arrival_times(count, arguments.request_rate, arguments.burstiness, seed))
+    arrivals = arrival_times(count, arguments.request_rate, arguments.burstiness, seed)
+    requests = list(map(Asked, workload.prompts, workload.output_lens, arrivals))
     api_key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
     with ExitStack() as stack:
         subject = None
@@ -78,13 +79,13 @@ def run(arguments: argparse.Namespace) -> Report:
         outcomes: list[Outcome] = []
         with _progress(count) as advance:
 
-            def done(outcome: Outcome) -> None:
+            def done(_: int, outcome: Outcome) -> None:
                 outcomes.append(outcome)
                 advance()
 
             target = Target(base_url, name, api_key)
-            seconds = asyncio.run(drive(target, workload, arrivals, arguments.max_concurrency, done))
-    timings = [outcome for outcome in outcomes if isinstance(outcome, Timing)]
+            seconds = asyncio.run(drive(target, requests, arguments.max_concurrency, done))
+    timings = [outcome.timing for outcome in outcomes if isinstance(outcome, Answer)]
     failures = Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Failure))
     if not timings:
         raise ConfigError(f"no request was answered; most often: {failures.most_common(1)[0][0]}")
