@@ -103,7 +103,8 @@ class SchedulerConfig:
     max_num_seqs: _Seats = 256
     """Requests that run at once; unless given, no more than max_num_batched_tokens."""
     max_num_batched_tokens: _StepTokens = 2048
-    """Tokens computed per step, over all requests; unless given, no fewer than max_num_seqs."""
+    """Tokens computed per step, over all requests; unless given, 8192 on GPUs of 70 GB or more from Hopper on, and no
+    fewer than max_num_seqs."""
     long_prefill_token_threshold: Count | None = None
     """Most tokens of one prompt in one step while others wait or run; default: a quarter of max_num_batched_tokens,
     at least 512 (and never over max_num_batched_tokens)."""

@@ -19,6 +19,7 @@ from pagefleet_engine.config import (
     ServerConfig,
 )
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.gpu_size import first_gpu
 
 SERVE = Program(
     name="pagefleet serve",
@@ -67,10 +68,13 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
 
 
 def _fit_sizes(values: dict[str, Any]) -> None:
-    """Where only one of seats and tokens per step is given, let the other's default give way to it."""
+    """Tokens per step by the GPU's size unless given; where only one of seats and tokens is given, the other's default
+    gives way to it."""
     seats, tokens = values.get("max_num_seqs"), values.get("max_num_batched_tokens")
     default = SchedulerConfig()
-    if seats is None and tokens is not None:
+    if tokens is None:
+        gpu = first_gpu() if values.get("device", "auto") != "cpu" else None
+        fitting = default.max_num_batched_tokens if gpu is None else gpu.step_tokens(default.max_num_batched_tokens)
+        values["max_num_batched_tokens"] = max(fitting, seats or 0)
+    elif seats is None:
         values["max_num_seqs"] = min(default.max_num_seqs, tokens)
-    elif tokens is None and seats is not None:
-        values["max_num_batched_tokens"] = max(default.max_num_batched_tokens, seats)
