@@ -91,6 +91,7 @@ class FakeRouter:
             metric_names.ROUTER_PROMPT_TOKENS: self.prompt_tokens_per_s * time.monotonic(),
             metric_names.ROUTER_PREFILL_RATE: 1000,
             metric_names.ROUTER_FLEET_ENGINES: 2,
+            metric_names.ROUTER_FLEET_REQUESTS_RUNNING: 0,
         }
         return "".join(f"{name} {value}\n" for name, value in claims.items()).encode()
 

@@ -6,7 +6,6 @@ Pods are not trusted: answers have a size limit, and what they say becomes numbe
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -16,13 +15,13 @@ from pagefleet_protocol.engine_facts import FACTS_PATH
 from pagefleet_protocol.kube_names import SERVING_PORT
 from pagefleet_protocol.model_facts import Progress
 
+from pagefleet_operator.autoscale.fleet_numbers import parse_fleet_metrics
 from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 1 << 20
 MAX_CONNECTIONS = 256
 """Pods that are dead keep theirs for TIMEOUT_S, in which the others are to be asked."""
-_PREFIX = "pagefleet_router_fleet_"
 
 
 class PodHttp(Protocol):
@@ -90,18 +89,3 @@ class HttpPods:
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
         return body if len(body) <= MAX_ANSWER_BYTES else None
-
-
-def parse_fleet_metrics(text: bytes) -> Mapping[str, float]:
-    """Return the samples of the fleet's metrics, out of a page in Prometheus' text format. They have no labels."""
-    found: dict[str, float] = {}
-    for line in text.decode(errors="replace").splitlines():
-        name, _, rest = line.partition(" ")
-        if name.startswith(_PREFIX) and "{" not in name:
-            try:
-                value = float(rest.split(" ")[0])
-            except ValueError:
-                continue
-            if math.isfinite(value):
-                found[name] = value
-    return found

@@ -7,8 +7,8 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 
 from pagefleet_operator.plan.announcements import Announcement, announcements
-from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.observed import Observed
+from pagefleet_operator.plan.status import invalid_service_status
 from pagefleet_operator.render.service_plan import ServicePlan, plan_service
 from pagefleet_operator.render.settings import ClusterSettings
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.model_facts import FINAL_REASONS, DownloadResult
+from pagefleet_protocol.model_facts import FINAL_REASONS, DownloadResult, ModelFacts
 from pagefleet_protocol.model_uri import ModelUri
 
 from pagefleet_operator.download.progress import ProgressMeter
 from pagefleet_operator.download.settings import DownloadSettings, settings_for
 from pagefleet_operator.local.backoff import Backoff
-from pagefleet_operator.plan.status import ModelSeen
+from pagefleet_operator.plan.model_health import progress_text
+from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.verdict import Verdict
 
 Download = Callable[[str, Path, DownloadSettings, ProgressMeter], Awaitable[DownloadResult]]
@@ -49,7 +50,7 @@ def model_order(service: InferenceService, uri: ModelUri, models: Path) -> Model
 
 
 class ModelFetch:
-    """Carries one order out; `seen` tells how far it is."""
+    """Carries one order out; `verdict` tells how far it is."""
 
     def __init__(
         self,
@@ -59,25 +60,27 @@ class ModelFetch:
         backoff: Backoff,
         tell: Callable[[str], None],
     ) -> None:
-        """`tell` gets a sentence now and then, and an empty one whenever `seen` may differ."""
+        """`tell` gets a sentence now and then, and an empty one whenever `verdict` may differ."""
         self.order = order
         self._download = download
         self._settings = settings_for(order.uri, order.revision, order.endpoint, environment)
         self._backoff = backoff
         self._tell = tell
         self._meter = ProgressMeter()
-        self._complete = False
         self._failure: Verdict | None = None
-
-    @property
-    def complete(self) -> bool:
+        self.facts: ModelFacts | None = None
+        """Of the model, once it is here and says so."""
+        self.complete = False
         """Whether engines can load the model."""
-        return self._complete
 
-    def seen(self) -> ModelSeen:
-        """Return what the status has to know."""
-        progress = None if self._complete or self._failure else self._meter.snapshot()
-        return ModelSeen(str(self.order.folder), self._complete, progress, self._failure)
+    def verdict(self) -> Verdict:
+        """Return ModelCached."""
+        if self.complete:
+            return Verdict(True, Reason.CACHED, f"the model is in {self.order.folder}")
+        return self._failure or Verdict(False, Reason.DOWNLOADING, self._progress())
+
+    def _progress(self) -> str:
+        return f"this machine {progress_text(self._meter.snapshot())}"
 
     async def run(self) -> None:
         """Download; returns when the model is here, or when somebody has to change something first."""
@@ -85,7 +88,7 @@ class ModelFetch:
             self._meter, self._failure = ProgressMeter(), None
             result = await self._attempt()
             if not result.reason:
-                self._complete = True
+                self.complete, self.facts = True, result.facts
                 self._tell(f"the model is in {self.order.folder}")
                 return
             final = result.reason in FINAL_REASONS
@@ -105,7 +108,7 @@ class ModelFetch:
             while not working.done():
                 await asyncio.wait({working}, timeout=_LOOK_S)
                 num_looks += 1
-                told = self.seen().told if num_looks % _REPORT_LOOKS == 1 and not working.done() else ""
+                told = self._progress() if num_looks % _REPORT_LOOKS == 1 and not working.done() else ""
                 self._tell(told)
             return working.result()
         finally:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from pagefleet_operator.autoscale.router_page import read_router_page
+from pagefleet_operator.autoscale.signals import FleetWindow
 
 _MAX_PAGE_BYTES = 1 << 20
 
@@ -67,3 +72,25 @@ async def _get(url: str, timeout_s: float, most_bytes: int) -> _Answer:
     if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
         return _Answer(b"")
     return _Answer(words[1], b"\r\n" + rest)
+
+
+METRICS_PATH = "/metrics"
+
+
+async def listen(
+    window: FleetWindow, routers: Mapping[str, str], timeout_s: float
+) -> tuple[float, Mapping[str, bytes]]:
+    """Ask all routers at once. Returns when they spoke, in monotonic seconds, and the pages of those that did.
+
+    Args:
+        window: takes in what they say.
+        routers: the base URL of each, by name.
+        timeout_s: of each.
+    """
+    pages = await asyncio.gather(*(fetch(url + METRICS_PATH, timeout_s) for url in routers.values()))
+    now = time.monotonic()
+    told = {name: page for name, page in zip(routers, pages, strict=True) if page is not None}
+    for name, page in told.items():
+        if (reading := read_router_page(page)) is not None:
+            window.add(name, reading, now)
+    return now, told

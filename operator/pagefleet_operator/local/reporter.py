@@ -180,7 +180,7 @@ def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
     if ready is not None:
         style = "green" if ready.status == "True" else "yellow"
         notes.append(Text(f"{name} {status.ready}: {ready.message}", style=style))
-    if degraded is not None and degraded.status == "True":
+    if degraded is not None and degraded.status == "True" and (ready is None or ready.reason != degraded.reason):
         notes.append(Text(f"{name}: {degraded.message}", style="yellow"))
     if progressing is not None and progressing.status == "True":
         notes.append(Text(f"{name}: {progressing.message}", style="dim"))
@@ -190,6 +190,12 @@ def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
             verb = "would want" if scaling.mode == "Advisory" else "wants"
             engines = f"{scaling.desired} {part}engine{'' if scaling.desired == 1 else 's'}"
             notes.append(Text(f"{name}: {verb} {engines} ({scaling.reason}): {scaling.signal}", style="dim"))
+    if status.live is not None:
+        live = status.live
+        numbers = (
+            f"{live.requests_running} requests run, {live.requests_waiting} wait, {live.tokens_per_second:.0f} tokens/s"
+        )
+        notes.append(Text(f"{name}: {numbers}, KV cache {live.kv_usage:.0%} full", style="dim"))
     if status.ratio is not None:
         notes.append(Text(f"{name}: advice: {status.ratio.message}", style="dim"))
     return notes

@@ -18,7 +18,7 @@ from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import ScalingPolicy, Tempo, scaling_policy
 from pagefleet_operator.autoscale.signals import FleetSignals, FleetWindow
 from pagefleet_operator.autoscale.state import Decision, ScalingReason, begin
-from pagefleet_operator.local.router_pages import listen
+from pagefleet_operator.local.probe import listen
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.autoscaling import wanted_engines
 from pagefleet_operator.plan.observed import ScalingSeen
@@ -150,7 +150,7 @@ class Scalers:
         """Ask each router once, and decide about engines of every kind."""
         around = [self._look(role) for role in self._scalers]
         running = {name: url for one in around if not one.paused for name, url in one.routers.items() if url}
-        now = await listen(self._window, running, self._timing.probe_timeout)
+        now, _ = await listen(self._window, running, self._timing.probe_timeout)
         for role, scaler in self._scalers.items():
             here = self._look(role)
             scaler.decide(here, self._window.signals(here.routers.keys(), now), now)

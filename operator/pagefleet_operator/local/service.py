@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,24 +13,31 @@ from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStat
 
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.local.backoff import Backoff
+from pagefleet_operator.local.fleet_watch import FleetWatch
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
-from pagefleet_operator.local.pair_watch import PairWatch
 from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.scalers import Scalers, Surroundings, engine_views
 from pagefleet_operator.local.supervisor import Supervisor, World
 from pagefleet_operator.local.wanted import Wanted
 from pagefleet_operator.plan.autoscaling import least_of_view, most_engines
+from pagefleet_operator.plan.gpu_fit import Fit, check_fit
+from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.pair_ratio import ENOUGH
 from pagefleet_operator.plan.pair_steps import engine_steps
 from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.role_health import see_instances
+from pagefleet_operator.plan.role_seen import RoleSeen, both_parts
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
 from pagefleet_operator.plan.rollout import Drain, Instance, State, Step, next_steps
-from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
+from pagefleet_operator.plan.status import Situation, service_status
 from pagefleet_operator.plan.verdict import Verdict, find_condition
 from pagefleet_operator.plan.workloads import PartSettings, Plan, Workload, plan_workloads
 
 _ENGINES: tuple[EngineRole, ...] = ("engine", "prefill", "decode")
 _ROLES: tuple[Role, ...] = ("engine", "prefill", "decode", "router")
+_PAUSED = Verdict(False, Reason.PAUSED, "none are started while spec.paused is true")
+_WAITS = Verdict(False, Reason.WAITING_FOR_MODEL, "engines wait for the model; ModelCached says more")
 
 
 class ServiceRunner:
@@ -49,8 +56,8 @@ class ServiceRunner:
         self._endpoints: tuple[Endpoint, ...] | None = None
         self._kv_peers: tuple[str, ...] | None = None
         self._scalers = Scalers(world.timing, tasks, self._surroundings, self._tell)
-        self._pair_watch: PairWatch | None = None
-        self._pair_watching: asyncio.Task[None] | None = None
+        self._watch = FleetWatch(world.timing, self._part_urls, self._router_urls, world.changed)
+        self._watching: asyncio.Task[None] | None = None
         self._start_up_s: float | None = None
         self._leaving = False
 
@@ -95,7 +102,7 @@ class ServiceRunner:
         """Take the next steps towards the wanted state, and tell the routers and the status what is so."""
         self._follow_model()
         self._scalers.follow(None if self._leaving else self.service, lambda role: len(self._supervisors[role]))
-        self._follow_links()
+        self._follow_watch()
         self._write_peers()
         plan = self._plan()
         if self._leaving:
@@ -136,15 +143,13 @@ class ServiceRunner:
         room = self._world.launcher.gpus.room(engines.name) // engines.gpus
         return min(engines.replicas, max(room, least_of_view(view)))
 
-    def _follow_links(self) -> None:
-        """Have prefill and decode engines asked about each other while there are any."""
-        wanted = is_disaggregated(self.service) and not self._leaving
-        if wanted and self._pair_watching is None:
-            self._pair_watch = PairWatch(self._world.timing, self._part_urls, self._router_urls, self._world.changed)
-            self._pair_watching = self._tasks.create_task(self._pair_watch.run())
-        elif not wanted and self._pair_watching is not None:
-            self._pair_watching.cancel()
-            self._pair_watch = self._pair_watching = None
+    def _follow_watch(self) -> None:
+        """Have routers and engines asked how they are, until this leaves."""
+        if self._watching is None and not self._leaving:
+            self._watching = self._tasks.create_task(self._watch.run())
+        elif self._watching is not None and self._leaving:
+            self._watching.cancel()
+            self._watching = None
 
     def _part_urls(self) -> dict[str, str]:
         supervisors = [one for role in PAIR_ROLES for one in self._supervisors[role].values()]
@@ -200,17 +205,17 @@ class ServiceRunner:
             self._fetch = ModelFetch(order, world.settings.download, world.environment, backoff, self._tell)
             self._fetching = self._tasks.create_task(self._fetch.run())
 
-    def _model_seen(self) -> ModelSeen:
+    def _model_verdict(self) -> Verdict:
+        """Return ModelCached."""
         if self._fetch is not None:
-            return self._fetch.seen()
-        if self._wanted.resolved.uri.remote:
-            paused = Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the model downloaded")
-            return ModelSeen(complete=False, failure=paused)
+            return self._fetch.verdict()
         uri = self._wanted.resolved.uri
+        if uri.remote:
+            return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the model downloaded")
         if uri.scheme == "file" and not Path(uri.local_path).is_dir():
             text = f"{uri.local_path}: there is no such folder on this machine: make it, or correct spec.model.uri"
-            return ModelSeen(complete=False, failure=Verdict(False, Reason.MODEL_NOT_FOUND, text))
-        return ModelSeen()
+            return Verdict(False, Reason.MODEL_NOT_FOUND, text)
+        return Verdict(True, Reason.NOT_NEEDED, "the model is on this machine")
 
     def _tell(self, text: str) -> None:
         if text:
@@ -283,24 +288,52 @@ class ServiceRunner:
             self._world.reporter.say(f"{self.service.name}: the endpoints file cannot be written: {error.strerror}")
 
     def _update_status(self, plan: Plan) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        seen = Observation(
-            engines=tuple(self._observe("engine")),
-            prefill=tuple(self._observe("prefill")),
-            decode=tuple(self._observe("decode")),
-            routers=tuple(self._observe("router")),
-            generation=self._generation,
-            model=self._model_seen(),
-            url=self.url,
-            scaling=self._scalers.seen("engine"),
-            role_scaling={role: seen for role in PAIR_ROLES if (seen := self._scalers.seen(role))},
-            kv_engines=self._pair_watch.seen if self._pair_watch else (),
-            pair_load=self._pair_watch.load if self._pair_watch else None,
-        )
-        before, status = self.service.status, service_status(self.service, plan, seen, now)
+        before, status = self.service.status, service_status(self._situation(plan))
         self.service = self.service.model_copy(update={"status": status})
         for line in _news(before, status):
             self._world.reporter.say(f"{self.service.name}: {line}")
+
+    def _situation(self, plan: Plan) -> Situation:
+        """Return what the status is to tell of."""
+        seen = Observed(
+            now=datetime.now(UTC),
+            generation=self._generation,
+            live=self._watch.live,
+            scaling=self._scalers.seen("engine"),
+            role_scaling={role: seen for role in PAIR_ROLES if (seen := self._scalers.seen(role))},
+            kv_engines=self._watch.seen,
+            pair_load=self._watch.load,
+        )
+        model = self._model_verdict()
+        # Whether there is room for it is found out by the engine itself, on this machine.
+        fit = check_fit(replace(self._resolved(), memory=None, profile=None))
+        parts = tuple(self._see(one) for one in plan.parts)
+        coming = not model.holds and plan.num_engines > 0
+        return Situation(
+            service=self.service,
+            previous=self.service.status,
+            observed=seen,
+            url=self.url,
+            model=model,
+            engines=both_parts(*parts) if len(parts) == 2 else self._see(plan.engine),
+            routers=self._see(plan.router),
+            parts=parts,
+            resolved=self._resolved(),
+            fit=Fit(memory=fit.memory, max_model_len=fit.max_model_len),
+            gate=_WAITS if coming else None,
+            nothing=_PAUSED if self.service.spec.paused else None,
+        )
+
+    def _see(self, workload: Workload) -> RoleSeen:
+        """Gather the instances of a workload, and those that it replaces: decode engines take over from whole ones."""
+        kinds: Mapping[Role, tuple[Role, ...]] = {"engine": _ENGINES, "decode": ("decode", "engine")}
+        found = (self._observe(role) for role in kinds.get(workload.role, (workload.role,)))
+        return see_instances(workload, [one for instances in found for one in instances])
+
+    def _resolved(self) -> Resolved:
+        """Return the settings in force, with what the download found out of the model."""
+        resolved, facts = self._wanted.resolved, self._fetch.facts if self._fetch else None
+        return replace(resolved, facts=facts, revision=(facts.revision if facts else "") or resolved.revision)
 
     def _all(self) -> list[Supervisor]:
         return [one for role in self._supervisors.values() for _, one in sorted(role.items())]

@@ -13,7 +13,8 @@ from pagefleet_operator.plan.observed import DOWNLOAD, Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.resolve import Resolved
-from pagefleet_operator.plan.role_health import DOWNLOAD_REASONS, RoleSeen, conditions_of
+from pagefleet_operator.plan.role_health import conditions_of
+from pagefleet_operator.plan.role_seen import DOWNLOAD_REASONS, RoleSeen
 from pagefleet_operator.plan.verdict import Trouble, Verdict
 
 GIB = 1024**3

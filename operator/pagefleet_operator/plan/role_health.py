@@ -1,100 +1,30 @@
-"""How the engines, or the routers, of one InferenceService are: counts, and the one reason why some do not serve."""
+"""Makes out of pods, or of processes of one machine, how the engines or the routers of an InferenceService are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from pagefleet_protocol.inference_status import Role, RoleStatus
+from pagefleet_protocol.inference_status import Role
 from pagefleet_protocol.kube_names import LABEL_REVISION
 
 from pagefleet_operator.plan.names import ChildNames, child_stem
 from pagefleet_operator.plan.observed import Observed, PodSeen
-from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods, worst
-from pagefleet_operator.plan.reasons import NORMAL, Reason
+from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods
+from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.role_seen import Member, RoleSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES
-from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, Trouble, Verdict
+from pagefleet_operator.plan.rollout import Instance, State
+from pagefleet_operator.plan.verdict import Trouble
+from pagefleet_operator.plan.workloads import Workload
 
-DOWNLOAD_REASONS = frozenset(
-    {
-        Reason.DOWNLOADING,
-        Reason.MODEL_NOT_FOUND,
-        Reason.ACCESS_DENIED,
-        Reason.STORE_UNREACHABLE,
-        Reason.CHECKSUM_MISMATCH,
-        Reason.DISK_FULL,
-        Reason.BAD_MODEL,
-    }
-)
-"""Of pods that download the model themselves: ModelCached tells these, EngineReady that it waits."""
-_MAY_PASS = frozenset(
-    {
-        Reason.INSUFFICIENT_GPU,
-        Reason.UNSCHEDULABLE,
-        Reason.CLAIM_PENDING,
-        Reason.NODE_LOST,
-        Reason.NOT_READY,
-        Reason.STORE_UNREACHABLE,
-    }
-)
-"""A rollout waits for these until its deadline: nodes are added, stores come back."""
 _ENDED_FOR = timedelta(minutes=10)
 """Pods that ended longer ago say nothing about now; they lie about until Kubernetes removes them."""
 
 
 ROUTERS_FOLLOW_WITHIN = timedelta(seconds=15)
 """So soon after the first engine, or their own birth, routers are ready; before that it is no trouble."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleSeen:
-    """The pods of one role, and what they should be."""
-
-    role: Role
-    wanted: int
-    revision: str
-    """Wanted; empty while there is neither a wanted Deployment nor one that exists."""
-    body: Mapping[str, Any] | None
-    """Of our Deployment, where it exists."""
-    pods: tuple[PodSeen, ...]
-    """That run or are to run."""
-    troubles: tuple[Trouble, ...]
-    """Of pods that do not serve, and of those that cannot be made."""
-    new_troubles: tuple[Trouble, ...]
-    """Those of the wanted revision alone."""
-
-    @property
-    def ready(self) -> int:
-        """Pods that take requests."""
-        return sum(pod.ready for pod in self.pods)
-
-    @property
-    def updated(self) -> int:
-        """Pods of the wanted revision."""
-        return sum(pod.revision == self.revision for pod in self.pods)
-
-    @property
-    def old(self) -> int:
-        """Pods of other revisions."""
-        return len(self.pods) - self.updated
-
-    @property
-    def count(self) -> str:
-        """Words for how many are ready."""
-        return f"{self.ready} of {self.wanted} {self.noun} ready"
-
-    @property
-    def noun(self) -> str:
-        """What they are called."""
-        return f"{self.role} engines" if self.role in PAIR_ROLES else f"{self.role}s"
-
-    def status(self) -> RoleStatus:
-        """Return the counts as the status has them."""
-        return RoleStatus(
-            name=self.role, replicas=self.wanted, ready=self.ready, updated=self.updated, revision=self.revision
-        )
 
 
 def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, observed: Observed) -> RoleSeen:
@@ -127,87 +57,38 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
         role=role,
         wanted=wanted,
         revision=revision,
-        body=body,
-        pods=live,
+        members=tuple(Member(pod.revision, pod.ready, pod.turned) for pod in live),
+        made=body is not None,
+        late=_condition(body, "Progressing", "False", "ProgressDeadlineExceeded") is not None,
         troubles=tuple(trouble for _, trouble in troubles),
         new_troubles=tuple(trouble for of, trouble in troubles if of == revision),
     )
 
 
-def both_parts(prefill: RoleSeen, decode: RoleSeen) -> RoleSeen:
-    """Return the engines of a disaggregated service together."""
+def see_instances(workload: Workload, instances: Sequence[Instance]) -> RoleSeen:
+    """Gather what was seen of one workload's instances on one machine."""
+    live = [one for one in instances if one.state is not State.DRAINING]
+    troubles = [(one.revision, told) for one in live if (told := _instance_trouble(workload, one))]
     return RoleSeen(
-        role="engine",
-        wanted=prefill.wanted + decode.wanted,
-        revision=decode.revision,
-        body=decode.body or prefill.body,
-        pods=(*prefill.pods, *decode.pods),
-        troubles=(*prefill.troubles, *decode.troubles),
-        new_troubles=(*prefill.new_troubles, *decode.new_troubles),
+        role=workload.role,
+        wanted=workload.replicas,
+        revision=workload.revision,
+        members=tuple(Member(one.revision, one.state is State.READY) for one in live),
+        troubles=tuple(trouble for _, trouble in troubles),
+        new_troubles=tuple(trouble for of, trouble in troubles if of == workload.revision),
+        leaving=len(instances) - len(live),
     )
 
 
-def role_verdict(seen: RoleSeen, gate: Verdict | None = None) -> Verdict:
-    """Return EngineReady or RouterReady.
-
-    Args:
-        seen: the role's pods.
-        gate: why there is no Deployment yet, where there is none on purpose.
-    """
-    if seen.wanted == 0:
-        return NO_PAIR if seen.role in PAIR_ROLES else SCALED_TO_ZERO
-    if seen.ready >= seen.wanted:
-        return Verdict(True, Reason.ALL_READY, seen.count)
-    if gate and seen.body is None and not seen.pods:
-        return gate
-    trouble = worst(seen.troubles)
-    if trouble is None:
-        return Verdict(False, Reason.STARTING, seen.count)
-    reason = Reason.WAITING_FOR_MODEL if trouble.reason in DOWNLOAD_REASONS else trouble.reason
-    return Verdict(False, reason, f"{seen.count}; {trouble.message}")
-
-
-def role_progress(seen: RoleSeen) -> Verdict | None:
-    """Return what is still on its way, or has stopped on it; None where everything is as wanted."""
-    troubles = [one for one in seen.new_troubles if one.reason not in NORMAL]
-    failing = worst(one for one in troubles if one.reason not in _MAY_PASS)
-    deadline = _condition(seen.body, "Progressing", "False", "ProgressDeadlineExceeded")
-    if seen.wanted and ((seen.old and failing) or (deadline and (seen.old or seen.ready < seen.wanted))):
-        return _stopped(seen, worst(troubles))
-    if seen.old:
-        updated = f"{seen.updated} of {seen.wanted} {seen.noun} run the new settings"
-        hindrance = worst(troubles)
-        return Verdict(True, Reason.ROLLING_OUT, f"{updated}; {hindrance.message}" if hindrance else updated)
-    if len(seen.pods) != seen.wanted and not (troubles and len(seen.pods) < seen.wanted):
-        return Verdict(True, Reason.SCALING, f"{len(seen.pods)} {seen.noun} exist, {seen.wanted} are wanted")
-    if seen.ready >= seen.wanted:
-        return None
-    if troubles:
-        return Verdict(False, Reason.WAITING, f"waits for {seen.noun} to recover; {seen.role.title()}Ready says why")
-    return Verdict(True, Reason.STARTING, seen.count)
-
-
-def revision_fails(seen: RoleSeen) -> bool:
-    """Return whether the wanted revision has stopped with nothing ready. Where one is, others may fail by bad luck."""
-    told = role_progress(seen)
-    stopped = told is not None and told.reason is Reason.ROLLOUT_STOPPED
-    return stopped and not any(pod.ready for pod in seen.pods if pod.revision == seen.revision)
-
-
-def _stopped(seen: RoleSeen, failing: Trouble | None) -> Verdict:
-    cause = (
-        failing.message if failing else f"no {seen.noun.removesuffix('s')} became ready within rollout.progressSeconds"
-    )
-    if seen.old and seen.ready:
-        after = f"{seen.count.removesuffix(' ready')} keep serving"
-    elif seen.old:
-        after = "The old revision is not ready either"
-    else:
-        # A Deployment that may not have one pod too many ends the only old one first.
-        after = "None of an older one is left to serve"
-    return Verdict(
-        False, Reason.ROLLOUT_STOPPED, f"the new revision fails. {after}. Correct the spec, or undo the edit: {cause}"
-    )
+def _instance_trouble(workload: Workload, one: Instance) -> Trouble | None:
+    """Say why a process does not serve; None: it does, or has not said anything yet."""
+    name = f"{workload.name}-{one.number}"
+    if one.failing:
+        times = "" if one.restarts <= 1 else f" ({one.restarts} times)"
+        return Trouble(Reason.CRASH_LOOP, f"{name} stopped{times}: {one.detail}")
+    if one.state is State.NOT_READY:
+        return Trouble(Reason.NOT_READY, f"{name} runs but takes no traffic: {one.detail}")
+    return Trouble(Reason.STARTING, f"{name}: {one.detail}") if one.state is State.STARTING and one.detail else None
 
 
 def _is_of(pod: PodSeen, role: Role) -> bool:

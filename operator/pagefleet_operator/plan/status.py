@@ -1,21 +1,23 @@
-"""The status of an InferenceService that runs as processes of one machine."""
+"""The status of an InferenceService, in a cluster and on one machine, from what was wanted and what was seen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
+from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import (
     ConditionType,
     InferenceServiceStatus,
+    LiveStatus,
     PairRole,
     RatioAdvice,
-    Role,
+    ResolvedStatus,
     RoleScalingStatus,
-    RoleStatus,
 )
-from pagefleet_protocol.model_facts import Progress
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE
 
 from pagefleet_operator.plan.autoscaling import (
     active_verdict,
@@ -24,273 +26,374 @@ from pagefleet_operator.plan.autoscaling import (
     role_scaling,
     scaling_status,
 )
-from pagefleet_operator.plan.kv_link import KvEngineSeen, kv_link_verdict
-from pagefleet_operator.plan.model_health import progress_text
-from pagefleet_operator.plan.observed import ScalingSeen
-from pagefleet_operator.plan.pair_ratio import PairLoad, ratio_advice
+from pagefleet_operator.plan.gpu_fit import Fit, computed_dtype
+from pagefleet_operator.plan.kv_link import kv_link_verdict
+from pagefleet_operator.plan.observed import LiveSample, Observed
+from pagefleet_operator.plan.pair_ratio import ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
-from pagefleet_operator.plan.pair_status import both_verdict, link_trouble, part_verdicts
-from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.pod_reasons import worst
+from pagefleet_operator.plan.reasons import NORMAL, Reason
+from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.role_health import see_role
+from pagefleet_operator.plan.role_seen import RoleSeen, both_parts, role_progress, role_verdict
 from pagefleet_operator.plan.roles import PAIR_ROLES, refuses_without_kv, role_view
-from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.verdict import NO_PAIR, SCALED_TO_ZERO, SETTLED, Verdict, make_conditions
-from pagefleet_operator.plan.workloads import Plan, Workload
+from pagefleet_operator.plan.verdict import SETTLED, Refusal, Verdict, find_condition, make_conditions
+
+LIVE_PERIOD = timedelta(seconds=30)
+"""Live numbers are renewed no more often: every change is written to the cluster's store."""
+LIVE_UNCHANGED_PERIOD = timedelta(minutes=5)
+"""Nor more often than this where they say what they said before."""
+LIVE_FORGOTTEN = timedelta(minutes=10)
+"""Numbers that no router has renewed for so long say nothing of now, and go."""
+
+ROUTERS_ASKED = timedelta(seconds=10)
+"""Within which the autoscaler has asked a router that became ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSeen:
-    """How far a model is on its way to this machine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Everything that a status tells of."""
 
-    folder: str = ""
-    """Where it is downloaded to; empty: it is here anyway."""
-    complete: bool = True
-    progress: Progress | None = None
-    """Of the download that runs."""
-    failure: Verdict | None = None
-    """Why there is no download now, where one is needed."""
-
-    @property
-    def told(self) -> str:
-        """How far the download is, as a sentence."""
-        return f"this machine {progress_text(self.progress)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What was seen of one InferenceService."""
-
-    engines: tuple[Instance, ...]
-    routers: tuple[Instance, ...]
-    generation: int
-    """Of the spec that the plan was made from."""
-    model: ModelSeen = ModelSeen()
-    url: str | None = None
-    """Where its first router listens."""
-    scaling: ScalingSeen | None = None
-    """The autoscaler's decision, where there is one."""
-    prefill: tuple[Instance, ...] = ()
-    decode: tuple[Instance, ...] = ()
-    """Engines of a disaggregated service."""
-    role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
-    kv_engines: tuple[KvEngineSeen, ...] = ()
-    """What those said of their K/V transfer."""
-    pair_load: PairLoad | None = None
-    """What routers measured of a disaggregated service."""
-
-    @property
-    def all_engines(self) -> tuple[Instance, ...]:
-        """Engines of every kind."""
-        return (*self.engines, *self.prefill, *self.decode)
-
-    def of(self, role: Role) -> tuple[Instance, ...]:
-        """Return the instances of one role."""
-        found = {"prefill": self.prefill, "decode": self.decode, "router": self.routers}
-        return found.get(role, self.engines)
+    service: InferenceService
+    previous: InferenceServiceStatus | None
+    observed: Observed
+    url: str
+    """Where clients send requests."""
+    model: Verdict | None
+    """None where the spec was refused before the model's turn came."""
+    engines: RoleSeen
+    """Of a disaggregated service: those of both parts."""
+    routers: RoleSeen
+    parts: tuple[RoleSeen, ...] = ()
+    """Prefill and decode engines of a disaggregated service."""
+    resolved: Resolved | None = None
+    fit: Fit = field(default_factory=Fit)
+    gate: Verdict | None = None
+    """Why the engines that are wanted are not made yet."""
+    nothing: Verdict | None = None
+    """Why neither engines nor routers are made or changed."""
+    degraded: Verdict | None = None
+    """What keeps the operator from carrying out the spec."""
+    selector: str = ""
+    """Selects the engines' pods; empty: they are none."""
 
 
-def service_status(service: InferenceService, plan: Plan, seen: Observation, now: str) -> InferenceServiceStatus:
-    """Return the new status; `service.status` is the previous one, whose transition times are kept.
-
-    Args:
-        service: what is wanted, and its last status.
-        plan: what `service` needs.
-        seen: what exists.
-        now: RFC 3339, for conditions that change.
-    """
-    paused = service.spec.paused
-    model = _model_verdict(seen.model)
-    parts = tuple(_workload_verdict(one, seen.of(one.role), _gate(model, paused)) for one in plan.parts)
-    counts = [_count(one, seen.of(one.role)) for one in plan.parts]
-    whole = both_verdict(parts, counts) if parts else _workload_verdict(plan.engine, seen.engines, _gate(model, paused))
-    router = _workload_verdict(plan.router, seen.routers, _gate(None, paused))
-    asleep = asleep_verdict(role_view(service, "decode") if parts else service, plan.num_engines)
+def service_status(now: Situation) -> InferenceServiceStatus:
+    """Return the status of a service whose spec could be read."""
+    service, seen = now.service, now.observed
+    gate, asleep = now.nothing or now.gate, _asleep(now)
+    parts = tuple(role_verdict(one, gate) for one in now.parts)
+    whole = both_verdict(parts, [one.count for one in now.parts]) if parts else role_verdict(now.engines, gate)
     engine = asleep or whole
-    link = _link_verdict(service, seen) if parts else None
-    progress = _progress(plan, seen, model, paused)
+    link = _link_verdict(now)
+    router = role_verdict(now.routers, now.nothing)
+    model = now.model or _kept(now.previous, "ModelCached", now.degraded)
+    progress = _progress(now)
     verdicts: dict[ConditionType, Verdict] = {
-        "Ready": _held(service, seen, asleep) or _ready(seen, model, engine, router),
+        "Ready": _ready(now, (model, engine, router)),
         "ModelCached": model,
         "EngineReady": engine,
         **part_verdicts(parts, link, asleep),
         "RouterReady": router,
         "Progressing": progress,
-        "Degraded": _degraded(plan, seen, (engine, *parts), router, progress, link),
+        "Degraded": _degraded(now, model, progress, link),
     }
-    if (active := active_verdict(service, seen.scaling, seen.role_scaling, _count_ready(seen.routers))) is not None:
+    if (active := active_verdict(service, seen.scaling, seen.role_scaling, _routers_to_hear(now))) is not None:
         verdicts["ScalingActive"] = active
-    exist = sum(one.state is not State.DRAINING for one in seen.all_engines)
     return InferenceServiceStatus(
         observed_generation=seen.generation,
         model_name=service.model_name,
-        mode="Paused" if paused else "Disaggregated" if parts else "Aggregated",
-        url=seen.url,
-        ready=f"{_count_ready(seen.all_engines)}/{plan.num_engines}",
-        replicas=exist,
-        conditions=make_conditions(verdicts, service.status, seen.generation, now),
-        roles=tuple(_role_status(one, seen.of(one.role)) for one in (*(plan.parts or (plan.engine,)), plan.router)),
-        role_scaling=_role_scaling(service, seen, now) if parts else (),
-        ratio=_ratio(service, plan, seen, now) if parts else None,
-        scaling=scaling_status(service, service.status, seen.scaling, exist, now),
+        mode="Paused" if service.spec.paused else "Disaggregated" if now.parts else "Aggregated",
+        url=now.url,
+        ready=f"{now.engines.ready}/{now.engines.wanted}",
+        replicas=len(now.engines.members),
+        selector=now.selector,
+        conditions=make_conditions(verdicts, now.previous, seen.generation, rfc3339(seen.now)),
+        roles=tuple(one.status() for one in (*(now.parts or (now.engines,)), now.routers)),
+        resolved=_resolved(now),
+        live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
+        scaling=scaling_status(service, now.previous, seen.scaling, len(now.engines.members), rfc3339(seen.now)),
+        role_scaling=_role_scaling(now),
+        ratio=_ratio(now),
     )
 
 
-def _link_verdict(service: InferenceService, seen: Observation) -> Verdict:
-    ready = (_count_ready(seen.prefill), _count_ready(seen.decode))
-    return kv_link_verdict(seen.kv_engines, ready, refuses=refuses_without_kv(service))
+def invalid_service_status(
+    service: tuple[str, str], problems: InvalidDocument, previous: InferenceServiceStatus | None, observed: Observed
+) -> InferenceServiceStatus:
+    """Return the status of an InferenceService that cannot be read. What runs keeps running, and is told.
+
+    Args:
+        service: its namespace and name.
+        problems: every mistake, with its path.
+        previous: the last status.
+        observed: what was seen of its children.
+    """
+    _, name = service
+    roles = {role.name: role for role in previous.roles} if previous else {}
+    wanted = {name: role.replicas for name, role in roles.items()}
+    pair = [roles[one] for one in PAIR_ROLES if one in roles]
+    parts = tuple(see_role(one.name, service, one.replicas, one.revision, observed) for one in pair)
+    engines = (
+        both_parts(*parts) if len(parts) == 2 else see_role("engine", service, wanted.get("engine", 0), "", observed)
+    )
+    routers = see_role("router", service, wanted.get("router", 0), "", observed)
+    count = len(problems.errors)
+    mistakes = "; ".join(str(error) for error in problems.errors)
+    refused = Verdict(True, Reason.INVALID_SPEC, f"{count} mistake{'' if count == 1 else 's'}: {mistakes}")
+    serves = bool(engines.ready and routers.ready)
+    verdicts: dict[ConditionType, Verdict] = {
+        "Ready": Verdict(True, Reason.SERVING, f"what ran before the edit keeps serving: {engines.count}")
+        if serves
+        else Verdict(False, Reason.INVALID_SPEC, refused.message),
+        "ModelCached": _kept(previous, "ModelCached", refused),
+        "EngineReady": _seen_or_kept(engines, previous, "EngineReady", refused),
+        **_parts_kept(parts, previous, refused),
+        "RouterReady": _seen_or_kept(routers, previous, "RouterReady", refused),
+        "Progressing": Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where"),
+        "Degraded": refused,
+    }
+    return InferenceServiceStatus(
+        observed_generation=observed.generation,
+        model_name=previous.model_name if previous else name,
+        mode=previous.mode if previous else "Aggregated",
+        url=previous.url if previous else None,
+        ready=f"{engines.ready}/{engines.wanted}",
+        replicas=len(engines.members),
+        selector=engine_selector(name),
+        conditions=make_conditions(verdicts, previous, observed.generation, rfc3339(observed.now)),
+        roles=tuple(one.status() for one in (*(parts or (engines,)), routers)),
+        resolved=previous.resolved if previous else None,
+        live=live_status(previous.live if previous else None, observed.live, observed.now),
+        scaling=previous.scaling if previous else None,
+        role_scaling=previous.role_scaling if previous else (),
+        ratio=previous.ratio if previous else None,
+    )
 
 
-def _ratio(service: InferenceService, plan: Plan, seen: Observation, now: str) -> RatioAdvice | None:
-    have = Pair(*(one.replicas for one in plan.parts))
-    return ratio_advice(seen.pair_load, have, service.status.ratio if service.status else None, now)
+def engine_selector(name: str) -> str:
+    """Return what selects the engines' pods of a service."""
+    return f"{LABEL_SERVICE}={name},{LABEL_COMPONENT}=engine"
 
 
-def _held(service: InferenceService, seen: Observation, asleep: Verdict | None) -> Verdict | None:
-    """Return Ready where routers hold requests until an engine comes, as after a scale to zero; None: they do not."""
-    if not _count_ready(seen.routers) or _count_ready(seen.all_engines):
+def refused(refusal: Refusal) -> Verdict:
+    """Return Degraded for a refusal."""
+    return Verdict(True, refusal.reason, str(refusal))
+
+
+def live_status(previous: LiveStatus | None, sample: LiveSample | None, now: datetime) -> LiveStatus | None:
+    """Return the newer numbers, or the ones before as long as they are young enough; none that nobody renews."""
+    before = _instant(previous.at) if previous else None
+    if sample is None:
+        return previous if before and _utc(now) - before < LIVE_FORGOTTEN else None
+    renewed = LiveStatus(
+        requests_running=sample.requests_running,
+        requests_waiting=sample.requests_waiting,
+        tokens_per_second=round(sample.tokens_per_second, 1),
+        kv_usage=round(sample.kv_usage, 3),
+        at=rfc3339(sample.at),
+    )
+    if previous is None or before is None:
+        return renewed
+    age = _utc(sample.at) - before
+    same = renewed.model_copy(update={"at": previous.at}) == previous
+    return previous if age < (LIVE_UNCHANGED_PERIOD if same else LIVE_PERIOD) else renewed
+
+
+def rfc3339(moment: datetime) -> str:
+    """Return the time as Kubernetes writes it, in whole seconds of UTC; a time without a zone is taken for UTC."""
+    return _utc(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return _utc(datetime.fromisoformat(text))
+    except ValueError:
         return None
-    fails = any(one.failing for one in seen.all_engines)
-    return held_verdict(service.status, seen.url or "the routers", "" if fails else "an engine is starting", asleep)
 
 
-def _ready(seen: Observation, model: Verdict, engine: Verdict, router: Verdict) -> Verdict:
-    if _count_ready(seen.all_engines) and _count_ready(seen.routers):
-        where = f" at {seen.url}" if seen.url else ""
-        few = "" if engine.holds else f"; {engine.message.partition(';')[0]}"
-        return Verdict(True, Reason.SERVING, f"requests are answered{where}{few}")
-    if _count_ready(seen.all_engines):
-        return router
-    return model if not model.holds and engine.reason == Reason.WAITING_FOR_MODEL else engine
+def _ready(now: Situation, parts: tuple[Verdict, ...]) -> Verdict:
+    engines, routers = now.engines, now.routers
+    if engines.ready and routers.ready:
+        few = "" if engines.ready >= engines.wanted else f"; {engines.count}"
+        still = "; spec.paused is true, so nothing is changed" if now.service.spec.paused else ""
+        return Verdict(True, Reason.SERVING, f"requests are answered at {now.url}{few}{still}")
+    if now.service.spec.paused and engines.missing:
+        return Verdict(False, Reason.PAUSED, "spec.paused is true and nothing was made yet: set it to false")
+    if woken := _held(now):
+        return woken
+    if engines.wanted == 0:
+        return parts[1]
+    if now.degraded and now.degraded.reason != Reason.KIND_MISSING and engines.missing:
+        return Verdict(False, now.degraded.reason, now.degraded.message)
+    first = next((part for part in parts if not part.holds), parts[1])
+    return Verdict(False, first.reason, first.message)
 
 
-def _gate(model: Verdict | None, paused: bool) -> Verdict | None:
-    """Return why nothing of a role was started on purpose, if so."""
-    if paused:
-        return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have it started")
-    if model is not None and not model.holds:
-        return Verdict(False, Reason.WAITING_FOR_MODEL, "engines start once the model is here; ModelCached says more")
-    return None
+def _held(now: Situation) -> Verdict | None:
+    if not now.routers.ready or now.degraded:
+        return None
+    fails = any(trouble.reason not in NORMAL for trouble in now.engines.troubles)
+    asleep = _asleep(now)
+    return held_verdict(now.previous, now.url, "" if fails else now.engines.count, asleep)
 
 
-def _model_verdict(seen: ModelSeen) -> Verdict:
-    if seen.failure is not None:
-        return seen.failure
-    if not seen.complete:
-        return Verdict(False, Reason.DOWNLOADING, seen.told)
-    if seen.folder:
-        return Verdict(True, Reason.CACHED, f"the model is in {seen.folder}")
-    return Verdict(True, Reason.NOT_NEEDED, "the model is on this machine")
+def _routers_to_hear(now: Situation) -> int:
+    """Return how many routers have been ready for long enough to have been asked."""
+    at = _utc(now.observed.now)
+    ready = [one for one in now.routers.members if one.ready]
+    return sum(one.turned is None or at - _utc(one.turned) >= ROUTERS_ASKED for one in ready)
 
 
-def _workload_verdict(workload: Workload, instances: Sequence[Instance], gate: Verdict | None) -> Verdict:
-    ready, wanted = _count_ready(instances), workload.replicas
-    if wanted == 0:
-        return NO_PAIR if workload.role in PAIR_ROLES else SCALED_TO_ZERO
-    count = _count(workload, instances)
-    if ready >= wanted:
-        return Verdict(True, Reason.ALL_READY, count)
-    if gate is not None and not instances:
-        return gate
-    return _waiting_verdict(workload, instances, count)
+def _progress(now: Situation) -> Verdict:
+    """Return Progressing; engines first, they take longer."""
+    if now.service.spec.paused:
+        return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the spec carried out")
+    if now.degraded and now.resolved is None:
+        return Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where")
+    engine = _engine_progress(now)
+    if engine and engine.reason is Reason.ROLLOUT_STOPPED:
+        return engine
+    if now.gate:
+        coming = now.model is not None and now.model.reason in (Reason.DOWNLOADING, Reason.INSPECTING)
+        keeps = ", the engines before serve on" if now.engines.ready else ""
+        return Verdict(coming, Reason.WAITING, f"{now.gate.message}{keeps}")
+    return engine or _router_progress(now) or SETTLED
 
 
-def _waiting_verdict(workload: Workload, instances: Sequence[Instance], count: str) -> Verdict:
-    waiting = [one for one in instances if one.state not in (State.READY, State.DRAINING)]
-    # What is broken says more than what is merely slow.
-    waiting.sort(key=lambda one: (not one.failing, one.state is not State.NOT_READY))
-    if not waiting:
-        return Verdict(False, Reason.STARTING, count)
-    worst = waiting[0]
-    name = f"{workload.name}-{worst.number}"
-    if worst.failing:
-        times = "" if worst.restarts <= 1 else f" ({worst.restarts} times)"
-        return Verdict(False, Reason.CRASH_LOOP, f"{count}; {name} stopped{times}: {worst.detail}")
-    if worst.state is State.NOT_READY:
-        return Verdict(False, Reason.NOT_READY, f"{count}; {name} runs but takes no traffic: {worst.detail}")
-    return Verdict(False, Reason.STARTING, f"{count}; {name}: {worst.detail}" if worst.detail else count)
+def _engine_progress(now: Situation) -> Verdict | None:
+    found = [told for one in now.parts or (now.engines,) if (told := role_progress(one))]
+    return next((one for one in found if one.reason is Reason.ROLLOUT_STOPPED), found[0] if found else None)
 
 
-def _progress(plan: Plan, seen: Observation, model: Verdict, paused: bool) -> Verdict:
-    """Say what is still on its way to the wanted state; engines first, they take longer."""
-    if paused:
-        return Verdict(False, Reason.PAUSED, "spec.paused is true: nothing is changed until it is false")
-    if not model.holds and plan.num_engines:
-        return Verdict(seen.model.failure is None, Reason.WAITING, "waits for the model; ModelCached says more")
-    # What is left of engines of the other kind is on its way out.
-    kinds = (*plan.parts, plan.engine, plan.router)
-    found = [told for one in kinds if (told := _workload_progress(one, seen.of(one.role)))]
-    stopped = next((one for one in found if one.reason == Reason.ROLLOUT_STOPPED), None)
-    return stopped or (found[0] if found else SETTLED)
+def _router_progress(now: Situation) -> Verdict | None:
+    """Return what routers are on the way to. Where no engine is wanted they wait for nothing, and need not be ready."""
+    idle = now.engines.wanted == 0 and all(trouble.reason in NORMAL for trouble in now.routers.troubles)
+    return None if idle else role_progress(now.routers)
 
 
-def _workload_progress(workload: Workload, instances: Sequence[Instance]) -> Verdict | None:
-    current = [one for one in instances if one.revision == workload.revision and one.state is not State.DRAINING]
-    old = [one for one in instances if one.revision != workload.revision and one.state is not State.DRAINING]
-    failing = next((one for one in current if one.failing), None)
-    if old and failing:
-        return Verdict(
-            False,
-            Reason.ROLLOUT_STOPPED,
-            f"{workload.name}-{failing.number} of the new revision stopped: {failing.detail}. "
-            f"The old revision keeps serving: correct the spec, or undo the edit",
-        )
-    updated = f"{len(current)} of {workload.replicas} {_plural(workload)} run the new settings"
-    if old:
-        return Verdict(True, Reason.ROLLING_OUT, updated)
-    if len(instances) != workload.replicas:
-        return Verdict(
-            True, Reason.SCALING, f"{len(instances)} {_plural(workload)} exist, {workload.replicas} are wanted"
-        )
-    if any(one.state is State.STARTING and not one.failing for one in current):
-        return Verdict(True, Reason.STARTING, _count(workload, current))
-    if _count_ready(current) < workload.replicas:
-        return Verdict(
-            False, Reason.WAITING, f"waits for {_plural(workload)} to recover; {workload.role.title()}Ready says why"
-        )
-    return None
+def _degraded(now: Situation, model: Verdict, progress: Verdict, link: Verdict | None) -> Verdict:
+    if now.degraded:
+        return now.degraded
+    if progress.reason is Reason.ROLLOUT_STOPPED:
+        return Verdict(True, progress.reason, progress.message)
+    if model.holds is False and model.reason not in NORMAL:
+        return Verdict(True, model.reason, model.message)
+    for seen in (*(now.parts or (now.engines,)), now.routers):
+        trouble = worst(seen.troubles)
+        if seen.wanted and not seen.ready and trouble is not None and trouble.reason not in NORMAL:
+            return Verdict(True, trouble.reason, f"{seen.count}; {trouble.message}")
+    for seen in (*(now.parts or (now.engines,)), now.routers):
+        if 0 < seen.ready < seen.wanted or (seen.wanted and not seen.ready and now.engines.ready and seen in now.parts):
+            return Verdict(True, Reason.PARTLY_READY, f"{seen.count}; {seen.role.title()}Ready says why")
+    return link_trouble(link) or Verdict(False, Reason.AS_WANTED, "everything is as the spec wants it")
 
 
-def _degraded(
-    plan: Plan,
-    seen: Observation,
-    engines: tuple[Verdict, ...],
-    router: Verdict,
-    progress: Verdict,
-    link: Verdict | None,
+def _role_scaling(now: Situation) -> tuple[RoleScalingStatus, ...]:
+    if not now.parts:
+        return ()
+    counts: dict[PairRole, int] = {"prefill": len(now.parts[0].members), "decode": len(now.parts[1].members)}
+    return role_scaling(now.service, now.previous, now.observed.role_scaling, counts, rfc3339(now.observed.now))
+
+
+def _ratio(now: Situation) -> RatioAdvice | None:
+    if not now.parts:
+        return None
+    have = Pair(now.parts[0].wanted, now.parts[1].wanted)
+    before = now.previous.ratio if now.previous else None
+    return ratio_advice(now.observed.pair_load, have, before, rfc3339(now.observed.now))
+
+
+def _link_verdict(now: Situation) -> Verdict | None:
+    """Return KVLinkReady; None: there is only one kind of engine."""
+    if not now.parts:
+        return None
+    ready = (now.parts[0].ready, now.parts[1].ready)
+    return kv_link_verdict(now.observed.kv_engines, ready, refuses=refuses_without_kv(now.service))
+
+
+def _asleep(now: Situation) -> Verdict | None:
+    """Return EngineReady where an autoscaler wants no engine; of two parts either tells, as they rest together."""
+    return asleep_verdict(role_view(now.service, "decode") if now.parts else now.service, now.engines.wanted)
+
+
+def _kept(previous: InferenceServiceStatus | None, kind: ConditionType, cause: Verdict | None) -> Verdict:
+    """Return what was known before; where nothing was, why nothing is."""
+    before = find_condition(previous, kind)
+    if before is not None:
+        holds: Mapping[str, bool] = {"True": True, "False": False}
+        return Verdict(holds.get(before.status), before.reason, before.message)
+    reason = cause.reason if cause else Reason.WAITING
+    return Verdict(None, reason, "is not known while the spec is not carried out")
+
+
+def _seen_or_kept(
+    seen: RoleSeen, previous: InferenceServiceStatus | None, kind: ConditionType, cause: Verdict
 ) -> Verdict:
-    """Say whether something is wrong although requests are answered, or were."""
-    if progress.reason == Reason.ROLLOUT_STOPPED:
-        return Verdict(True, Reason.ROLLOUT_STOPPED, progress.message)
-    told = engines[1:] if plan.parts else engines
-    for workload, verdict in (*zip(plan.parts or (plan.engine,), told, strict=True), (plan.router, router)):
-        ready = _count_ready(seen.of(workload.role))
-        alone = bool(plan.parts) and workload.role != "router" and _count_ready(seen.all_engines) > 0
-        if ready < workload.replicas and (ready or alone):
-            return Verdict(True, Reason.PARTLY_READY, verdict.message)
-    return link_trouble(link) or Verdict(False, Reason.AS_WANTED, "nothing is wrong with what runs")
+    return role_verdict(seen) if seen.wanted else _kept(previous, kind, cause)
 
 
-def _role_status(workload: Workload, instances: Sequence[Instance]) -> RoleStatus:
-    return RoleStatus(
-        name=workload.role,
-        replicas=workload.replicas,
-        ready=_count_ready(instances),
-        updated=sum(one.revision == workload.revision and one.state is not State.DRAINING for one in instances),
-        revision=workload.revision,
+def _parts_kept(
+    parts: Sequence[RoleSeen], previous: InferenceServiceStatus | None, cause: Verdict
+) -> dict[ConditionType, Verdict]:
+    """Return the conditions of both parts; nobody asks engines about their link while the spec cannot be read."""
+    kinds: tuple[ConditionType, ConditionType] = ("PrefillReady", "DecodeReady")
+    seen = [_seen_or_kept(one, previous, kind, cause) for one, kind in zip(parts, kinds, strict=False)]
+    return part_verdicts(seen, _kept(previous, "KVLinkReady", cause) if seen else None, None)
+
+
+def _resolved(now: Situation) -> ResolvedStatus | None:
+    resolved = now.resolved
+    if resolved is None:
+        return now.previous.resolved if now.previous else None
+    facts = resolved.facts
+    return ResolvedStatus(
+        revision=resolved.revision or (facts.revision if facts else ""),
+        profile=resolved.profile.name if resolved.profile else "",
+        image=resolved.image,
+        dtype=computed_dtype(resolved),
+        quantization=resolved.quantization or (facts.quantization if facts else ""),
+        cache=resolved.cache,
+        gpus=resolved.gpus,
+        max_model_len=now.fit.max_model_len or resolved.max_model_len,
+        memory=now.fit.memory,
+        why=(*resolved.why, *now.fit.why),
     )
 
 
-def _count_ready(instances: Sequence[Instance]) -> int:
-    return sum(one.state is State.READY for one in instances)
+def both_verdict(parts: Sequence[Verdict], counts: Sequence[str]) -> Verdict:
+    """Return EngineReady: the part that is worse off has the word.
+
+    Args:
+        parts: PrefillReady and DecodeReady.
+        counts: words for how many of each are ready.
+    """
+    first = next((one for one in parts if not one.holds), None)
+    return first or Verdict(True, Reason.ALL_READY, ", ".join(counts))
 
 
-def _count(workload: Workload, instances: Sequence[Instance]) -> str:
-    return f"{_count_ready(instances)} of {workload.replicas} {_plural(workload)} ready"
+def part_verdicts(
+    parts: Sequence[Verdict], link: Verdict | None, asleep: Verdict | None
+) -> dict[ConditionType, Verdict]:
+    """Return the conditions that only a disaggregated service has.
+
+    Args:
+        parts: how prefill and decode engines are; empty: it has none.
+        link: KVLinkReady; None: it has none.
+        asleep: why none are wanted, where an autoscaler wants none.
+    """
+    if link is None:
+        return {}
+    prefill, decode = (asleep or one for one in parts)
+    return {"PrefillReady": prefill, "DecodeReady": decode, "KVLinkReady": asleep or link}
 
 
-def _plural(workload: Workload) -> str:
-    return f"{workload.role} engines" if workload.role in PAIR_ROLES else f"{workload.role}s"
-
-
-def _role_scaling(service: InferenceService, seen: Observation, now: str) -> tuple[RoleScalingStatus, ...]:
-    counts = {role: sum(one.state is not State.DRAINING for one in seen.of(role)) for role in PAIR_ROLES}
-    return role_scaling(service, service.status, seen.role_scaling, counts, now)
+def link_trouble(link: Verdict | None) -> Verdict | None:
+    """Return Degraded for engines that are there and pass no K/V; None: they do, or are still on their way."""
+    if link is None or link.reason not in (Reason.KV_INCOMPATIBLE, Reason.KV_LINK_DOWN):
+        return None
+    return Verdict(True, link.reason, link.message)

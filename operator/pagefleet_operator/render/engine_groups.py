@@ -15,7 +15,8 @@ from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.resolve import Resolved, resolve
-from pagefleet_operator.plan.role_health import RoleSeen, both_parts, see_role
+from pagefleet_operator.plan.role_health import see_role
+from pagefleet_operator.plan.role_seen import RoleSeen, both_parts
 from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggregated, role_status_view, role_view
 from pagefleet_operator.plan.verdict import Refusal
 from pagefleet_operator.render.engine_deployment import engine_template

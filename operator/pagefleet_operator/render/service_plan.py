@@ -16,13 +16,15 @@ from pagefleet_protocol.kube_names import GROUP
 from pagefleet_protocol.model_facts import DownloadResultError, ModelFacts, decode_result
 
 from pagefleet_operator.plan.gpu_fit import Fit
-from pagefleet_operator.plan.kube_status import Situation, refused, service_status
 from pagefleet_operator.plan.model_health import JobSeen, facts_from_pods, model_verdict, see_job
+from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import ChildKey, Observed
 from pagefleet_operator.plan.obstacles import apply_refused, key_of, kind_missing, name_taken, taken_names
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved, resolve
-from pagefleet_operator.plan.role_health import RoleSeen, revision_fails, see_role
+from pagefleet_operator.plan.role_health import see_role
+from pagefleet_operator.plan.role_seen import RoleSeen, revision_fails
+from pagefleet_operator.plan.status import Situation, engine_selector, refused, service_status
 from pagefleet_operator.plan.verdict import Refusal, Verdict, find_condition
 from pagefleet_operator.render.children import ChildContext, wanted_children
 from pagefleet_operator.render.engine_groups import EngineGroups, count_engines, plan_groups
@@ -162,7 +164,8 @@ def _untouched(
             service=service,
             previous=previous,
             observed=observed,
-            cluster_domain=settings.cluster_domain,
+            url=_url(service, settings),
+            selector=engine_selector(service.name),
             model=model,
             engines=engines,
             routers=see_role("router", key, service.spec.router.replicas, "", observed),
@@ -206,7 +209,8 @@ def _carried_out(
         service=service,
         previous=previous,
         observed=observed,
-        cluster_domain=settings.cluster_domain,
+        url=_url(service, settings),
+        selector=engine_selector(service.name),
         model=cached,
         engines=engines,
         routers=routers,
@@ -242,6 +246,10 @@ def _both_parts(
         return None
     blocked = not model.ready or groups.fit.refusal is not None  # those that exist stay as they are
     return groups.see(service, observed, "" if blocked else pair_revision(groups.parts))
+
+
+def _url(service: InferenceService, settings: ClusterSettings) -> str:
+    return f"http://{names_of(service).service}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
 
 
 def _nothing(outcome: _Model | Refusal) -> Verdict:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pagefleet_operator.handlers.pod_http import MAX_ANSWER_BYTES, HttpPods, parse_fleet_metrics
+from pagefleet_operator.autoscale.fleet_numbers import parse_fleet_metrics
+from pagefleet_operator.handlers.pod_http import MAX_ANSWER_BYTES, HttpPods
 from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
 from pagefleet_protocol.model_facts import Progress
 

@@ -75,6 +75,29 @@ def test_serves_and_says_where(start_fleet: Any, document: Any) -> None:
     asyncio.run(scenario())
 
 
+def test_the_status_has_the_settings_in_force_and_what_engines_do_now(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(engine={"maxModelLen": 512})) as fleet:
+            await fleet.until(lambda: fleet.settled(1) and fleet.view().status.live is not None)
+            status = fleet.view().status
+            assert (status.resolved.cache, status.resolved.max_model_len) == ("builtin", 512)
+            assert "rollout.maxSurge: 1, the default" in status.resolved.why
+            assert (status.live.requests_waiting, status.live.kv_usage) == (0, 0.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_is_not_there_is_no_model(start_fleet: Any, document: Any) -> None:
+    async def scenario() -> None:
+        async with start_fleet(document(model={"uri": "file:///models/none"})) as fleet:
+            await fleet.until(lambda: fleet.view() is not None and fleet.view().status is not None)
+            told = fleet.condition("ModelCached")
+            assert (told.status, told.reason) == ("False", "ModelNotFound")
+            assert "/models/none: there is no such folder" in told.message
+
+    asyncio.run(scenario())
+
+
 def test_killed_engine_comes_back_while_the_other_serves(start_fleet: Any, document: Any) -> None:
     async def scenario() -> None:
         async with start_fleet(document(replicas=2)) as fleet:
@@ -169,7 +192,9 @@ def test_failing_update_stops_and_can_be_undone(start_fleet: Any, document: Any)
             async with Load(fleet) as load:
                 fleet.edit(document(replicas=2, engine={"args": ["--refuse-to-start"]}))
                 await fleet.until(
-                    lambda: fleet.reporter.heard("the rollout stopped: qwen-engine-2 of the new revision")
+                    lambda: fleet.reporter.heard(
+                        "the rollout stopped: the new revision fails. 2 of 2 engines keep serving"
+                    )
                 )
                 assert fleet.states()["engine-0"] == fleet.states()["engine-1"] == "ready"
                 assert fleet.condition("Ready").status == "True"

@@ -61,7 +61,7 @@ def test_the_order_and_the_environment_reach_the_store() -> None:
         assert (uri, folder) == (ORDER.uri, ORDER.folder)
         assert (settings.revision, settings.token, settings.endpoint) == ("v1", "secret", "https://mirror")
         assert fetch.complete
-        assert fetch.seen().progress is None
+        assert (fetch.verdict().holds, fetch.verdict().reason) == (True, "Cached")
         assert sentences(told) == ["the model is in /models/name"]
 
     asyncio.run(scenario())
@@ -73,7 +73,7 @@ def test_progress_is_seen_while_it_runs() -> None:
         fetch = fetch_of(store, [])
         running = asyncio.create_task(fetch.run())
         await store.reached.wait()
-        assert fetch.seen().told == "this machine downloads the model: 25 %, 1.0 of 4.0 GiB, 0 of 2 files"
+        assert fetch.verdict().message == "this machine downloads the model: 25 %, 1.0 of 4.0 GiB, 0 of 2 files"
         assert not fetch.complete
         store.open.set()
         await running
@@ -102,11 +102,10 @@ def test_what_somebody_has_to_change_is_not() -> None:
         store.open.set()
         fetch = fetch_of(store, [])
         await fetch.run()
-        seen = fetch.seen()
+        told = fetch.verdict()
         assert len(store.asked) == 1
-        assert seen.failure is not None
-        assert seen.failure.reason == "AccessDenied"
-        assert seen.failure.message.endswith("give HF_TOKEN; correct it, then start pagefleet up again")
+        assert (told.holds, told.reason) == (False, "AccessDenied")
+        assert told.message.endswith("give HF_TOKEN; correct it, then start pagefleet up again")
 
     asyncio.run(scenario())
 

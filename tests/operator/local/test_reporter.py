@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from pagefleet_operator.local.reporter import LiveReporter, OutputThread, PlainReporter, ServiceView, status_table
-from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.observed import LiveSample, Observed, ScalingSeen
+from pagefleet_operator.plan.role_health import see_instances
 from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.status import Observation, service_status
+from pagefleet_operator.plan.status import Situation, service_status
+from pagefleet_operator.plan.verdict import Verdict
 from pagefleet_protocol.inference_status import RoleScalingStatus, ScalingStatus
 from rich.console import Console
 
@@ -19,10 +22,18 @@ from tests.fakes.local_plans import local_plan
 
 
 def view(service: Any, *engines: Instance, scaling: ScalingSeen | None = None) -> ServiceView:
-    plan = local_plan(service)
-    routers = (Instance(0, plan.router.revision, State.READY),)
-    seen = Observation(engines, routers, 1, url="http://127.0.0.1:8000", scaling=scaling)
-    status = service_status(service, plan, seen, "2026-01-01T00:00:00Z")
+    plan, now = local_plan(service), datetime(2026, 1, 1, tzinfo=UTC)
+    status = service_status(
+        Situation(
+            service=service,
+            previous=None,
+            observed=Observed(now=now, scaling=scaling, live=LiveSample(now, 2, 1, 0.5, 30.0)),
+            url="http://127.0.0.1:8000",
+            model=Verdict(True, "NotNeeded", "the model is on this machine"),
+            engines=see_instances(plan.engine, engines),
+            routers=see_instances(plan.router, (Instance(0, plan.router.revision, State.READY),)),
+        )
+    )
     return ServiceView(service.name, status, tuple((f"qwen-engine-{one.number}", one) for one in engines))
 
 
@@ -45,7 +56,8 @@ def test_the_table_says_state_restarts_and_the_last_words(build: Any) -> None:
     assert "qwen-engine-1  failed" in text
     assert "3         model folder missing: /m [bold]" in text
     assert "qwen 1/2: requests are answered at http://127.0.0.1:8000; 1 of 2 engines ready" in text
-    assert "qwen: 1 of 2 engines ready; qwen-engine-1 stopped (3 times): model folder missing" in text
+    assert "qwen: 1 of 2 engines ready; EngineReady says why" in text
+    assert "qwen: 2 requests run, 1 wait, 30 tokens/s, KV cache 50% full" in text
 
 
 @pytest.mark.parametrize(("mode", "verb"), [("Internal", "wants"), ("Advisory", "would want")])

@@ -12,8 +12,7 @@ import pytest
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.autoscale.policy import Tempo
 from pagefleet_operator.autoscale.signals import FleetWindow
-from pagefleet_operator.local.probe import fetch
-from pagefleet_operator.local.router_pages import listen
+from pagefleet_operator.local.probe import fetch, listen
 from pagefleet_operator.local.scalers import Autoscaler, Scalers, Surroundings
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.roles import PAIR_ROLES
@@ -72,7 +71,7 @@ class Scaler(Autoscaler):
     async def step(self) -> None:
         """Ask the routers, and decide."""
         routers = self._surroundings.routers
-        now = await listen(self._window, {name: url for name, url in routers.items() if url}, PATIENCE_S)
+        now, _ = await listen(self._window, {name: url for name, url in routers.items() if url}, PATIENCE_S)
         self.decide(self._surroundings, self._window.signals(routers.keys(), now), now)
 
 

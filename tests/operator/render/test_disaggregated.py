@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.plan.announcements import announcements
-from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
+from pagefleet_operator.plan.status import invalid_service_status
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
 from pagefleet_protocol.kube_names import LABEL_REVISION, LABEL_ROLE
 

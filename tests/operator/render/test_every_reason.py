@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 from pagefleet_operator.plan.announcements import announcements
-from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ApplyFailure, Child, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.reasons import NORMAL, Reason
+from pagefleet_operator.plan.status import invalid_service_status
 from pagefleet_operator.render.service_plan import plan_service
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
 from pagefleet_protocol.inference_status import ConditionType, InferenceServiceStatus

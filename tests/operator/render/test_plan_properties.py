@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagefleet_operator.plan.announcements import announcements
-from pagefleet_operator.plan.kube_status import invalid_service_status
 from pagefleet_operator.plan.observed import (
     ApplyFailure,
     Child,
@@ -23,6 +22,7 @@ from pagefleet_operator.plan.observed import (
 )
 from pagefleet_operator.plan.obstacles import key_of
 from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.status import invalid_service_status
 from pagefleet_operator.render.drift import differences
 from pagefleet_operator.render.service_plan import plan_service
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument

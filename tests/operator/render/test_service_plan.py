@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from pagefleet_operator.plan.kube_status import rfc3339
 from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey, ScalingSeen
 from pagefleet_operator.plan.obstacles import apply_refused, key_of
 from pagefleet_operator.plan.reasons import Reason
+from pagefleet_operator.plan.status import rfc3339
 from pagefleet_operator.render.service_plan import ANNOTATION_FACTS, ServicePlan, plan_service
 from pagefleet_protocol.kube_names import LABEL_REVISION
 

@@ -1,23 +1,27 @@
-"""Conditions and counts from what was seen."""
+"""Conditions and counts of a service on one machine, from what was seen of its processes."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from pagefleet_operator.plan.kv_link import KvEngineSeen
-from pagefleet_operator.plan.observed import ScalingSeen
+from pagefleet_operator.plan.observed import Observed, ScalingSeen
+from pagefleet_operator.plan.role_health import see_instances
+from pagefleet_operator.plan.role_seen import both_parts
 from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.status import ModelSeen, Observation, service_status
+from pagefleet_operator.plan.status import Situation, service_status
 from pagefleet_operator.plan.verdict import Verdict, find_condition
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus
-from pagefleet_protocol.model_facts import Progress
 
-from tests.fakes.local_plans import local_plan
+from tests.fakes.local_plans import local_plan, resolved_of
 
-HERE = ModelSeen()
+HERE = Verdict(True, "NotNeeded", "the model is on this machine")
 EARLIER, NOW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+WAITS = Verdict(False, "WaitingForModel", "engines wait for the model; ModelCached says more")
+PAUSED = Verdict(False, "Paused", "none are started while spec.paused is true")
 URL = "http://127.0.0.1:8000"
 
 
@@ -26,7 +30,7 @@ def status_of(
     engines: list[Instance],
     routers: list[Instance] | None = None,
     now: str = NOW,
-    model: ModelSeen = HERE,
+    model: Verdict = HERE,
     scaling: ScalingSeen | None = None,
 ) -> InferenceServiceStatus:
     """Return the status; revision `new` stands for the wanted one, and a router is ready unless said otherwise."""
@@ -40,15 +44,21 @@ def status_of(
             for one in instances
         )
 
-    seen = Observation(
-        engines=resolve(engines, plan.engine.revision),
-        routers=resolve([Instance(0, "new", State.READY)] if routers is None else routers, plan.router.revision),
-        generation=3,
-        model=model,
-        url=URL,
-        scaling=scaling,
+    routers = [Instance(0, "new", State.READY)] if routers is None else routers
+    return service_status(
+        Situation(
+            service=service,
+            previous=service.status,
+            observed=Observed(now=datetime.fromisoformat(now), generation=3, scaling=scaling),
+            url=URL,
+            model=model,
+            engines=see_instances(plan.engine, resolve(engines, plan.engine.revision)),
+            routers=see_instances(plan.router, resolve(routers, plan.router.revision)),
+            resolved=resolved_of(service),
+            gate=None if model.holds else WAITS,
+            nothing=PAUSED if service.spec.paused else None,
+        )
     )
-    return service_status(service, plan, seen, now)
 
 
 def facts(status: InferenceServiceStatus, kind: Any) -> tuple[str, str, str]:
@@ -67,7 +77,7 @@ def test_everything_runs(build: Any) -> None:
     assert facts(status, "RouterReady") == ("True", "AllReady", "1 of 1 routers ready")
     assert facts(status, "Progressing") == ("False", "Settled", "everything runs as the spec says")
     assert facts(status, "ModelCached")[:2] == ("True", "NotNeeded")
-    assert facts(status, "Degraded") == ("False", "AsWanted", "nothing is wrong with what runs")
+    assert facts(status, "Degraded") == ("False", "AsWanted", "everything is as the spec wants it")
     assert (status.mode, status.replicas) == ("Aggregated", 1)
     assert (status.url, status.model_name, status.ready, status.observed_generation) == (URL, "qwen", "1/1", 3)
 
@@ -79,8 +89,21 @@ def test_a_pair_without_a_link_says_what_becomes_of_requests(build: Any, fallbac
     service = build(disaggregation={"fallback": fallback})
     cut_off = KvEngineSeen("d", "decode", "x", {"dead": 1})
     said_so = (KvEngineSeen("p", "prefill", "x"), cut_off)
-    seen = Observation((), (READY,), 3, prefill=(READY,), decode=(READY,), kv_engines=said_so)
-    status = service_status(service, local_plan(service), seen, NOW)
+    plan = local_plan(service)
+    prefill, decode = (see_instances(one, [READY]) for one in plan.parts)
+    status = service_status(
+        Situation(
+            service=service,
+            previous=None,
+            observed=Observed(now=datetime.fromisoformat(NOW), kv_engines=said_so),
+            url=URL,
+            model=HERE,
+            engines=both_parts(prefill, decode),
+            routers=see_instances(plan.router, [READY]),
+            parts=(prefill, decode),
+            resolved=resolved_of(service),
+        )
+    )
     for kind in ("KVLinkReady", "Degraded"):
         assert facts(status, kind)[1] == "KVLinkDown"
         assert said in facts(status, kind)[2]
@@ -202,40 +225,28 @@ def test_a_failing_revision_stops_the_rollout_while_the_old_one_serves(build: An
     holds, reason, message = facts(status, "Progressing")
     assert (holds, reason) == ("False", "RolloutStopped")
     assert message == (
-        "qwen-engine-1 of the new revision stopped: out of memory. "
-        "The old revision keeps serving: correct the spec, or undo the edit"
+        "the new revision fails. 1 of 1 engines keep serving. Correct the spec, or undo the edit: "
+        "qwen-engine-1 stopped (2 times): out of memory"
     )
     assert facts(status, "Ready")[0] == "True"
 
 
-DOWNLOADING = ModelSeen("/cache/m", False, Progress("downloading", 3 << 30, 4 << 30, 1, 5))
-REFUSED = ModelSeen("/cache/m", False, None, Verdict(False, "AccessDenied", "give HF_TOKEN"))
+CACHED = Verdict(True, "Cached", "the model is in /cache/m")
+DOWNLOADING = Verdict(False, "Downloading", "this machine downloads the model: 75 %")
+REFUSED = Verdict(False, "AccessDenied", "give HF_TOKEN")
 
 
 @pytest.mark.parametrize(
-    ("model", "cached", "progressing"),
-    [
-        (ModelSeen("/cache/m", True), ("True", "Cached", "the model is in /cache/m"), "Scaling"),
-        (
-            DOWNLOADING,
-            ("False", "Downloading", "this machine downloads the model: 75 %, 3.0 of 4.0 GiB, 1 of 5 files"),
-            "Waiting",
-        ),
-        (
-            ModelSeen("/cache/m", False, Progress()),
-            ("False", "Downloading", "this machine lists the model's"),
-            "Waiting",
-        ),
-        (REFUSED, ("False", "AccessDenied", "give HF_TOKEN"), "Waiting"),
-    ],
+    ("model", "progressing", "degraded"),
+    [(CACHED, "Scaling", "AsWanted"), (DOWNLOADING, "Waiting", "AsWanted"), (REFUSED, "Waiting", "AccessDenied")],
 )
-def test_a_model_on_its_way_is_told(build: Any, model: ModelSeen, cached: tuple[str, ...], progressing: str) -> None:
+def test_a_model_on_its_way_is_told(build: Any, model: Verdict, progressing: str, degraded: str) -> None:
     status = status_of(build(), [], model=model)
     found = facts(status, "ModelCached")
-    assert found[:2] == cached[:2]
-    assert found[2].startswith(cached[2])
+    assert found == (model.status, model.reason, model.message)
     assert facts(status, "Progressing")[1] == progressing
-    if cached[0] == "False":
+    assert facts(status, "Degraded")[1] == degraded
+    if not model.holds:
         assert facts(status, "Ready") == found
         assert facts(status, "EngineReady")[1] == "WaitingForModel"
 
@@ -274,7 +285,11 @@ def test_a_paused_service_says_so_and_what_runs_is_told_as_it_is(build: Any) -> 
     assert facts(status, "Ready")[0] == "True"
     assert facts(status, "Progressing")[:2] == ("False", "Paused")
     nothing = status_of(paused, [], [])
-    assert facts(nothing, "Ready") == ("False", "Paused", "spec.paused is true: set it to false to have it started")
+    assert facts(nothing, "Ready") == (
+        "False",
+        "Paused",
+        "spec.paused is true and nothing was made yet: set it to false",
+    )
 
 
 def test_roles_count_what_is_ready_and_what_is_updated(build: Any) -> None:
@@ -297,7 +312,7 @@ def test_a_condition_keeps_its_time_until_it_changes(build: Any) -> None:
         "EngineReady": NOW,
         "RouterReady": EARLIER,
         "Progressing": EARLIER,
-        "Degraded": EARLIER,
+        "Degraded": NOW,
     }
 
 

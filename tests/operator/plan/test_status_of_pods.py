@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from pagefleet_operator.plan.kube_status import invalid_service_status, live_status, rfc3339
 from pagefleet_operator.plan.observed import LiveSample, Observed, ScalingSeen
+from pagefleet_operator.plan.status import invalid_service_status, live_status, rfc3339
 from pagefleet_operator.plan.verdict import Verdict, make_conditions, one_line
 from pagefleet_operator.render.service_plan import plan_service
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument

@@ -1,23 +1,25 @@
-"""Asks the engines of a disaggregated service whether they reach each other, and its routers how busy it is."""
+"""Asks the routers of a service how busy it is, and prefill and decode engines whether they reach each other."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 from pagefleet_protocol.engine_facts import FACTS_PATH
 
+from pagefleet_operator.autoscale.fleet_numbers import FleetNumbers, parse_fleet_metrics
 from pagefleet_operator.autoscale.signals import FleetWindow, pair_load
-from pagefleet_operator.local.probe import fetch
-from pagefleet_operator.local.router_pages import METRICS_PATH, listen
+from pagefleet_operator.local.probe import METRICS_PATH, fetch, listen
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
+from pagefleet_operator.plan.observed import LiveSample
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
 _Urls = Callable[[], Mapping[str, str]]
 
 
-class PairWatch:
+class FleetWatch:
     """Keeps what they said last; `run` until it is cancelled."""
 
     def __init__(self, timing: Timing, engines: _Urls, routers: _Urls, changed: Callable[[], None]) -> None:
@@ -25,7 +27,7 @@ class PairWatch:
 
         Args:
             timing: how often, and how patiently.
-            engines: returns the base URLs of those that are ready, by name.
+            engines: returns the base URLs of prefill and decode engines that are ready, by name.
             routers: the same of routers.
             changed: called when an engine says something else than before.
         """
@@ -38,6 +40,9 @@ class PairWatch:
         """What those engines said that answered."""
         self.load: PairLoad | None = None
         """What routers measured; None: one of them is silent."""
+        self.live: LiveSample | None = None
+        """What engines do now; None: no router says."""
+        self._numbers = FleetNumbers()
 
     async def run(self) -> None:
         """Ask for ever."""
@@ -56,8 +61,12 @@ class PairWatch:
 
     async def _read_routers(self) -> None:
         routers = self._routers()
-        now = await listen(self._window, routers, self._timing.probe_timeout)
+        now, pages = await listen(self._window, routers, self._timing.probe_timeout)
         self.load = pair_load(self._window.signals(routers.keys(), now))
+        at = datetime.now(UTC)
+        heard = ((name, parse_fleet_metrics(page)) for name, page in pages.items())
+        samples = (self._numbers.sample(name, metrics, now, at) for name, metrics in heard)
+        self.live = next((one for one in samples if one is not None), None)
 
     async def _ask(self, name: str, url: str) -> KvEngineSeen | None:
         timeout_s = self._timing.probe_timeout
