@@ -28,7 +28,6 @@ class ConnectorKind(Protocol):
         Raises:
             KVConfigError: a setting is missing or wrong, or a port is taken.
         """
-        ...
 
     def build(self, config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
         """Make the connector of an engine.
@@ -36,7 +35,6 @@ class ConnectorKind(Protocol):
         Raises:
             KVConfigError: it cannot be made, e.g. as its folder or its port is taken.
         """
-        ...
 
 
 def check_connectors(config: KVTransferConfig, identity: EngineIdentity) -> None:

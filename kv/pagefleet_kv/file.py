@@ -63,11 +63,9 @@ class FileConnector(NoConnector):
 
     @property
     def bell(self) -> int:
-        """See KVConnector."""
         return self._mover.bell
 
     def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
-        """See KVConnector."""
         first = num_cached_tokens // self._block_size
         limit = (request.num_tokens - 1) // self._block_size
         if not request.reads_prefix_cache or first >= limit:
@@ -80,7 +78,6 @@ class FileConnector(NoConnector):
         return max(num_cached_tokens, (first + question.num_found) * self._block_size)
 
     def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
-        """See KVConnector."""
         self._questions.pop(request.request_id, None)
         number = self._number()
         blocks = [block for run in runs for block in run.blocks]
@@ -88,7 +85,6 @@ class FileConnector(NoConnector):
         self._mover.start(LoadJob(number, blocks, run_keys(runs)))
 
     def cancel(self, request_id: str) -> None:
-        """See KVConnector."""
         for number, loading in self._loads.items():
             if loading == request_id:
                 self._mover.cancel(number)
@@ -108,12 +104,10 @@ class FileConnector(NoConnector):
         self._mover.start(DropJob(self._number(), block_keys(request.block_hashes)))
 
     def ended(self, request: KVRequest, completed: bool) -> int | None:
-        """See KVConnector."""
         self._questions.pop(request.request_id, None)
         return None
 
     def finished(self) -> TransfersDone:
-        """See KVConnector."""
         loads, saves = [], []
         for move in self._mover.finished():
             if move.job_id in self._probes:
@@ -137,7 +131,6 @@ class FileConnector(NoConnector):
         return len(self._saves)
 
     def stats(self) -> KVTransferStats:
-        """See KVConnector."""
         return KVTransferStats(
             {
                 f"{METRIC}_loaded_blocks_total": self._num_loaded,
@@ -148,7 +141,6 @@ class FileConnector(NoConnector):
         )
 
     def close(self) -> None:
-        """See KVConnector."""
         self._mover.close()
 
     def _ask(self, request: KVRequest, first: int, limit: int) -> _Question:
@@ -170,7 +162,6 @@ def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
 
 
 def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
-    """See ConnectorKind."""
     shape, pages = side.shape, side.pages
     store = BlobStore(claim_folder(_folder(config), shape, alone=False), shape, pages.bytes_per_block)
     return BuiltConnector(FileConnector(BlockMover(pages, memoryview(b""), store), shape.block_size))

@@ -69,7 +69,6 @@ class MultiConnector:
         child.load(request, runs)
 
     def cancel(self, request_id: str) -> None:
-        """See KVConnector."""
         self._loading[request_id].cancel(request_id)
 
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
@@ -112,7 +111,6 @@ class MultiConnector:
         return self._num_answers
 
     def finished(self) -> TransfersDone:
-        """See KVConnector."""
         loads: list[LoadDone] = []
         saves: list[int] = []
         answers: list[AnswerDone] = []

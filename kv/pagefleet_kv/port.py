@@ -28,42 +28,34 @@ class KVRequest(Protocol):
     @property
     def request_id(self) -> str:
         """Unique among those that have not ended."""
-        ...
 
     @property
     def token_ids(self) -> Sequence[int]:
         """Prompt, then output."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """How many these are."""
-        ...
 
     @property
     def num_prompt_tokens(self) -> int:
         """How many of them are the prompt."""
-        ...
 
     @property
     def reads_prefix_cache(self) -> bool:
         """False: all of it must be computed here."""
-        ...
 
     @property
     def prefix_root(self) -> BlockHash:
         """What the hash of its first block follows."""
-        ...
 
     @property
     def block_hashes(self) -> list[BlockHash]:
         """Of its first full blocks, as far as anybody asked: `extend_hashes` appends."""
-        ...
 
     @property
     def transfer(self) -> KvTransfer | None:
         """The leg of a P/D transfer that it is, if any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +121,9 @@ class KVConnector(Protocol):
     @property
     def bell(self) -> int | None:
         """A file descriptor that is readable while `finished` has something to tell; None: there never is."""
-        ...
 
     def arrived(self, request: KVRequest) -> None:
         """A request was accepted, and may wait long before it is served; `ended` follows, once."""
-        ...
 
     def loadable(self, request: KVRequest, num_cached_tokens: int) -> int | None:
         """Return how many leading tokens, in whole blocks, it could bring the K/V of.
@@ -141,33 +131,27 @@ class KVConnector(Protocol):
         Asked for a request that is queued and has `num_cached_tokens` here; an answer no larger means that there is
         nothing to wait for. None: not known yet, ask again. Asking changes nothing.
         """
-        ...
 
     def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
         """Begin to fill blocks, which are kept for it until `finished` tells that the load has ended."""
-        ...
 
     def cancel(self, request_id: str) -> None:
         """The request needs its load no more; the load still ends, soon, in `finished`."""
-        ...
 
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         """Take note of blocks that are computed, or were found in the cache at admission; told again after preemption.
 
         Returns a number under which the blocks are kept as they are until `finished` names it; None: no need.
         """
-        ...
 
     def relieve(self, num_blocks: int) -> None:
         """The pool lacks so many blocks while saves keep some: end saves early, where that can be.
 
         Told again, at each step, while it lasts.
         """
-        ...
 
     def discard(self, request: KVRequest) -> None:
         """The K/V of a request may be wrong, whoever computed it: store none of it for others. `ended` follows."""
-        ...
 
     def ended(self, request: KVRequest, completed: bool) -> int | None:
         """The request is over; `completed`: all of its prompt was computed and none of it is in doubt.
@@ -175,32 +159,25 @@ class KVConnector(Protocol):
         Returns a number under which the answer of a completed request is held until `finished` names it; None: it need
         not be held.
         """
-        ...
 
     def finished(self) -> TransfersDone:
         """Return what has ended since the last call."""
-        ...
 
     def reset(self) -> None:
         """Forget all stored K/V that no request waits for."""
-        ...
 
     def drain(self) -> None:
         """The engine will end soon: take nothing on for others any more. What is under way goes on."""
-        ...
 
     @property
     def num_owed(self) -> int:
         """Transfers to others, and to disk, that go on after their requests have ended; who ends waits for them."""
-        ...
 
     def stats(self) -> KVTransferStats:
         """Return totals and gauges of now."""
-        ...
 
     def close(self) -> None:
         """End all transfers and threads."""
-        ...
 
 
 class NoConnector:
@@ -267,11 +244,9 @@ class PagesCopy(Protocol):
 
     def done(self) -> bool:
         """True once it has ended."""
-        ...
 
     def wait(self) -> None:
         """Return once it has ended."""
-        ...
 
 
 class KVPages(Protocol):
@@ -280,20 +255,16 @@ class KVPages(Protocol):
     @property
     def bytes_per_block(self) -> int:
         """A block over all layers of its group."""
-        ...
 
     @property
     def host(self) -> memoryview | None:
         """The whole pool as writable bytes, block after block, where the device is the host; else None."""
-        ...
 
     def read(self, blocks: Sequence[int], into: memoryview) -> PagesCopy:
         """Copy whole blocks, in this order, to host memory."""
-        ...
 
     def write(self, source: memoryview, blocks: Sequence[int]) -> PagesCopy:
         """Fill whole blocks, in this order, from host memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

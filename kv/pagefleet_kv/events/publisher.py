@@ -179,15 +179,12 @@ class CacheChanges:
         return self._cleared or bool(self._is_stored)
 
     def stored(self, contents: Sequence[BlockHash]) -> None:
-        """See CacheEvents."""
         self._note(contents, True)
 
     def removed(self, contents: Sequence[BlockHash]) -> None:
-        """See CacheEvents."""
         self._note(contents, False)
 
     def cleared(self) -> None:
-        """See CacheEvents."""
         with self._lock:
             self._is_stored = {}
             self._cleared = True

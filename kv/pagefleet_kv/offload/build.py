@@ -29,7 +29,6 @@ def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
 
 
 def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
-    """See ConnectorKind."""
     return BuiltConnector(build_offload(config, side))
 
 

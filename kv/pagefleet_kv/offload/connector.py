@@ -72,7 +72,6 @@ class OffloadConnector(NoConnector):
 
     @property
     def bell(self) -> int:
-        """See KVConnector."""
         return self._mover.bell
 
     @property
@@ -118,7 +117,6 @@ class OffloadConnector(NoConnector):
         self._mover.start(LoadJob(number, blocks[: len(keys)], sources))
 
     def cancel(self, request_id: str) -> None:
-        """See KVConnector."""
         number = self._load_of_request.get(request_id)
         if number is not None:
             self._mover.cancel(number)
@@ -162,7 +160,6 @@ class OffloadConnector(NoConnector):
         return None
 
     def finished(self) -> TransfersDone:
-        """See KVConnector."""
         loads = [LoadDone(request_id, 0) for request_id in self._nothing_to_load]
         self._nothing_to_load.clear()
         saves = []
@@ -196,7 +193,6 @@ class OffloadConnector(NoConnector):
         return sum(isinstance(job, _Spill) for job in self._jobs.values())
 
     def stats(self) -> KVTransferStats:
-        """See KVConnector."""
         counters: dict[str, float] = {
             f"{METRIC}_hits_total": self._num_hits,
             f"{METRIC}_misses_total": self._num_misses,
@@ -210,7 +206,6 @@ class OffloadConnector(NoConnector):
         return KVTransferStats(counters, gauges)
 
     def close(self) -> None:
-        """See KVConnector."""
         self._mover.close()
         self._release()
 

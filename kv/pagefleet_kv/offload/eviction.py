@@ -20,23 +20,18 @@ class EvictionPolicy(Protocol):
 
     def insert(self, key: BlockKey) -> None:
         """A block has come, which is not there."""
-        ...
 
     def touch(self, key: BlockKey) -> None:
         """A block that is there was used."""
-        ...
 
     def refresh(self, key: BlockKey) -> None:
         """Let a block that is there go after all others of its kind, without counting that as a use."""
-        ...
 
     def remove(self, key: BlockKey, *, evicted: bool) -> None:
         """A block is gone; `evicted`: for want of room, so that its return means something."""
-        ...
 
     def candidates(self) -> Iterator[BlockKey]:
         """All blocks, those that should go first at the front. Nothing may change while it is read."""
-        ...
 
 
 class Lru:
@@ -46,23 +41,18 @@ class Lru:
         self._keys: OrderedDict[BlockKey, None] = OrderedDict()
 
     def insert(self, key: BlockKey) -> None:
-        """See EvictionPolicy."""
         self._keys[key] = None
 
     def touch(self, key: BlockKey) -> None:
-        """See EvictionPolicy."""
         self._keys.move_to_end(key)
 
     def refresh(self, key: BlockKey) -> None:
-        """See EvictionPolicy."""
         self._keys.move_to_end(key)
 
     def remove(self, key: BlockKey, *, evicted: bool) -> None:
-        """See EvictionPolicy."""
         del self._keys[key]
 
     def candidates(self) -> Iterator[BlockKey]:
-        """See EvictionPolicy."""
         return iter(self._keys)
 
 
@@ -92,7 +82,6 @@ class Arc:
         return len(self._recent_ghosts) + len(self._frequent_ghosts)
 
     def insert(self, key: BlockKey) -> None:
-        """See EvictionPolicy."""
         recent, frequent = len(self._recent_ghosts), len(self._frequent_ghosts)
         if key in self._recent_ghosts:
             self.target = min(self._capacity, self.target + max(1.0, frequent / recent))
@@ -107,7 +96,6 @@ class Arc:
         self._trim_ghosts()
 
     def touch(self, key: BlockKey) -> None:
-        """See EvictionPolicy."""
         if key in self._frequent:
             self._frequent.move_to_end(key)
         else:
@@ -115,11 +103,9 @@ class Arc:
             self._frequent[key] = None
 
     def refresh(self, key: BlockKey) -> None:
-        """See EvictionPolicy."""
         (self._recent if key in self._recent else self._frequent).move_to_end(key)
 
     def remove(self, key: BlockKey, *, evicted: bool) -> None:
-        """See EvictionPolicy."""
         if key in self._recent:
             del self._recent[key]
             ghosts = self._recent_ghosts
@@ -131,7 +117,6 @@ class Arc:
             self._trim_ghosts()
 
     def candidates(self) -> Iterator[BlockKey]:
-        """See EvictionPolicy."""
         if self._recent and len(self._recent) > self.target:
             return chain(self._recent, self._frequent)
         return chain(self._frequent, self._recent)

@@ -40,7 +40,6 @@ def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
 
 
 def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
-    """See ConnectorKind."""
     return build_p2p(config, side)
 
 

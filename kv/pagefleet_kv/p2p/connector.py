@@ -71,7 +71,6 @@ class P2PConnector(NoConnector):
 
     @property
     def bell(self) -> int:
-        """See KVConnector."""
         return self._agent.bell
 
     def arrived(self, request: KVRequest) -> None:
@@ -113,7 +112,6 @@ class P2PConnector(NoConnector):
         self._agent.at_target(lambda target, now: target.load(job, now))
 
     def cancel(self, request_id: str) -> None:
-        """See KVConnector."""
         self._agent.at_target(lambda target, now: target.cancel(request_id, now))
 
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
@@ -138,7 +136,6 @@ class P2PConnector(NoConnector):
         self._agent.relieve(num_blocks)
 
     def ended(self, request: KVRequest, completed: bool) -> int | None:
-        """See KVConnector."""
         transfer = request.transfer
         if transfer is None:
             return None
@@ -190,7 +187,6 @@ class P2PConnector(NoConnector):
         return sum(leg.request_over for leg in self._legs.values())
 
     def stats(self) -> KVTransferStats:
-        """See KVConnector."""
         parts = self._parts
         totals = Counter(parts.source.counters.totals())
         totals.update(parts.target.counters.totals())
@@ -209,7 +205,6 @@ class P2PConnector(NoConnector):
         return KVTransferStats(counters, gauges)
 
     def close(self) -> None:
-        """See KVConnector."""
         self._agent.close()
 
     def _begin(self, request: KVRequest, transfer: KvTransfer) -> _Leg | None:

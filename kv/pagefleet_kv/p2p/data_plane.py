@@ -152,54 +152,42 @@ class DataPlane(Protocol):
     @property
     def bell(self) -> int:
         """A file descriptor that is readable while `events` has something to tell."""
-        ...
 
     def invite(self, peer: str) -> bytes:
         """Source: return what the peer needs to connect, once; at most MAX_INVITATION_BYTES, secret, short-lived."""
-        ...
 
     def connect(self, peer: str, host: str, invitation: bytes) -> None:
         """Target: begin to connect to the source at `host`; `LinkUp` or `LinkDown` follows."""
-        ...
 
     def disconnect(self, peer: str, end: End) -> None:
         """Close the link of which this engine is that end, or take the invitation back, without an event.
 
         When it returns, none of the link's frames touches the pages; it waits a few milliseconds for that at most.
         """
-        ...
 
     def send(self, peer: str, frame: Frame) -> None:
         """Source: queue a frame; `FrameSent` follows, or `Withdrawn` or `LinkDown` ends it.
 
         The caller bounds what is queued, by the credit that the target gave.
         """
-        ...
 
     def withdraw(self, transfer_id: bytes) -> None:
         """Source: send none of the transfer's frames any more; `Withdrawn` always follows, soon, whoever is slow."""
-        ...
 
     def land(self, peer: str, landing: Landing) -> None:
         """Target: accept this transfer's frames, from this peer, from when this returns. One landing per transfer."""
-        ...
 
     def forget(self, transfer_id: bytes) -> None:
         """Target: accept no frame of the transfer any more; `Landed` always follows, soon, whoever is slow."""
-        ...
 
     def hear(self, peer: str, data: bytes) -> None:
         """Either: take what the peer's plane said by `Tell`."""
-        ...
 
     def events(self) -> Sequence[PlaneEvent]:
         """Return what happened since the last call, in order."""
-        ...
 
     def counters(self) -> dict[str, float]:
         """Return what the plane alone counts, by name as in docs/metrics.md without prefix; totals end in `_total`."""
-        ...
 
     def close(self) -> None:
         """End all links and threads; nothing touches the pages afterwards."""
-        ...

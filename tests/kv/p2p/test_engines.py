@@ -15,6 +15,7 @@ from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError
 from pagefleet_kv.config import KVTransferConfig, SendType
 from pagefleet_kv.errors import TransfersDead
+from pagefleet_kv.p2p import peers as peers_module
 from pagefleet_kv.p2p.transfer.actions import SourceAction
 from pagefleet_kv.p2p.transfer.source import Source as P2PSource
 from pagefleet_kv.port import EngineIdentity
@@ -57,8 +58,9 @@ def fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def pair(fleet: Fleet, send_type: SendType = "put_async") -> tuple[FleetEngine, FleetEngine]:
-    prefill = fleet.engine("a", kv_role="prefill", kv_send_type=send_type)
+def pair(fleet: Fleet, send_type: SendType = "put_async", **kv: object) -> tuple[FleetEngine, FleetEngine]:
+    """Two engines; `kv`: more settings of the prefill engine's."""
+    prefill = fleet.engine("a", kv_role="prefill", kv_send_type=send_type, **kv)
     return prefill, fleet.engine("d", kv_role="decode", kv_peers=prefill.address, kv_send_type=send_type)
 
 
@@ -98,7 +100,7 @@ def test_a_leg_of_put_is_answered_when_its_blocks_have_arrived(fleet: Fleet, exp
 
 
 def test_a_leg_of_put_whose_blocks_nobody_took_is_an_error(fleet: Fleet) -> None:
-    prefill, decode = pair(fleet, "put")
+    prefill, decode = pair(fleet, "put", kv_lease=1.0)
     one, two = legs(1, prefill, decode)
     decode.add("d1", prompt_of(1), transfer=two)
     fleet.until(lambda: bool(decode.core._scheduler._loads.num_parked and prefill.figure("nacks_total") == 0))
@@ -379,8 +381,9 @@ def test_engines_that_do_both_pass_both_ways(fleet: Fleet, expected: dict[int, l
 
 
 def test_a_peer_that_leaves_the_list_is_hung_up_when_nothing_comes_from_it(
-    fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path
+    fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peers_module, "REFRESH_S", 0.05)
     peers = tmp_path / "peers"
     prefill = fleet.engine("a")
     peers.write_text(f"{prefill.address}\n")

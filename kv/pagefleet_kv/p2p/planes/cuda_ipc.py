@@ -57,23 +57,18 @@ class SharedMemory(Protocol):
 
     def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
         """Return new memory, uint8 [num_bytes], and a handle of it; it lives until `free`."""
-        ...
 
     def free(self, memory: Tensor) -> None:
         """Give exported memory back. Who has it open reads what was there, or nothing sensible."""
-        ...
 
     def open(self, handle: bytes) -> OpenedMemory:
         """Return where another process's memory lies here, until `close`."""
-        ...
 
     def close(self, memory: OpenedMemory) -> None:
         """Read it no more."""
-        ...
 
     def copy(self, address: int, into: Tensor, stream: int) -> None:
         """Queue a copy from an address to memory of this process."""
-        ...
 
 
 class _Handle(ctypes.Structure):
@@ -101,7 +96,6 @@ class CudaSharedMemory:
             raise CudaError(f"CUDA cannot be loaded: {error}") from error
 
     def export(self, num_bytes: int) -> tuple[Tensor, bytes]:
-        """See SharedMemory."""
         address, handle = ctypes.c_void_p(), _Handle()
         self._check(self._malloc(ctypes.byref(address), num_bytes), "cudaMalloc")
         assert address.value is not None
@@ -115,11 +109,9 @@ class CudaSharedMemory:
         return memory, bytes(handle)
 
     def free(self, memory: Tensor) -> None:
-        """See SharedMemory."""
         self._check(self._free(memory.data_ptr()), "cudaFree")
 
     def open(self, handle: bytes) -> OpenedMemory:
-        """See SharedMemory."""
         address = ctypes.c_void_p()
         opened = self._open(ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
         self._check(opened, "cudaIpcOpenMemHandle")
@@ -131,11 +123,9 @@ class CudaSharedMemory:
             raise
 
     def close(self, memory: OpenedMemory) -> None:
-        """See SharedMemory."""
         self._check(self._close(memory.address), "cudaIpcCloseMemHandle")
 
     def copy(self, address: int, into: Tensor, stream: int) -> None:
-        """See SharedMemory."""
         self._check(self._copy(into.data_ptr(), address, len(into), _ANY_DIRECTION, stream), "cudaMemcpyAsync")
 
     def _bind(self, runtime: ctypes.CDLL) -> None:
@@ -206,22 +196,18 @@ class IpcSource:
         return False
 
     def ready(self, now: float) -> bool:
-        """See SourceCarrier."""
         return True
 
     def announced(self, number: int, slot: Tensor) -> None:
-        """See SourceCarrier."""
         self._announced.add(number)
 
     def hear(self, word: Word) -> None:
-        """See SourceCarrier."""
         if not isinstance(word, Taken) or word.number not in self._announced:
             raise LinkBroken("it took what was not announced")
         self._announced.remove(word.number)
         self._taken.append(word.number)
 
     def poll(self, now: float) -> Sequence[int]:
-        """See SourceCarrier."""
         taken, self._taken = self._taken, []
         return taken
 
@@ -263,7 +249,6 @@ class IpcTarget:
         return bool(self._copying)
 
     def fetch(self, number: int, remote_slot: int, into: Tensor) -> None:
-        """See TargetCarrier."""
         if remote_slot >= self._num_slots or len(into) > self._slot_bytes:
             raise LinkBroken(f"frame {number} would lie in slot {remote_slot}, which is not there")
         try:
@@ -273,18 +258,15 @@ class IpcTarget:
         self._copying.append((number, self._copies.marked()))
 
     def hear(self, word: Word) -> None:
-        """See TargetCarrier."""
         raise LinkBroken("it said what this plane does not know")
 
     def poll(self, now: float) -> Sequence[int]:
-        """See TargetCarrier."""
         come = []
         while self._copying and self._copying[0][1].done():
             come.append(self._copying.popleft()[0])
         return come
 
     def close(self) -> None:
-        """See TargetCarrier."""
         for _, mark in self._copying:
             mark.wait()
         self._copying.clear()
@@ -326,11 +308,9 @@ class IpcCarriers:
         return self._exported.view(count, slot_bytes)
 
     def to_target(self, peer: str, say: Say) -> IpcSource:
-        """See Carriers."""
         return IpcSource()
 
     def to_source(self, peer: str, facts: bytes, say: Say) -> IpcTarget:
-        """See Carriers."""
         return IpcTarget(self._memory, self._copies, facts)
 
     def counters(self) -> dict[str, float]:
@@ -338,7 +318,6 @@ class IpcCarriers:
         return {}
 
     def close(self) -> None:
-        """See Carriers."""
         if self._exported is not None:
             self._memory.free(self._exported)
             self._exported = None

@@ -64,11 +64,9 @@ class SourceEnd(Protocol):
         Raises:
             LinkBroken: the link cannot carry it.
         """
-        ...
 
     def withdraw(self, transfer_id: bytes) -> None:
         """Read the transfer's blocks no more."""
-        ...
 
 
 class TargetEnd(Protocol):
@@ -78,7 +76,6 @@ class TargetEnd(Protocol):
 
     def forget(self, transfer_id: bytes) -> None:
         """Write to the transfer's blocks no more; its landing is gone."""
-        ...
 
 
 Source = TypeVar("Source", bound=SourceEnd)

@@ -26,11 +26,9 @@ class DevicePool(Protocol):
     @property
     def blocks(self) -> Tensor:
         """uint8 [num_blocks, bytes per block]."""
-        ...
 
     def after_steps(self, stream: torch.cuda.Stream) -> None:
         """Let what is queued on the stream from now on come after all that the steps' stream was given."""
-        ...
 
 
 class Mark(Protocol):
@@ -38,11 +36,9 @@ class Mark(Protocol):
 
     def done(self) -> bool:
         """True once all before it has ended."""
-        ...
 
     def wait(self) -> None:
         """Return once all before it has ended."""
-        ...
 
 
 class Total:

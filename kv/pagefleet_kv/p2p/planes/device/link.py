@@ -27,11 +27,9 @@ class SourceCarrier(Protocol):
 
     def ready(self, now: float) -> bool:
         """Return whether frames may be announced; begins what that needs."""
-        ...
 
     def announced(self, number: int, slot: Tensor) -> None:
         """A frame was announced; `slot` has exactly its bytes, and keeps them until `poll` names it."""
-        ...
 
     def hear(self, word: Word) -> None:
         """The target said something that is not the link's.
@@ -39,7 +37,6 @@ class SourceCarrier(Protocol):
         Raises:
             LinkBroken: it makes no sense.
         """
-        ...
 
     def poll(self, now: float) -> Sequence[int]:
         """Go on; return the frames whose slots are read no more.
@@ -47,16 +44,13 @@ class SourceCarrier(Protocol):
         Raises:
             LinkBroken: what carries them has failed.
         """
-        ...
 
     @property
     def under_way(self) -> bool:
         """Whether `poll` has something to look after."""
-        ...
 
     def close(self) -> None:
         """Read and hold nothing any more."""
-        ...
 
 
 class TargetCarrier(Protocol):
@@ -68,24 +62,19 @@ class TargetCarrier(Protocol):
         Raises:
             LinkBroken: there is no such slot.
         """
-        ...
 
     def hear(self, word: Word) -> None:
         """As of the source's."""
-        ...
 
     def poll(self, now: float) -> Sequence[int]:
         """Go on; return the frames that have come. Raises as the source's."""
-        ...
 
     @property
     def under_way(self) -> bool:
         """Whether `poll` has something to look after."""
-        ...
 
     def close(self) -> None:
         """Write and hold nothing any more."""
-        ...
 
 
 class Carriers(Protocol):
@@ -99,15 +88,12 @@ class Carriers(Protocol):
 
     def facts(self) -> bytes:
         """Return what an invitation must say about this engine; at most 1 KiB."""
-        ...
 
     def send_slots(self, count: int) -> Tensor:
         """Return the slots that links to targets share: uint8 [count, slot_bytes]."""
-        ...
 
     def to_target(self, peer: str, say: Say) -> SourceCarrier:
         """Return the source's half for a target that joined."""
-        ...
 
     def to_source(self, peer: str, facts: bytes, say: Say) -> TargetCarrier:
         """Return the target's half, for a source whose invitation said `facts`.
@@ -115,15 +101,12 @@ class Carriers(Protocol):
         Raises:
             LinkBroken: there is no way from there to here.
         """
-        ...
 
     def counters(self) -> dict[str, float]:
         """As `DataPlane.counters`."""
-        ...
 
     def close(self) -> None:
         """Free all, after the links."""
-        ...
 
 
 class Voice:

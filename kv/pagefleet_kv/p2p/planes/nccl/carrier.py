@@ -57,24 +57,62 @@ class _Shared:
     seats: Seats
     totals: NcclTotals
 
-    def make(self, owner: Seated, unique_id: bytes, rank: int, name: str, now: float) -> Communicator:
+
+class _Half:
+    """What both halves of a link have: a seat, and a communicator on it once both have met."""
+
+    def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
+        self._peer = peer
+        self._say = say
+        self._shared = shared
+        self._communicator: Communicator | None = None
+        self._now = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        made = self._communicator  # read once: counters are asked for by another thread
+        return 0 if made is None else made.num_bytes
+
+    @property
+    def _works(self) -> bool:
+        """Whether NCCL is to be looked after."""
+        made = self._communicator
+        return made is not None and not (made.ready and made.idle)
+
+    @property
+    def _idles(self) -> bool:
+        """Whether there is a communicator that could be given up."""
+        made = self._communicator
+        return made is not None and made.ready and made.idle
+
+    def poll(self, now: float) -> Sequence[int]:
+        self._now = now
         try:
-            made = Communicator(self.communicators, unique_id, rank, name, self.seats.stream(owner), now)
+            return () if self._communicator is None else self._communicator.poll(now)
         except NcclError as error:
             raise LinkBroken(str(error)) from None
-        self.totals.made += 1
-        return made
 
-    def drop(self, owner: Seated, made: Communicator | None) -> None:
+    def _make(self, owner: Seated, unique_id: bytes, rank: int, name: str) -> None:
+        shared = self._shared
+        try:
+            self._communicator = Communicator(
+                shared.communicators, unique_id, rank, name, shared.seats.stream(owner), self._now
+            )
+        except NcclError as error:
+            raise LinkBroken(str(error)) from None
+        shared.totals.made += 1
+
+    def _leave(self, owner: Seated) -> None:
+        made, self._communicator = self._communicator, None
         if made is not None:
             try:
                 made.abort()
             except NcclError as error:  # nothing is left to be done for it
                 _log.warning("a communicator could not be aborted: %s", error)
-        self.seats.leave(owner)
+        self._shared.seats.leave(owner)
 
 
-class NcclSource:
+class NcclSource(_Half):
     """Implements `SourceCarrier`.
 
     Args:
@@ -84,29 +122,18 @@ class NcclSource:
     """
 
     def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
-        self._peer = peer
-        self._say = say
-        self._shared = shared
+        super().__init__(peer, say, shared)
         self._generation = 0
         self._wanted = False
         self._seated = False
         """The target has room."""
-        self._communicator: Communicator | None = None
         self._waiting: dict[int, Tensor] = {}
         """Announced frames for which the target has not said Go."""
-        self._now = 0.0
-
-    @property
-    def num_bytes(self) -> int:
-        """See Seated."""
-        made = self._communicator  # read once: counters are asked for by another thread
-        return 0 if made is None else made.num_bytes
 
     @property
     def under_way(self) -> bool:
         """Whether NCCL, or the wait for a seat, is to be looked after."""
-        made = self._communicator
-        return self._seated or (made is not None and not (made.ready and made.idle))
+        return self._seated or self._works
 
     def ready(self, now: float) -> bool:
         """See SourceCarrier. Takes a seat, asks the target for one, and meets it."""
@@ -120,16 +147,14 @@ class NcclSource:
             self._say(Want(self._generation))
         elif self._seated:
             self._seated = False
-            self._meet(now)
+            self._meet()
         return False
 
     def announced(self, number: int, slot: Tensor) -> None:
-        """See SourceCarrier."""
         self._waiting[number] = slot
         self._shared.seats.use(self)
 
     def hear(self, word: Word) -> None:
-        """See SourceCarrier."""
         match word:
             case Seat(generation):
                 self._seated = generation == self._generation and self._wanted and self._communicator is None
@@ -146,30 +171,21 @@ class NcclSource:
             case _:
                 raise LinkBroken("it said what only a source says")
 
-    def poll(self, now: float) -> Sequence[int]:
-        """See SourceCarrier."""
-        self._now = now
-        if self._communicator is None:
-            return ()
-        return _poll(self._communicator, now)
-
     def close(self) -> None:
-        """See SourceCarrier."""
         self._waiting.clear()
         self._drop()
 
-    def _meet(self, now: float) -> None:
+    def _meet(self) -> None:
         try:
             unique_id = self._shared.communicators.library.unique_id()
         except NcclError as error:
             raise LinkBroken(str(error)) from None
         self._say(Meet(self._generation, unique_id))
-        self._communicator = self._shared.make(self, unique_id, SOURCE_RANK, f"kv to {self._peer[:12]}", now)
+        self._make(self, unique_id, SOURCE_RANK, f"kv to {self._peer[:12]}")
 
     def give_up(self) -> bool:
         """See Seated: park."""
-        made = self._communicator
-        if made is None or not made.ready or not made.idle or self._waiting:
+        if not self._idles or self._waiting:
             return False
         self._shared.totals.parked += 1
         self._say(Park(self._generation))
@@ -177,11 +193,11 @@ class NcclSource:
         return True
 
     def _drop(self) -> None:
-        made, self._communicator, self._wanted, self._seated = self._communicator, None, False, False
-        self._shared.drop(self, made)
+        self._wanted = self._seated = False
+        self._leave(self)
 
 
-class NcclTarget:
+class NcclTarget(_Half):
     """Implements `TargetCarrier`.
 
     Args:
@@ -191,24 +207,14 @@ class NcclTarget:
     """
 
     def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
-        self._peer = peer
-        self._say = say
-        self._shared = shared
+        super().__init__(peer, say, shared)
         self._wanted: int | None = None
         """Generation that waits for a seat."""
         self._generation: int | None = None
         """That has one."""
-        self._communicator: Communicator | None = None
-        self._now = 0.0
         self._asked_at = float("-inf")
         self._asked_first_at: float | None = None
         """When the source was first asked for the seat that it has not used since."""
-
-    @property
-    def num_bytes(self) -> int:
-        """See Seated."""
-        made = self._communicator  # read once: counters are asked for by another thread
-        return 0 if made is None else made.num_bytes
 
     @property
     def under_way(self) -> bool:
@@ -230,7 +236,6 @@ class NcclTarget:
         self._asked_first_at = None
 
     def hear(self, word: Word) -> None:
-        """See TargetCarrier."""
         match word:
             case Want(generation):
                 if self._communicator is not None:
@@ -240,7 +245,7 @@ class NcclTarget:
                 if generation != self._generation or self._communicator is not None:
                     raise LinkBroken("it would meet where there is no seat for it")
                 name = f"kv from {self._peer[:12]}"
-                self._communicator = self._shared.make(self, unique_id, TARGET_RANK, name, self._now)
+                self._make(self, unique_id, TARGET_RANK, name)
             case Park(generation):
                 if generation == self._generation:
                     self._shared.totals.parked += 1
@@ -249,26 +254,20 @@ class NcclTarget:
                 raise LinkBroken("it said what only a target says")
 
     def poll(self, now: float) -> Sequence[int]:
-        """See TargetCarrier."""
-        self._now = now
         if self._wanted is not None and self._shared.seats.take(self):
             self._generation, self._wanted = self._wanted, None
             self._say(Seat(self._generation))
         if self._asked_first_at is not None and now - self._asked_first_at > self._shared.communicators.stall_s:
             raise LinkBroken("it keeps a seat that others wait for")
-        if self._communicator is None:
-            return ()
-        return _poll(self._communicator, now)
+        return super().poll(now)
 
     def close(self) -> None:
-        """See TargetCarrier."""
         self._wanted = None
         self._drop()
 
     def give_up(self) -> bool:
         """See Seated: ask the source to park."""
-        made = self._communicator
-        if made is None or not made.ready or not made.idle or self._now < self._asked_at + ASK_AGAIN_S:
+        if not self._idles or self._now < self._asked_at + ASK_AGAIN_S:
             return False
         self._asked_at = self._now
         if self._asked_first_at is None:
@@ -278,9 +277,8 @@ class NcclTarget:
         return True
 
     def _drop(self) -> None:
-        made, self._communicator, self._generation = self._communicator, None, None
-        self._asked_first_at = None
-        self._shared.drop(self, made)
+        self._generation = self._asked_first_at = None
+        self._leave(self)
 
 
 class NcclCarriers:
@@ -320,22 +318,18 @@ class NcclCarriers:
         return self._library.version.to_bytes(4, "little")
 
     def send_slots(self, count: int) -> Tensor:
-        """See Carriers."""
         return self._copies.slots(count)
 
     def to_target(self, peer: str, say: Say) -> NcclSource:
-        """See Carriers."""
         return NcclSource(peer, say, self._sending)
 
     def to_source(self, peer: str, facts: bytes, say: Say) -> NcclTarget:
-        """See Carriers."""
         if facts != self.facts():
             theirs = int.from_bytes(facts[:4], "little")
             raise LinkBroken(f"NCCL is {version_text(theirs)} there, {version_text(self._library.version)} here")
         return NcclTarget(peer, say, self._receiving)
 
     def counters(self) -> dict[str, float]:
-        """See Carriers."""
         directions = (self._sending.seats, self._receiving.seats)
         return {
             "communicators": float(sum(map(len, directions))),
@@ -348,13 +342,6 @@ class NcclCarriers:
         """See Carriers: the links had all there was."""
 
 
-def _poll(communicator: Communicator, now: float) -> list[int]:
-    try:
-        return communicator.poll(now)
-    except NcclError as error:
-        raise LinkBroken(str(error)) from None
-
-
 MIN_FREE_BYTES = 256 << 20
 """NCCL takes some 50 to 100 MB of device memory for a communicator; less than this, and no more are made."""
 
@@ -365,11 +352,9 @@ class Seated(Protocol):
     @property
     def num_bytes(self) -> int:
         """Device memory of its communicator."""
-        ...
 
     def give_up(self) -> bool:
         """Leave the seat, now or soon, if nothing is under way; return whether it does."""
-        ...
 
 
 class Seats:
