@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hmac
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -37,6 +39,33 @@ def load_fleet_key(file: str) -> FleetKey:
         raise KVConfigError(f"fleet_key_file {file} {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """What one socket lets others do: messages that wait each way, bytes of one, and how long silence may last."""
+
+    outgoing: int
+    incoming: int
+    message_bytes: int
+    heartbeat_ms: int
+    silence_ms: int
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+        """Return a socket that keeps to them."""
+        opened = context.socket(kind)
+        for option, value in (
+            (zmq.IPV6, 1),
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, self.outgoing),
+            (zmq.RCVHWM, self.incoming),
+            (zmq.MAXMSGSIZE, self.message_bytes),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.HEARTBEAT_IVL, self.heartbeat_ms),
+            (zmq.HEARTBEAT_TIMEOUT, self.silence_ms),
+        ):
+            opened.setsockopt(option, value)
+        return opened
+
+
 class CurveGate:
     """CURVE for listening sockets of one context, and the ZAP handler that lets in the clients of one role.
 
@@ -62,13 +91,7 @@ class CurveGate:
 
     def judge(self) -> None:
         """Answer those who wait for it (https://rfc.zeromq.org/spec/27)."""
-        for _ in range(_READ_MOST):
-            try:
-                version, request_id, _domain, _address, _identity, mechanism, *keys = self.socket.recv_multipart(
-                    zmq.NOBLOCK
-                )
-            except zmq.Again:
-                return
+        for version, request_id, _domain, _address, _identity, mechanism, *keys in received(self.socket, _READ_MOST):
             known = mechanism == b"CURVE" and len(keys) == 1 and hmac.compare_digest(keys[0], self._client)
             verdict = [b"200", b"OK", self._role] if known else [b"400", b"unknown key", b""]
             self.socket.send_multipart([version, request_id, *verdict, b""])
@@ -108,9 +131,13 @@ def bind(bound: zmq.Socket[bytes], host: str, port: int) -> int:
 
 def count_events(monitor: zmq.Socket[bytes]) -> int:
     """Return how many events a monitor has seen since the last call."""
-    for number in range(_COUNT_MOST):
+    return sum(1 for _ in received(monitor, _COUNT_MOST))
+
+
+def received(inbound: zmq.Socket[bytes], most: int) -> Iterator[list[bytes]]:
+    """Yield the messages that have come, at most so many."""
+    for _ in range(most):
         try:
-            monitor.recv_multipart(zmq.NOBLOCK)
+            yield inbound.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
-            return number
-    return _COUNT_MOST
+            return

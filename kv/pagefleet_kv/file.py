@@ -26,7 +26,7 @@ from pagefleet_kv.port import (
     TransfersDone,
 )
 from pagefleet_kv.store.blob_store import BlobStore
-from pagefleet_kv.store.block_io import ClearJob, DropJob, LoadJob, ProbeJob, StoreJob
+from pagefleet_kv.store.block_io import FolderJob, LoadJob, StoreJob
 from pagefleet_kv.store.block_key import block_keys, run_keys
 from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_kv.store.mover import BlockMover
@@ -48,11 +48,13 @@ class FileConnector(NoConnector):
 
     Args:
         mover: of the worker's pages, with the folder.
+        store: the folder.
         block_size: tokens per block.
     """
 
-    def __init__(self, mover: BlockMover, block_size: int) -> None:
+    def __init__(self, mover: BlockMover, store: BlobStore, block_size: int) -> None:
         self._mover = mover
+        self._store = store
         self._block_size = block_size
         self._num_jobs = 0
         self._questions: dict[str, _Question] = {}
@@ -101,7 +103,7 @@ class FileConnector(NoConnector):
 
     def discard(self, request: KVRequest) -> None:
         """See KVConnector. A moment passes until the files are gone."""
-        self._mover.start(DropJob(self._number(), block_keys(request.block_hashes)))
+        self._mover.start(FolderJob(self._number(), "drop", block_keys(request.block_hashes)))
 
     def ended(self, request: KVRequest, completed: bool) -> int | None:
         self._questions.pop(request.request_id, None)
@@ -123,7 +125,7 @@ class FileConnector(NoConnector):
     def reset(self) -> None:
         """See KVConnector. The folder is emptied for all who share it."""
         self._questions.clear()
-        self._mover.start(ClearJob(self._number()))
+        self._mover.start(FolderJob(self._number(), "clear"))
 
     @property
     def num_owed(self) -> int:
@@ -134,9 +136,9 @@ class FileConnector(NoConnector):
         return KVTransferStats(
             {
                 f"{METRIC}_loaded_blocks_total": self._num_loaded,
-                f"{METRIC}_saved_blocks_total": self._mover.num_writes,
-                f"{METRIC}_damaged_total": self._mover.num_damaged,
-                f"{METRIC}_failed_writes_total": self._mover.num_failed_writes,
+                f"{METRIC}_saved_blocks_total": self._store.num_writes,
+                f"{METRIC}_damaged_total": self._store.num_damaged,
+                f"{METRIC}_failed_writes_total": self._store.num_failed_writes,
             }
         )
 
@@ -148,7 +150,7 @@ class FileConnector(NoConnector):
         question = self._questions[request.request_id] = _Question(first, limit)
         number = self._number()
         self._probes[number] = question
-        self._mover.start(ProbeJob(number, block_keys(request.block_hashes[first:limit])))
+        self._mover.start(FolderJob(number, "probe", block_keys(request.block_hashes[first:limit])))
         return question
 
     def _number(self) -> int:
@@ -164,7 +166,7 @@ def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
 def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
     shape, pages = side.shape, side.pages
     store = BlobStore(claim_folder(_folder(config), shape, alone=False), shape, pages.bytes_per_block)
-    return BuiltConnector(FileConnector(BlockMover(pages, memoryview(b""), store), shape.block_size))
+    return BuiltConnector(FileConnector(BlockMover(pages, memoryview(b""), store), store, shape.block_size))
 
 
 def _folder(config: KVTransferConfig) -> Path:

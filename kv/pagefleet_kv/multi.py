@@ -27,15 +27,10 @@ class MultiConnector:
         self._chosen: dict[str, KVConnector] = {}
         """Whom a request was to be loaded by when it was last asked about."""
         self._loading: dict[str, KVConnector] = {}
-        self._saves: dict[int, int] = {}
-        """Save -> how many children still read its blocks."""
-        self._child_saves: dict[tuple[int, int], int] = {}
-        """A child's place and its number -> the save."""
-        self._num_saves = 0
-        self._answers: dict[int, int] = {}
-        """Answer that is held -> how many children still hold it."""
-        self._child_answers: dict[tuple[int, int], int] = {}
-        self._num_answers = 0
+        self._saves = _Joint()
+        """Whose blocks children still read."""
+        self._answers = _Joint()
+        """That children still hold."""
         self._bells = select.epoll()
         for child in self._children:
             if child.bell is not None:
@@ -73,17 +68,7 @@ class MultiConnector:
 
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         """Offer the blocks to all; they are kept until the last child that wanted them is done."""
-        wanted = [
-            (place, number)
-            for place, child in enumerate(self._children)
-            if (number := child.save(request, runs)) is not None
-        ]
-        if not wanted:
-            return None
-        self._num_saves += 1
-        self._saves[self._num_saves] = len(wanted)
-        self._child_saves.update(dict.fromkeys(wanted, self._num_saves))
-        return self._num_saves
+        return self._saves.begin([child.save(request, runs) for child in self._children])
 
     def relieve(self, num_blocks: int) -> None:
         """Ask all: a save ends with the last child that reads its blocks."""
@@ -98,17 +83,7 @@ class MultiConnector:
     def ended(self, request: KVRequest, completed: bool) -> int | None:
         """Tell all; the answer is held until the last child that holds it is done, or one has failed."""
         self._chosen.pop(request.request_id, None)
-        held = [
-            (place, number)
-            for place, child in enumerate(self._children)
-            if (number := child.ended(request, completed)) is not None
-        ]
-        if not held:
-            return None
-        self._num_answers += 1
-        self._answers[self._num_answers] = len(held)
-        self._child_answers.update(dict.fromkeys(held, self._num_answers))
-        return self._num_answers
+        return self._answers.begin([child.ended(request, completed) for child in self._children])
 
     def finished(self) -> TransfersDone:
         loads: list[LoadDone] = []
@@ -117,8 +92,11 @@ class MultiConnector:
         for place, child in enumerate(self._children):
             done = child.finished()
             loads += done.loads
-            saves += [save for number in done.saves if (save := self._end_save(place, number)) is not None]
-            answers += [one for answer in done.answers if (one := self._end_answer(place, answer)) is not None]
+            saves += [save for number in done.saves if (save := self._saves.end(place, number)) is not None]
+            for one in done.answers:
+                answer = self._answers.end(place, one.number, early=one.failure is not None)
+                if answer is not None:
+                    answers.append(AnswerDone(answer, one.failure))
         for load in loads:
             del self._loading[load.request_id]
         return TransfersDone(loads, saves, answers)
@@ -154,22 +132,34 @@ class MultiConnector:
         for child in self._children:
             child.close()
 
-    def _end_save(self, place: int, number: int) -> int | None:
-        """Take in that a child is done with a save; returns the save if it was the last."""
-        save = self._child_saves.pop((place, number))
-        self._saves[save] -= 1
-        if self._saves[save]:
-            return None
-        del self._saves[save]
-        return save
 
-    def _end_answer(self, place: int, done: AnswerDone) -> AnswerDone | None:
-        """Take in that a child holds an answer no more; returns the answer that can be told now, if it can."""
-        number = self._child_answers.pop((place, done.number))
-        if number not in self._answers:  # another child's failure was told
+class _Joint:
+    """What several children do under one number."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, int] = {}
+        """Number -> children that are not done."""
+        self._of_child: dict[tuple[int, int], int] = {}
+        """A child's place and its own number -> the number."""
+        self._count = 0
+
+    def begin(self, numbers: Sequence[int | None]) -> int | None:
+        """Return a number for those of the children, in their places; None if no child gave one."""
+        given = [(place, number) for place, number in enumerate(numbers) if number is not None]
+        if not given:
             return None
-        self._answers[number] -= 1
-        if self._answers[number] and done.failure is None:
+        self._count += 1
+        self._left[self._count] = len(given)
+        self._of_child.update(dict.fromkeys(given, self._count))
+        return self._count
+
+    def end(self, place: int, number: int, *, early: bool = False) -> int | None:
+        """Take in that a child is done; returns the number if it was the last, or if `early` the first to say so."""
+        joint = self._of_child.pop((place, number))
+        if joint not in self._left:  # it ended early
             return None
-        del self._answers[number]
-        return AnswerDone(number, done.failure)
+        self._left[joint] -= 1
+        if self._left[joint] and not early:
+            return None
+        del self._left[joint]
+        return joint

@@ -14,7 +14,7 @@ import zmq
 from pagefleet_protocol.kv_events import TOPIC, Dump, KvEventError, Replay, decode_request
 
 from pagefleet_kv.config import KvEventsConfig
-from pagefleet_kv.curve import FAILED_HANDSHAKES, HANDSHAKE_MS, CurveGate, bind, count_events, load_fleet_key
+from pagefleet_kv.curve import FAILED_HANDSHAKES, CurveGate, SocketLimits, bind, count_events, load_fleet_key, received
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.events.history import History
 
@@ -74,13 +74,9 @@ class EventSockets:
     def take_subscriptions(self) -> int:
         """Let routers subscribe; return how many messages were something else."""
         num_dropped = 0
-        for _ in range(READ_MOST):
-            try:
-                data = self.publish.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        for data, *more in received(self.publish, READ_MOST):
             topic = data[1:]
-            if data[:1] in (b"\x00", b"\x01") and TOPIC.startswith(topic):
+            if not more and data[:1] in (b"\x00", b"\x01") and TOPIC.startswith(topic):
                 self.publish.setsockopt(zmq.SUBSCRIBE if data[0] else zmq.UNSUBSCRIBE, topic)
             else:
                 num_dropped += 1
@@ -88,13 +84,7 @@ class EventSockets:
 
     def take_requests(self) -> list[list[bytes]]:
         """Return the next messages on the answering port, the sender's identity first."""
-        messages: list[list[bytes]] = []
-        while len(messages) < READ_MOST:
-            try:
-                messages.append(self.answers.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                break
-        return messages
+        return list(received(self.answers, READ_MOST))
 
     def close(self) -> None:
         """Close all, without waiting for anybody."""
@@ -103,15 +93,8 @@ class EventSockets:
         self._context.destroy(linger=0)
 
     def _open(self, kind: int, num_outgoing: int) -> zmq.Socket[bytes]:
-        opened = self._context.socket(kind)
-        opened.setsockopt(zmq.IPV6, 1)
-        opened.setsockopt(zmq.LINGER, 0)
-        opened.setsockopt(zmq.SNDHWM, num_outgoing)
-        opened.setsockopt(zmq.RCVHWM, READ_MOST)
-        opened.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        limits = SocketLimits(num_outgoing, READ_MOST, MAX_REQUEST_BYTES, HEARTBEAT_MS, SILENCE_MS)
+        opened = limits.open(self._context, kind)
         if self._gate is not None:
             self._gate.guard(opened)
         return opened

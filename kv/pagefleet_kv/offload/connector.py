@@ -17,7 +17,7 @@ from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_kv.offload.tier import Spiller, Tier
 from pagefleet_kv.port import BlockRun, KVRequest, KVTransferStats, LoadDone, NoConnector, TransfersDone
-from pagefleet_kv.store.block_io import CopyOutJob, DropJob, LoadJob, MoveDone, SpillJob
+from pagefleet_kv.store.block_io import CopyOutJob, FolderJob, LoadJob, MoveDone, SpillJob
 from pagefleet_kv.store.block_key import BlockKey, block_keys, run_keys
 from pagefleet_kv.store.mover import BlockMover
 
@@ -199,10 +199,11 @@ class OffloadConnector(NoConnector):
             f"{METRIC}_evictions_total": self._host.num_evictions + (self._disk.num_evictions if self._disk else 0),
         }
         gauges: dict[str, float] = {f'{METRIC}_bytes{{tier="host"}}': len(self._host) * self._mover.block_bytes}
-        if self._disk is not None:
-            gauges[f'{METRIC}_bytes{{tier="disk"}}'] = len(self._disk) * self._mover.file_bytes
-            counters[f"{METRIC}_damaged_total"] = self._mover.num_damaged
-            counters[f"{METRIC}_failed_writes_total"] = self._mover.num_failed_writes
+        store = self._mover.store
+        if self._disk is not None and store is not None:
+            gauges[f'{METRIC}_bytes{{tier="disk"}}'] = len(self._disk) * store.file_bytes
+            counters[f"{METRIC}_damaged_total"] = store.num_damaged
+            counters[f"{METRIC}_failed_writes_total"] = store.num_failed_writes
         return KVTransferStats(counters, gauges)
 
     def close(self) -> None:
@@ -239,7 +240,8 @@ class OffloadConnector(NoConnector):
             self._drop([spill.key])
 
     def _spill(self) -> None:
-        if self._spiller is None or not self._mover.takes_writes:
+        store = self._mover.store
+        if self._spiller is None or store is None or not store.takes_writes:
             return
         for spill in self._spiller.due():
             if spill.evicted is not None:
@@ -249,7 +251,7 @@ class OffloadConnector(NoConnector):
     def _drop(self, keys: Sequence[BlockKey]) -> None:
         if keys:
             self._num_jobs += 1
-            self._mover.start(DropJob(self._num_jobs, keys))
+            self._mover.start(FolderJob(self._num_jobs, "drop", keys))
 
     def _number(self, job: _Load | _Save | _Spill) -> int:
         self._num_jobs += 1

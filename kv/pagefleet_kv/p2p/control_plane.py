@@ -13,7 +13,7 @@ import zmq
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import MAX_MESSAGE_BYTES
 
-from pagefleet_kv.curve import FAILED_HANDSHAKES, HANDSHAKE_MS, CurveGate, bind, count_events, dial_with
+from pagefleet_kv.curve import FAILED_HANDSHAKES, CurveGate, SocketLimits, bind, count_events, dial_with, received
 from pagefleet_kv.errors import KVConfigError
 
 MESSAGES_PER_PEER = 128
@@ -130,23 +130,11 @@ class ControlPlane:
         self._context.destroy(linger=0)
 
     def _open(self, kind: int) -> Socket:
-        opened = self._context.socket(kind)
-        opened.setsockopt(zmq.IPV6, 1)
-        opened.setsockopt(zmq.LINGER, 0)
-        opened.setsockopt(zmq.SNDHWM, MESSAGES_PER_PEER)
-        opened.setsockopt(zmq.RCVHWM, MESSAGES_PER_PEER)
-        opened.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        opened.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-        return opened
+        most = MESSAGES_PER_PEER
+        return SocketLimits(most, most, MAX_MESSAGE_BYTES, HEARTBEAT_MS, SILENCE_MS).open(self._context, kind)
 
     def _take(self, inbound: Socket, num_frames: int) -> Iterable[list[bytes]]:
-        for _ in range(READ_MOST):
-            try:
-                frames = inbound.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for frames in received(inbound, READ_MOST):
             if len(frames) == num_frames:
                 yield frames
             else:

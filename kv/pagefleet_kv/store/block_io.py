@@ -2,9 +2,9 @@
 
 Jobs of one lane run in order, lanes side by side, each in a thread of the mover's:
 
-load lane    LoadJob ProbeJob        what requests wait for
-copy lane    CopyOutJob              pages to host memory: holds blocks of the pool, so nothing slow goes before it
-disk lane    SpillJob StoreJob DropJob ClearJob, and the scan of the folder before them
+load lane    LoadJob FolderJob(probe) what requests wait for
+copy lane    CopyOutJob               pages to host memory: holds blocks of the pool, so nothing slow goes before it
+disk lane    SpillJob StoreJob FolderJob, and the scan of the folder before them
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pagefleet_kv.port import KVPages, PagesCopy
 from pagefleet_kv.store.blob_store import BlobStore
@@ -26,14 +27,6 @@ class LoadJob:
     blocks: Sequence[int]
     sources: Sequence[int | BlockKey]
     """For each block: a slot of host memory, or the key of a block on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeJob:
-    """Count the leading blocks that the folder has."""
-
-    job_id: int
-    keys: Sequence[BlockKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +57,16 @@ class StoreJob:
 
 
 @dataclass(frozen=True, slots=True)
-class DropJob:
-    """Delete blocks from the folder."""
+class FolderJob:
+    """Ask the folder: count the leading blocks that it has; delete blocks; or delete all, once the loads asked for
+    before have ended."""
 
     job_id: int
-    keys: Sequence[BlockKey]
+    call: Literal["probe", "drop", "clear"]
+    keys: Sequence[BlockKey] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ClearJob:
-    """Delete all that the folder holds, once the loads asked for before have ended."""
-
-    job_id: int
-
-
-Job = LoadJob | ProbeJob | CopyOutJob | SpillJob | StoreJob | DropJob | ClearJob
+Job = LoadJob | CopyOutJob | SpillJob | StoreJob | FolderJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +116,8 @@ class BlockIO:
                 yield from self._store_pages(job)
             case SpillJob():
                 yield int(self._store.write(job.key, self._slot_bytes(job.slot, 1)))
-            case ProbeJob():
-                yield from self._probe(job.keys)
-            case DropJob():
-                yield from self._drop(job.keys)
-            case ClearJob():
-                self._store.clear()
+            case FolderJob():
+                yield from self._ask(job)
 
     @property
     def _store(self) -> BlobStore:
@@ -190,15 +174,14 @@ class BlockIO:
                 self._store.write(key, buffer)
             yield 1
 
-    def _probe(self, keys: Sequence[BlockKey]) -> Iterator[int]:
-        for key in keys:
-            if not self._store.contains(key):
+    def _ask(self, job: FolderJob) -> Iterator[int]:
+        if job.call == "clear":
+            self._store.clear()
+        for key in job.keys:
+            if job.call == "drop":
+                self._store.remove(key)
+            elif not self._store.contains(key):
                 return
-            yield 1
-
-    def _drop(self, keys: Sequence[BlockKey]) -> Iterator[int]:
-        for key in keys:
-            self._store.remove(key)
             yield 1
 
     def _slot_bytes(self, slot: int, count: int) -> memoryview:

@@ -19,13 +19,12 @@ from pagefleet_kv.port import KVPages
 from pagefleet_kv.store.blob_store import BlobStore
 from pagefleet_kv.store.block_io import (
     BlockIO,
-    ClearJob,
     CopyOutJob,
+    FolderJob,
     Job,
     LoadJob,
     MoveDone,
     MoveError,
-    ProbeJob,
 )
 from pagefleet_kv.store.block_key import BlockKey
 
@@ -43,14 +42,18 @@ class BlockMover:
         slots: host memory, slot after slot; empty where no job names one.
         store: the folder; None where no job names a key.
         scan: most blocks to look for in the folder when it starts, for `found`; None: it is not looked at.
+
+    Attributes:
+        block_bytes: of one block in memory.
+        store: the folder. Only its figures may be read by the thread that schedules.
     """
 
     def __init__(
         self, pages: KVPages, slots: memoryview, store: BlobStore | None = None, scan: int | None = None
     ) -> None:
         self._io = BlockIO(pages, slots, store)
-        self._block_bytes = pages.bytes_per_block
-        self._store = store
+        self.block_bytes = pages.bytes_per_block
+        self.store = store
         self._scan_most = scan
         self._bell = Bell()
         self._done: deque[MoveDone] = deque()
@@ -67,36 +70,6 @@ class BlockMover:
         """A file descriptor that is readable while `finished` has something to tell."""
         return self._bell.fileno()
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block in memory."""
-        return self._block_bytes
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes that one block takes on disk; 0 without a folder."""
-        return 0 if self._store is None else self._store.file_bytes
-
-    @property
-    def takes_writes(self) -> bool:
-        """False without a folder, and for a while after the disk did not take a block."""
-        return self._store is not None and self._store.takes_writes
-
-    @property
-    def num_damaged(self) -> int:
-        """Blocks on disk that were found to be wrong, and deleted."""
-        return 0 if self._store is None else self._store.num_damaged
-
-    @property
-    def num_writes(self) -> int:
-        """Blocks that were written to disk."""
-        return 0 if self._store is None else self._store.num_writes
-
-    @property
-    def num_failed_writes(self) -> int:
-        """Blocks that the disk did not take."""
-        return 0 if self._store is None else self._store.num_failed_writes
-
     def ring(self) -> None:
         """Make the bell readable, for news that the connector has itself."""
         self._bell.ring()
@@ -104,7 +77,7 @@ class BlockMover:
     def start(self, job: Job) -> None:
         """Begin; returns at once."""
         match job:
-            case LoadJob() | ProbeJob() | ClearJob():
+            case LoadJob() | FolderJob(call="probe" | "clear"):
                 self._load.put(job)
             case CopyOutJob():
                 self._copy.put(job)
@@ -143,14 +116,14 @@ class BlockMover:
         for lane in (self._load, self._copy, self._disk):
             if lane is not None:
                 lane.close()
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
         self._bell.close()
 
     # --- in the threads
 
     def _run_on_load_lane(self, job: Job) -> None:
-        if isinstance(job, ClearJob):  # the loads before it have ended
+        if isinstance(job, FolderJob) and job.call == "clear":  # the loads before it have ended
             self._put_on_disk_lane(job)
         else:
             self._run(job)
@@ -178,9 +151,9 @@ class BlockMover:
         self._bell.ring()
 
     def _scan(self) -> None:
-        if self._store is None or self._scan_most is None:
+        if self.store is None or self._scan_most is None:
             return
-        self._found.extend(self._store.scan(self._scan_most, self._closing.is_set))
+        self._found.extend(self.store.scan(self._scan_most, self._closing.is_set))
         self._bell.ring()
 
     def _put_on_disk_lane(self, job: Job) -> None:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -58,7 +59,7 @@ def fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def pair(fleet: Fleet, send_type: SendType = "put_async", **kv: object) -> tuple[FleetEngine, FleetEngine]:
+def pair(fleet: Fleet, send_type: SendType = "put_async", **kv: Any) -> tuple[FleetEngine, FleetEngine]:
     """Two engines; `kv`: more settings of the prefill engine's."""
     prefill = fleet.engine("a", kv_role="prefill", kv_send_type=send_type, **kv)
     return prefill, fleet.engine("d", kv_role="decode", kv_peers=prefill.address, kv_send_type=send_type)

@@ -11,17 +11,7 @@ import pytest
 from pagefleet_kv.errors import KVConfigError, TransfersDead
 from pagefleet_kv.store import block_io, mover
 from pagefleet_kv.store.blob_store import BlobStore
-from pagefleet_kv.store.block_io import (
-    ClearJob,
-    CopyOutJob,
-    DropJob,
-    Job,
-    LoadJob,
-    MoveDone,
-    ProbeJob,
-    SpillJob,
-    StoreJob,
-)
+from pagefleet_kv.store.block_io import CopyOutJob, FolderJob, Job, LoadJob, MoveDone, SpillJob, StoreJob
 from pagefleet_kv.store.block_key import BlockKey
 from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_kv.store.mover import BlockMover
@@ -99,7 +89,7 @@ def test_pages_are_stored_once_and_probed(scene: Scene) -> None:
     scene.run(StoreJob(1, [0, 1], [key(0), key(1)]))
     scene.pages.poke(0, content(99))
     scene.run(StoreJob(2, [0, 3], [key(0), key(3)]))
-    assert scene.run(ProbeJob(3, [key(number) for number in range(4)])) == [MoveDone(3, 2)]
+    assert scene.run(FolderJob(3, "probe", [key(number) for number in range(4)])) == [MoveDone(3, 2)]
     buffer = bytearray(SIZE)
     assert scene.store.read(key(0), memoryview(buffer)) is None
     assert buffer == content(0)
@@ -112,7 +102,7 @@ def test_load_ends_at_the_first_block_that_is_wrong(scene: Scene) -> None:
     (done,) = scene.run(LoadJob(2, range(10, 14), [key(number) for number in range(4)]))
     assert done.num_blocks == 2
     assert done.error is not None
-    assert scene.mover.num_damaged == 1
+    assert scene.store.num_damaged == 1
     assert not scene.store.contains(key(2))
 
 
@@ -131,7 +121,10 @@ def test_cancelled_load_ends_soon_and_touches_nothing_afterwards(scene: Scene, m
 def test_copies_to_memory_do_not_wait_for_the_disk_and_loads_for_neither(scene: Scene) -> None:
     scene.pages.gate.clear()
     scene.mover.start(CopyOutJob(1, [0], [0]))
-    assert scene.run(ProbeJob(2, [key(0)]), DropJob(3, [key(0)])) == [MoveDone(2, 0), MoveDone(3, 1)]
+    assert scene.run(FolderJob(2, "probe", [key(0)]), FolderJob(3, "drop", [key(0)])) == [
+        MoveDone(2, 0),
+        MoveDone(3, 1),
+    ]
     assert 1 not in scene.done
     scene.pages.gate.set()
     assert scene.wait(1) == MoveDone(1, 1)
@@ -141,7 +134,7 @@ def test_clear_waits_for_the_loads_before_it(scene: Scene) -> None:
     scene.run(StoreJob(1, [0, 1], [key(0), key(1)]))
     scene.pages.gate.clear()
     scene.mover.start(LoadJob(2, [5, 6], [key(0), key(1)]))
-    scene.mover.start(ClearJob(3))
+    scene.mover.start(FolderJob(3, "clear"))
     scene.pages.gate.set()
     assert scene.wait(2) == MoveDone(2, 2)
     assert scene.wait(3) == MoveDone(3, 0)
@@ -182,7 +175,7 @@ def test_scan_finds_what_an_earlier_start_has_left(tmp_path: Path) -> None:
     first.run(StoreJob(1, range(3), [key(number) for number in range(3)]))
     first.mover.close()
     second = Scene(tmp_path)
-    second.run(DropJob(1, []))  # runs after the scan
+    second.run(FolderJob(1, "drop", []))  # runs after the scan
     assert set(second.mover.found()) == {key(number) for number in range(3)}
     assert second.mover.found() == []
     second.mover.close()
@@ -194,7 +187,7 @@ def test_what_a_scan_finds_is_told_bit_by_bit(tmp_path: Path, monkeypatch: pytes
     first.run(StoreJob(1, range(5), [key(number) for number in range(5)]))
     first.mover.close()
     second = Scene(tmp_path)
-    second.run(DropJob(1, []))  # runs after the scan
+    second.run(FolderJob(1, "drop", []))  # runs after the scan
     parts = [second.mover.found()]
     while select.select([second.mover.bell], [], [], 0)[0]:
         second.mover.finished()
