@@ -19,6 +19,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 PROMPT_TOKENS = "x-pagefleet-prompt-tokens"
 """Number of prompt token ids behind the JSON."""
 STREAM = "x-pagefleet-stream"
@@ -135,9 +137,8 @@ def split_body(body: bytes, num_prompt: int, num_generated: int) -> tuple[bytes,
     return body[:end], unpack_tokens(body[end:middle]), unpack_tokens(body[middle:])
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What stands before an event."""
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """What stands before an event. One is read for each event of each stream: a dataclass takes ten times as long."""
 
     choice: int
     tokens: bytes
@@ -164,13 +165,14 @@ def take_note(event: bytes) -> tuple[bytes, Note | None]:
         found = _NOTE.match(event)
         if found is None:
             raise HandoffError("a note is damaged")
+        packed, num_chars, choice = found.groups()
         try:
-            tokens = binascii.a2b_base64(found[1], strict_mode=True)
+            tokens = binascii.a2b_base64(packed, strict_mode=True)
         except binascii.Error as error:
             raise HandoffError(f"a note is damaged ({error})") from None
         if len(tokens) % 4:
             raise HandoffError("a note holds a part of a token")
-        note = Note(int(found[3] or 0), tokens, int(found[2]))
+        note = Note(int(choice or 0), tokens, int(num_chars))
         event = event[found.end() :]
     if NOTE_START in event and (event.startswith(NOTE_START) or _NOTE_LINE in event):
         raise HandoffError("a note is damaged")

@@ -13,7 +13,7 @@ from pagefleet_protocol.tracing import Span
 from pagefleet_router.errors import Failure
 from pagefleet_router.exchange.engine_answer import INVALID_HANDOFF, KV_LOAD_FAILED, EngineError, Identity, identify
 from pagefleet_router.exchange.forwarding import Transfer, forwarded_request
-from pagefleet_router.exchange.prefill_leg import LegSite, PrefillLeg
+from pagefleet_router.exchange.prefill_leg import PrefillLeg
 from pagefleet_router.exchange.retries import Retries
 from pagefleet_router.exchange.services import Services
 from pagefleet_router.exchange.tracing import attempt_span
@@ -85,10 +85,9 @@ class PairAttempt:
         # Of its answer, too, the first byte tells that the prompt is computed; the leg's end is not that of the stream,
         # for which a long prompt must not be kept.
         counted = msgspec.structs.replace(view, stream=True, pieces=(), blocks=(), token_ids=b"")
-        attempt = InFlight(counted, prefill, dispatcher.clock())
+        in_flight = InFlight(counted, prefill, dispatcher.clock())
         pieces = forwarded_request(request, view, prefill.engine, None, part.context, self.transfer.prefill)
-        site = LegSite(dispatcher, services.pools, self._leg_failed)
-        self.leg = PrefillLeg(prefill.engine, pieces, attempt, part, site)
+        self.leg = PrefillLeg(pieces, in_flight, part, services, self._leg_failed)
         self.leg.start()
 
     def take(self, head: AnswerHead | None, body: bytes, complete: bool) -> tuple[AnswerHead | None, bytes] | None:

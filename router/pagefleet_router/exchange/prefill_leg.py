@@ -6,14 +6,11 @@ Nothing of its answer goes to a client. It runs beside the decode leg, and ends 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pagefleet_protocol import trace_names
 from pagefleet_protocol.tracing import Span
 
-from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.errors import Failure
-from pagefleet_router.exchange.dispatcher import Dispatcher
 from pagefleet_router.exchange.engine_answer import (
     INVALID_HANDOFF,
     KV_LOAD_FAILED,
@@ -22,51 +19,47 @@ from pagefleet_router.exchange.engine_answer import (
     failure_of_status,
     identify,
 )
+from pagefleet_router.exchange.services import Services
 from pagefleet_router.exchange.tracing import attempt_failed
 from pagefleet_router.scheduling.in_flight import InFlight
 from pagefleet_router.wire.engine_call import EngineCall
-from pagefleet_router.wire.pool import UpstreamPools
 from pagefleet_router.wire.upstream import AnswerHead
 
 _FULL = frozenset({408, 429})
 """What an engine says that could compute the prompt at another time, as another one can now."""
 
 
-@dataclass(frozen=True, slots=True)
-class LegSite:
-    """What a leg works with, and who is told that it failed, at most once."""
-
-    dispatcher: Dispatcher
-    pools: UpstreamPools
-    on_failed: Callable[[Failure], None]
-
-
 class PrefillLeg:
     """Asks one engine to compute a prompt.
 
     Args:
-        engine: who computes.
-        pieces: the request as it gets it.
-        attempt: counts at it.
+        pieces: the request as the engine gets it.
+        in_flight: counts at the engine.
         span: of the attempt.
-        site: what surrounds it.
+        services: of the exchange.
+        on_failed: called when it fails, at most once.
     """
 
     __slots__ = (
-        "_attempt", "_call", "_error", "_has_head", "_is_over", "_pieces", "_site", "_span", "done_at", "engine",
+        "_call", "_error", "_has_head", "_in_flight", "_is_over", "_on_failed", "_pieces", "_services", "_span",
+        "done_at", "engine",
     )  # fmt: skip
 
-    def __init__(self, engine: EngineView, pieces: list[bytes], attempt: InFlight, span: Span, site: LegSite) -> None:
-        self.engine = engine
+    def __init__(
+        self, pieces: list[bytes], in_flight: InFlight, span: Span, services: Services,
+        on_failed: Callable[[Failure], None],
+    ) -> None:  # fmt: skip
+        self.engine = in_flight.choice.engine
         self.done_at: float | None = None
         """When the prompt was computed."""
         self._pieces = pieces
-        self._attempt = attempt
+        self._in_flight = in_flight
         self._span = span
-        self._site = site
+        self._services = services
+        self._on_failed = on_failed
         self._error: EngineError | None = None
         self._has_head = self._is_over = False
-        self._call = EngineCall(self, site.pools.pool(engine.endpoint.url), False)
+        self._call = EngineCall(self, services.pools.pool(self.engine.endpoint.url), False)
 
     @property
     def is_running(self) -> bool:
@@ -93,8 +86,8 @@ class PrefillLeg:
         if self._error is not None:
             self._take_error(self._error, body, complete)
         elif complete:
-            now = self.done_at = self._site.dispatcher.clock()
-            self._attempt.answering(now)
+            now = self.done_at = self._services.dispatcher.clock()
+            self._in_flight.answering(now)
             self.close()
 
     def on_lost(self, failure: Failure) -> None:
@@ -114,8 +107,8 @@ class PrefillLeg:
         attempt_failed(self._span, failure)
         self.close()
         if is_blamed:
-            self._site.dispatcher.failed(self.engine, failure)
-        self._site.on_failed(failure)
+            self._services.dispatcher.failed(self.engine, failure)
+        self._on_failed(failure)
 
     def close(self) -> None:
         """Let go of the engine and of what counts there; may be called again."""
@@ -124,16 +117,16 @@ class PrefillLeg:
         self._is_over = True
         self._pieces = []
         self._call.abandon()
-        self._attempt.over(self._site.dispatcher.clock())
+        self._in_flight.over(self._services.dispatcher.clock())
         self._span.end()
 
     def _take_head(self, head: AnswerHead) -> bool:
         """Look at who answers and how; returns whether the body matters."""
-        dispatcher, engine = self._site.dispatcher, self.engine
+        dispatcher, engine = self._services.dispatcher, self.engine
         self._span.set(trace_names.STATUS, head.status)
         who = identify(head, engine, dispatcher.table.snapshot)
         if who is Identity.STRANGER:
-            self._site.pools.pool(engine.endpoint.url).drop_idle()
+            self._services.pools.pool(engine.endpoint.url).drop_idle()
             self.failed(Failure.STRANGER, is_blamed=True)
             return False
         if who is Identity.RESTARTED:
@@ -154,7 +147,7 @@ class PrefillLeg:
         if not error.take(body, complete):
             return
         if error.code == INVALID_HANDOFF:
-            self._site.dispatcher.disbelieved(self.engine, error)
+            self._services.dispatcher.disbelieved(self.engine, error)
         if error.head.status != 503:
             self.failed(Failure.REJECTED, is_blamed=False)
         elif error.code == KV_LOAD_FAILED:  # it has computed all, and waited for the decode engine to have it

@@ -103,18 +103,19 @@ class StreamTape:
         event, note = take_note(event)
         if event.startswith(_ERROR):
             return self._error(event)
-        if event.startswith(b":") and _DATA_LINE not in event:
-            return event  # comments only: no part of the answer
-        if note is not None:
+        if note is None:
+            if event.startswith(b":") and _DATA_LINE not in event:
+                return event  # comments only: no part of the answer
+            if self._needs_note:
+                raise HandoffError("an engine goes on without notes")
+        else:
             self.noted, self._needs_note = True, False
-        elif self._needs_note:
-            raise HandoffError("an engine goes on without notes")
         self.moved = True
-        self.done = event == _DONE
         if note is not None and (note.tokens or note.num_chars != self._chars_of(note.choice)):
             self._move(note)
-        elif not self.done:
+        elif event != _DONE:
             self.give_up()  # another engine could not know that the client has it
+        self.done = event == _DONE
         return event
 
     def _error(self, event: bytes) -> bytes:

@@ -424,7 +424,7 @@ def test_a_running_answer_keeps_nothing_of_its_prompt(tmp_path: Path) -> None:
         leg = exchange.attempt.pair.leg
         assert leg is not None
         await f.made.until(lambda: not leg.is_running)
-        for view in (exchange.view, leg._attempt.view):
+        for view in (exchange.view, leg._in_flight.view):
             assert (view.num_tokens > 900, view.pieces, view.token_ids) == (True, (), b"")
         assert (exchange.request.body, leg._pieces) == (b"", [])
         client.close()
