@@ -81,6 +81,11 @@ class Interrupted(Exception):
         super().__init__(message)
 
 
+def said(error: Exception) -> str:
+    """What a library says, in one line: what follows the first is for its makers."""
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+
+
 def disk_error(path: Path, error: OSError) -> DownloadError:
     """What a failed write or read at `path` means."""
     said = error.strerror or str(error) or type(error).__name__

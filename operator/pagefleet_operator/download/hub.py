@@ -18,7 +18,14 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from pagefleet_operator.download.errors import AccessDenied, BadSettings, DownloadError, Interrupted, ModelNotFound
+from pagefleet_operator.download.errors import (
+    AccessDenied,
+    BadSettings,
+    DownloadError,
+    Interrupted,
+    ModelNotFound,
+    said,
+)
 from pagefleet_operator.download.guarded_http import CHUNK, GuardedHttp, open_guarded
 from pagefleet_operator.download.settings import DownloadSettings
 from pagefleet_operator.download.source import Digest, Listing, RemoteFile
@@ -74,7 +81,7 @@ class HubSource:
             raise Interrupted(f"{model.endpoint}: the list of files did not come") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadSettings(
-                f"{model.endpoint} does not answer as a hub does ({_said(error)}): check the endpoint"
+                f"{model.endpoint} does not answer as a hub does ({said(error)}): check the endpoint"
             ) from error
         self._commit = found.sha
         return Listing(found.sha, tuple(_remote_file(file, model) for file in found.siblings))
@@ -98,11 +105,11 @@ class HubSource:
                     yield chunk[skip:]  # also an empty one: something arrived
                     skip = max(0, skip - len(chunk))
         except (aiohttp.ClientError, OSError) as error:
-            raise Interrupted(f"{self._model.endpoint}: {name}: {_said(error)}") from error
+            raise Interrupted(f"{self._model.endpoint}: {name}: {said(error)}") from error
         except ValueError as error:
             # aiohttp takes credentials from there, and then does not know which to send.
             raise BadSettings(
-                f"{self._model.endpoint} cannot be asked ({_said(error)}): is there an entry for it in ~/.netrc?"
+                f"{self._model.endpoint} cannot be asked ({said(error)}): is there an entry for it in ~/.netrc?"
             ) from error
 
 
@@ -154,10 +161,6 @@ def _bytes_before(response: aiohttp.ClientResponse, start: int) -> int:
     if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         raise Interrupted(f"{response.url.host} sent another range than was asked for")
     return 0
-
-
-def _said(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from pagefleet_operator.download.errors import (
     DownloadError,
     Interrupted,
     ModelNotFound,
+    said,
 )
 from pagefleet_operator.download.selection import CONFIG
 from pagefleet_operator.download.settings import DownloadSettings
@@ -131,26 +132,26 @@ class ObjectStoreSource:
             UnauthenticatedError,
         )
 
-        said = _first_line(error)
-        status = _status(said)  # of a listing the library tells no more than that it failed
-        if any(host in said for host in _IDENTITY_HOSTS):
+        text = said(error)
+        status = _status(text)  # of a listing the library tells no more than that it failed
+        if any(host in text for host in _IDENTITY_HOSTS):
             message = (
                 f"{self._uri}: no credentials are in the environment, and this machine has no identity to get some by: "
-                f"put them into {_CREDENTIALS[self._scheme]} ({said})"
+                f"put them into {_CREDENTIALS[self._scheme]} ({text})"
             )
             return AccessDenied(message) if 400 <= status < 500 else Interrupted(message)
         if isinstance(error, NotFoundError) or status == 404:
-            return ModelNotFound(f"{self._uri} does not exist: check bucket and path ({said})")
+            return ModelNotFound(f"{self._uri} does not exist: check bucket and path ({text})")
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
             return AccessDenied(
                 f"the store refuses to give {self._uri}: put credentials that may list and read it into "
-                f"{_CREDENTIALS[self._scheme]} ({said})"
+                f"{_CREDENTIALS[self._scheme]} ({text})"
             )
         if isinstance(error, InvalidPathError | ValueError):
-            return BadSettings(f"{self._uri} is no path of objects ({said}): correct it")
-        if "configured region" in said:
-            return BadSettings(f"{self._uri} is in another region: set AWS_REGION ({said})")
-        return Interrupted(f"{self._uri}: {said}")
+            return BadSettings(f"{self._uri} is no path of objects ({text}): correct it")
+        if "configured region" in text:
+            return BadSettings(f"{self._uri} is in another region: set AWS_REGION ({text})")
+        return Interrupted(f"{self._uri}: {text}")
 
 
 @asynccontextmanager
@@ -191,8 +192,9 @@ async def open_object_store(
                 retry_config=no_retries,
             )
     except (BaseError, ValueError) as error:
-        said = _first_line(error)
-        raise BadSettings(f"{scheme}://{path} cannot be opened ({said}): check credentials and endpoint") from error
+        raise BadSettings(
+            f"{scheme}://{path} cannot be opened ({said(error)}): check credentials and endpoint"
+        ) from error
     yield ObjectStoreSource(scheme, path, store)
 
 
@@ -221,11 +223,6 @@ def _remote_file(name: str, size: int, tag: str) -> RemoteFile:
     return RemoteFile(name, size, tag, Digest("md5", bare) if is_md5 else None)
 
 
-def _first_line(error: Exception) -> str:
-    """What follows in the library's errors is for its makers."""
-    return str(error).strip().partition("\n")[0][:300]
-
-
-def _status(said: str) -> int:
-    found = _STATUS.search(said)
+def _status(text: str) -> int:
+    found = _STATUS.search(text)
     return int(found[1]) if found else 0
