@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from pagefleet_kernels import reference_step
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -29,7 +28,7 @@ def flag_nonfinite(hidden_TD: torch.Tensor, *, backend: Backend | None = None) -
             f"with strides {hidden_TD.stride()}"
         )
     if choose_backend(hidden_TD.device, backend) == "torch":
-        return reference_step.flag_nonfinite(hidden_TD)
+        return _flag_nonfinite_by_torch(hidden_TD)
     num_tokens, width = hidden_TD.shape
     bad_T = torch.empty(num_tokens, dtype=torch.bool, device=hidden_TD.device)
     if num_tokens:
@@ -56,7 +55,7 @@ def scrub_slots(
             f"not {list(bad_T.shape)}"
         )
     if choose_backend(pool.device, backend) == "torch":
-        reference_step.scrub_slots(pool, slot_mappings_GT, bad_T)
+        _scrub_slots_by_torch(pool, slot_mappings_GT, bad_T)
         return
     num_groups, num_tokens = slot_mappings_GT.shape
     if num_tokens == 0:
@@ -77,6 +76,21 @@ def scrub_slots(
         BLOCK=_TOKENS_PER_PROGRAM,
         **COMPILE_OPTIONS,
     )
+
+
+def _flag_nonfinite_by_torch(hidden_TD: torch.Tensor) -> torch.Tensor:
+    """Twin of `flag_nonfinite`."""
+    return ~hidden_TD.sum(1, dtype=torch.float32).isfinite()
+
+
+def _scrub_slots_by_torch(pool: torch.Tensor, slot_mappings_GT: torch.Tensor, bad_T: torch.Tensor) -> None:
+    """Twin of `scrub_slots`."""
+    if not bool(bad_T.any()):
+        return
+    slots = slot_mappings_GT[:, bad_T].flatten()
+    slots = slots[slots >= 0]
+    block_size = pool.shape[4]
+    pool[slots // block_size, :, :, :, slots % block_size] = 0
 
 
 @jit()

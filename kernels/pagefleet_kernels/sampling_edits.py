@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pagefleet_kernels import reference_edits
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.tuning import launch_table
 
 _WORD_TILE = 16
 """Words up to this length run one kernel, which is compiled before anyone asks for it."""
+
+
+NEGATIVE_INFINITY = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +78,7 @@ class History:
 def edit_listed(logits_RV: Tensor, listed: ListedTokens, *, backend: Backend | None = None) -> Tensor:
     """Logits with the lists applied; float32, contiguous. The twin may write into `logits_RV`."""
     if choose_backend(logits_RV.device, backend) == "torch":
-        return reference_edits.edit_listed(logits_RV, listed)
+        return _edit_listed_by_torch(logits_RV, listed)
     num_rows, vocab_size = logits_RV.shape
     out_RV = torch.empty((num_rows, vocab_size), dtype=torch.float32, device=logits_RV.device).copy_(logits_RV)
     out_RV.index_fill_(0, listed.restricted_Q, float("-inf"))
@@ -100,7 +103,7 @@ def edit_listed(logits_RV: Tensor, listed: ListedTokens, *, backend: Backend | N
 def ban_bad_words_(logits_RV: Tensor, bad: BadWords, history: History, *, backend: Backend | None = None) -> None:
     """Set the last token of every begun word to -inf; `logits_RV` float32, contiguous."""
     if choose_backend(logits_RV.device, backend) == "torch":
-        reference_edits.ban_bad_words_(logits_RV, bad, history)
+        _ban_bad_words_by_torch(logits_RV, bad, history)
         return
     num_words, longest = bad.words_WM.shape
     _bad_words_kernel[(num_words,)](
@@ -134,7 +137,7 @@ def penalise_(
     No row has more than `most` tokens from its first on; the twin looks at so many.
     """
     if choose_backend(logits_RV.device, backend) == "torch":
-        reference_edits.penalise_(logits_RV, penalties, counts_PV, history, most)
+        _penalise_by_torch(logits_RV, penalties, counts_PV, history, most)
         return
     num_penalised, vocab_size = len(penalties.row_E), logits_RV.shape[1]
     block = _block(logits_RV.device)
@@ -153,6 +156,52 @@ def penalise_(
 
 def _block(device: torch.device) -> int:
     return launch_table(architecture(device)).tile_elements
+
+
+def _edit_listed_by_torch(logits_RV: Tensor, listed: ListedTokens) -> Tensor:
+    """Twin of `edit_listed`."""
+    out_RV = logits_RV.float().contiguous()
+    flat = out_RV.view(-1)
+    edited_N = flat[listed.index_N].add_(listed.bias_N)
+    if len(listed.restricted_Q):
+        out_RV.index_fill_(0, listed.restricted_Q, NEGATIVE_INFINITY)
+    flat[listed.index_N] = edited_N
+    return out_RV
+
+
+def _ban_bad_words_by_torch(logits_RV: Tensor, bad: BadWords, history: History) -> None:
+    """Twin of `ban_bad_words_`."""
+    words, rows = bad.words_WM.cpu().numpy(), bad.row_W.cpu().numpy()
+    place = history.lens_R.cpu().numpy()[rows, None] - np.arange(1, words.shape[1])
+    known = place >= bad.prompt_len_W.cpu().numpy()[:, None]
+    slots = history.slots_R.cpu().numpy()[rows]
+    held = history.tokens_SL.cpu().numpy()[slots[:, None], np.maximum(place, 0)]
+    begun = ((known & (held == words[:, 1:])) | (words[:, 1:] < 0)).all(1)
+    flat = rows[begun] * logits_RV.shape[1] + words[begun, 0]
+    logits_RV.view(-1).index_fill_(0, torch.from_numpy(flat).to(logits_RV.device), NEGATIVE_INFINITY)
+
+
+def _penalise_by_torch(logits_RV: Tensor, penalties: Penalties, counts_PV: Tensor, history: History, most: int) -> None:
+    """Twin of `penalise_`: on the CPU it touches only tokens that a row has seen, not its vocabulary."""
+    rows, first = penalties.row_E.cpu().numpy(), penalties.first_E.cpu().numpy()
+    tokens, slots = history.tokens_SL.cpu().numpy(), history.slots_R.cpu().numpy()[rows]
+    last = np.minimum(history.lens_R.cpu().numpy()[rows], tokens.shape[1]) - 1
+    place = np.minimum(first[:, None] + np.arange(most), last[:, None])
+    # a token that a row knows twice is read and written twice, to the same value
+    token = tokens.reshape(-1).take(slots[:, None] * tokens.shape[1] + place)
+    count_row = penalties.count_row_E.cpu().numpy()[:, None]
+    count = counts_PV.cpu().numpy().reshape(-1).take(count_row * counts_PV.shape[1] + token)
+    flat = rows[:, None] * logits_RV.shape[1] + token
+    on_host = logits_RV.cpu()
+    logits = on_host.numpy().reshape(-1)
+    x = logits.take(flat)
+    repetition, presence, frequency = penalties.weights_3E.cpu().numpy()[:, :, None]
+    num_output = (count >> 1).astype(np.float32)
+    scaled = np.where(x > 0, x / repetition, x * repetition)
+    penalised = scaled - (presence * (num_output > 0) + frequency * num_output)
+    logits[flat] = np.where(count > 0, penalised, x)
+    if on_host is not logits_RV:
+        logits_RV.copy_(on_host)
 
 
 @jit(do_not_specialize=("num_listed",))

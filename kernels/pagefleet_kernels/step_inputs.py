@@ -6,11 +6,11 @@ step, T tokens of the step, W staged writes. Launch sizes come from the host's n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 
-from pagefleet_kernels import reference_step
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -66,7 +66,7 @@ def scatter_writes(
     if not (arena_A.is_contiguous() and values_V.is_contiguous() and writes_W3.is_contiguous()):
         raise UnsupportedShapeError("staged writes, their values and the arena must be contiguous")
     if choose_backend(arena_A.device, backend) == "torch":
-        reference_step.scatter_writes(arena_A, writes_W3, values_V)
+        _scatter_writes_by_torch(arena_A, writes_W3, values_V)
         return
     if writes_W3.shape[0] == 0:
         return
@@ -98,7 +98,7 @@ def prepare_step(
     """
     _check(tokens_SL, block_tables_GSB, rows_R4, buffers, num_tokens)
     if choose_backend(tokens_SL.device, backend) == "torch":
-        reference_step.prepare_step(tokens_SL, block_tables_GSB, rows_R4, block_size, buffers, num_tokens)
+        _prepare_step_by_torch(tokens_SL, block_tables_GSB, rows_R4, block_size, buffers, num_tokens)
         return
     num_groups, num_rows = block_tables_GSB.shape[0], rows_R4.shape[0]
     block = min(1024, launch_table(architecture(tokens_SL.device)).tile_elements)
@@ -157,6 +157,68 @@ def _check(
         raise UnsupportedShapeError(f"rows must be contiguous [R, 4], R 1 to {max_rows}, not {list(rows_R4.shape)}")
     if num_tokens > buffers.token_ids_T.shape[0]:
         raise UnsupportedShapeError(f"{num_tokens} tokens do not fit buffers of {buffers.token_ids_T.shape[0]}")
+
+
+def _scatter_writes_by_torch(arena_A: torch.Tensor, writes_W3: torch.Tensor, values_V: torch.Tensor) -> None:
+    """Twin of `scatter_writes`."""
+    destination, source, length = writes_W3.unbind(1)
+    starts = length.cumsum(0) - length
+    index = torch.arange(int(length.sum()), device=arena_A.device)
+    arena_A[index + (destination - starts).repeat_interleave(length)] = values_V[
+        index + (source - starts).repeat_interleave(length)
+    ]
+
+
+def _prepare_step_by_torch(
+    tokens_SL: torch.Tensor,
+    block_tables_GSB: torch.Tensor,
+    rows_R4: torch.Tensor,
+    block_size: int,
+    buffers: StepBuffers,
+    num_tokens: int,
+) -> None:
+    """Twin of `prepare_step`. Tables are gathered to the width of the longest row."""
+    if tokens_SL.device.type != "cpu":  # an oracle only: by way of the host
+        names = [field.name for field in fields(buffers)]
+        host = replace(buffers, **{name: getattr(buffers, name).cpu() for name in names})
+        _prepare_step_by_torch(tokens_SL.cpu(), block_tables_GSB.cpu(), rows_R4.cpu(), block_size, host, num_tokens)
+        for name in names:
+            getattr(buffers, name).copy_(getattr(host, name))
+        return
+    tables = block_tables_GSB.numpy()
+    slots, computed, new, first = rows_R4.numpy().T
+    num_rows = len(slots)
+    end = int(first[-1] + new[-1])
+    is_real = slots >= 0
+    seq_lens = (computed + new) * is_real
+    buffers.seq_lens_R.numpy()[:num_rows] = seq_lens
+    starts = buffers.query_start_loc_R1.numpy()
+    starts[:num_rows] = first
+    starts[num_rows] = end
+    width = -(-int(seq_lens.max()) // block_size)
+    buffers.tables_GRB.numpy()[:, :num_rows, :width] = tables[:, slots, :width]
+
+    # slot -1 reads the last slot's row at position 0, which is there, and is overwritten below
+    if (new == 1).all():
+        slots_T, positions = slots, computed * is_real
+    else:
+        row = np.repeat(np.arange(num_rows), new)
+        slots_T, is_real = slots[row], is_real[row]
+        positions = (np.arange(end) + (computed - first)[row]) * is_real
+    column, offset = np.divmod(positions, block_size)
+    places = tables[:, slots_T, column] * np.int64(block_size) + offset
+    ids = tokens_SL.numpy()[slots_T, positions]
+    if not is_real.all():
+        places[:, ~is_real] = -1
+        ids[~is_real] = 0
+    for buffer, values, rest in (
+        (buffers.token_ids_T.numpy(), ids, 0),
+        (buffers.positions_T.numpy(), positions, 0),
+        (buffers.slot_mappings_GT.numpy(), places, -1),
+    ):
+        buffer[..., :end] = values
+        if end < num_tokens:
+            buffer[..., end:num_tokens] = rest
 
 
 @jit()

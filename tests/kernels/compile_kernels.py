@@ -31,10 +31,12 @@ from pagefleet_kernels import (
     norm,
     prefill_attention,
     quantize,
+    rounded_attention,
     sampling,
     sampling_edits,
     sampling_truncation,
     scaled_matmul,
+    score_rule,
     step_inputs,
 )
 from pagefleet_kernels.layout import KVLayout
@@ -55,6 +57,7 @@ MODULES = (
     norm,
     prefill_attention,
     quantize,
+    rounded_attention,
     sampling,
     sampling_edits,
     sampling_truncation,
@@ -176,6 +179,9 @@ def compile_attention(inputs: tuple[torch.Tensor, ...], sliding_window: int | No
     """Plain attention of long and of short queries."""
     q, cache, tables, index, lens = inputs
     prefill_attention.varlen_attention(q, cache, tables, index, lens, 1.0, 4096, sliding_window, backend="triton")
+    rule = score_rule.ScoreRule(scale=1.0, window=sliding_window)
+    for spec in SPECS:
+        rounded_attention.rounded_attention(q, cache, tables, index, lens, rule, 1, spec, backend="triton")
     for num_splits in (1, 8):
         decode_attention.decode_attention(
             q, cache, tables, lens, 1.0, sliding_window, num_splits=num_splits, backend="triton"
