@@ -41,7 +41,6 @@ from pagefleet_engine.bench.percentiles import percentile
 from pagefleet_engine.bench.workloads import FIRST_TOKEN
 
 from bench.disaggregation_fleet import MODEL, VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model
-from bench.disaggregation_plot import plot_sweep
 from bench.report import write_report
 
 TTFT_SLACK, TPOT_SLACK = 5.0, 2.0
@@ -54,6 +53,9 @@ FLEETS = {
     COLOCATED: (EngineSpec("whole-0", 0), EngineSpec("whole-1", 1)),
     PAIR: (EngineSpec("prefill", 0, "prefill"), EngineSpec("decode", 1, "decode")),
 }
+
+ROWS = (("ttft_p90_ms", "TTFT p90, ms"), ("itl_p99_ms", "ITL p99, ms"), ("good_share", "good requests, share"))
+STYLES = (("colocated", "two for whole requests", "--"), ("pair", "prefill and decode apart", "-"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,32 @@ async def run(settings: Settings) -> dict[str, Any]:
         for fleet in fleets.values():
             fleet.wait_ready()
         return await sweep({name: fleet.start_router() for name, fleet in fleets.items()}, settings)
+
+
+def plot_sweep(by_length: Mapping[str, Any], path: Path) -> None:
+    """Draw a column for each prompt length and a row for each figure, over the load."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3 * len(by_length), 2.2 * len(ROWS)), layout="constrained")
+    axes = figure.subplots(len(ROWS), len(by_length), sharex=True, sharey="row", squeeze=False)
+    for column, (length, found) in enumerate(by_length.items()):
+        loads = [float(load) for load in found["by_load"]]
+        for row, (name, label) in enumerate(ROWS):
+            axis = axes[row][column]
+            for fleet, text, style in STYLES:
+                axis.plot(
+                    loads, [cell[fleet][name] for cell in found["by_load"].values()], style, marker=".", label=text
+                )
+            if name.endswith("_ms"):
+                axis.set_yscale("log")
+            if not column:
+                axis.set_ylabel(label)
+        axes[0][column].set_title(f"{int(length):,} tokens")
+        axes[-1][column].set_xlabel("load")
+    axes[-1][0].legend(fontsize=7)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pagefleet"}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:

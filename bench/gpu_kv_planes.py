@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import queue
@@ -44,11 +45,18 @@ from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, CudaSharedMemory, IpcCar
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
-from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, find_nccl, version_text
+from pagefleet_kv.p2p.planes.nccl.library import (
+    NcclError,
+    NcclFunctions,
+    State,
+    UniqueId,
+    find_nccl,
+    two_rank_config,
+    version_text,
+)
 from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
 
 from bench.gpu_kv_engines import check_engines
-from bench.gpu_nccl_self import send_to_self
 from bench.report import write_report
 
 BLOCK_BYTES = 512 * 1024
@@ -58,6 +66,9 @@ COMPATIBILITY = b"c" * 32
 LINK_S, TURN_S = 12.0, 10.0
 TOO_LITTLE_S = 3.0
 ONE_HOST_EACH = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+
+NUM_BYTES = 16 << 20
+_UINT8 = 1  # as NCCL numbers types
 
 Outcome = dict[str, Any]
 
@@ -205,6 +216,66 @@ def _end(processes: list[SpawnProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def send_to_self(seconds: float) -> dict[str, Any]:
+    """Whether bytes that one rank sends to itself come back the same: binding, streams and non-blocking calls."""
+    context = multiprocessing.get_context("spawn")
+    results: Queue[dict[str, Any]] = context.Queue()
+    process = context.Process(target=_run_nccl_to_itself, args=(results, seconds), daemon=True)
+    process.start()
+    try:
+        return results.get(timeout=seconds)
+    except queue.Empty:
+        return {"ok": False, "why": f"not done within {seconds:g} s"}
+    finally:
+        process.join(2)
+        process.kill()
+
+
+def _run_nccl_to_itself(results: Queue[dict[str, Any]], seconds: float) -> None:
+    try:
+        results.put(_nccl_to_itself(time.monotonic() + seconds))
+    except (NcclError, RuntimeError) as error:
+        results.put({"ok": False, "why": str(error)})
+
+
+def _nccl_to_itself(deadline: float) -> dict[str, Any]:
+    torch.cuda.set_device(0)
+    nccl, raw = NcclFunctions(find_nccl()), ctypes.CDLL(find_nccl())
+    sent = torch.randint(0, 256, (NUM_BYTES,), dtype=torch.uint8, device="cuda")
+    received = torch.zeros_like(sent)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    handle, config = ctypes.c_void_p(), two_rank_config("kv to itself", 2)
+    unique_id = UniqueId.from_buffer_copy(nccl.unique_id())
+    raw.ncclCommInitRankConfig(ctypes.byref(handle), 1, unique_id, 0, ctypes.byref(config))
+    if handle.value is None:
+        raise NcclError("ncclCommInitRankConfig gave no communicator")
+    _until_ready(nccl, handle.value, deadline)
+    raw.ncclGroupStart()
+    for call, buffer in ((raw.ncclSend, sent), (raw.ncclRecv, received)):
+        call(
+            ctypes.c_void_p(buffer.data_ptr()),
+            ctypes.c_size_t(NUM_BYTES),
+            _UINT8,
+            0,
+            handle,
+            ctypes.c_void_p(stream.cuda_stream),
+        )
+    raw.ncclGroupEnd()
+    _until_ready(nccl, handle.value, deadline)
+    stream.synchronize()
+    same = torch.equal(sent, received)
+    nccl.abort(handle.value)
+    return {"ok": same, "why": "" if same else "the bytes differ"}
+
+
+def _until_ready(nccl: NcclFunctions, communicator: int, deadline: float) -> None:
+    while nccl.state(communicator) is not State.READY:
+        if time.monotonic() > deadline:
+            raise NcclError("it does not get ready")
+        time.sleep(0.001)
 
 
 def checks(cuda: bool) -> dict[str, Callable[[float], Outcome]]:

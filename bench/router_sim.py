@@ -24,11 +24,9 @@ from pagefleet_router.config import PolicyName
 
 from bench.fleet_sim.engine import EngineModel
 from bench.fleet_sim.ours import OurRouter
-from bench.fleet_sim.outcome import Outcome, outcome_of
 from bench.fleet_sim.peers import PEERS
 from bench.fleet_sim.plot import plot_rates, plot_traces
-from bench.fleet_sim.replicas import Replicas
-from bench.fleet_sim.run import Fleet, SimRouter, Simulation
+from bench.fleet_sim.run import Fleet, Outcome, Replicas, SimRouter, Simulation, outcome_of
 from bench.fleet_sim.traces import TRACES
 from bench.report import write_report
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -122,3 +125,90 @@ class Simulation:
     def _removed(self, engine: int, keys: Sequence[int], now: float) -> None:
         when = now + self._fleet.event_delay
         self._at(when, lambda: self._router.removed(engine, keys, when))
+
+
+class Replicas:
+    """Several replicas of a router before the same engines: each sees its part of the requests, and all events.
+
+    Clients reach one by chance, as behind a Service. What a policy keeps for itself is each replica's own.
+    """
+
+    def __init__(self, routers: Sequence[SimRouter], seed: int) -> None:
+        self.poll_s = routers[0].poll_s
+        self._routers = routers
+        self._rng = random.Random(seed)
+        self._of: dict[int, SimRouter] = {}
+
+    def route(self, job: Job, now: float) -> int:
+        """See SimRouter."""
+        self._of[job.number] = router = self._rng.choice(self._routers)
+        return router.route(job, now)
+
+    def first_token(self, job: Job, now: float) -> None:
+        """See SimRouter."""
+        self._of[job.number].first_token(job, now)
+
+    def finished(self, job: Job, now: float) -> None:
+        """See SimRouter."""
+        self._of.pop(job.number).finished(job, now)
+
+    def stored(self, engine: int, keys: Sequence[int], now: float) -> None:
+        """See SimRouter."""
+        for router in self._routers:
+            router.stored(engine, keys, now)
+
+    def removed(self, engine: int, keys: Sequence[int], now: float) -> None:
+        """See SimRouter."""
+        for router in self._routers:
+            router.removed(engine, keys, now)
+
+    def poll(self, engine: SimEngine, now: float) -> None:
+        """See SimRouter."""
+        for router in self._routers:
+            router.poll(engine, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of the requests after the warm-up. Seconds; a request without a token counts as one that waits to the end."""
+
+    num_requests: int
+    hit_rate: float
+    """Prompt tokens that came from a cache."""
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    output_rate: float
+    """Tokens a second of finished requests."""
+    imbalance: float
+    """The busiest engine's requests over the mean."""
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def outcome_of(jobs: Sequence[Job], warm_up: float, end: float, num_engines: int) -> Outcome:
+    """Measure what was sent from `warm_up` on, until `end`.
+
+    Raises:
+        ValueError: there is nothing.
+    """
+    measured = [job for job in jobs if job.sent_at >= warm_up]
+    if not measured:
+        raise ValueError("no request came after the warm-up: simulate for longer")
+    waits = [(end if job.first_token_at is None else job.first_token_at) - job.sent_at for job in measured]
+    begun = [job for job in measured if job.first_token_at is not None]
+    counts = Counter(job.engine for job in measured)
+    tokens = sum(job.num_output for job in jobs if job.ended_at is not None and warm_up <= job.ended_at <= end)
+    return Outcome(
+        len(measured),
+        sum(job.num_hit for job in begun) / max(1, sum(job.num_tokens for job in begun)),
+        percentile(waits, 0.5),
+        percentile(waits, 0.9),
+        percentile(waits, 0.99),
+        tokens / max(end - warm_up, math.ulp(1.0)),
+        max(counts.values()) * num_engines / len(measured),
+    )

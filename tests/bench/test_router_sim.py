@@ -10,10 +10,8 @@ import pytest
 
 from bench.fleet_sim.engine import EngineModel
 from bench.fleet_sim.jobs import BLOCK, Job
-from bench.fleet_sim.outcome import outcome_of
 from bench.fleet_sim.peers import PEERS
-from bench.fleet_sim.replicas import Replicas
-from bench.fleet_sim.run import Fleet, Simulation
+from bench.fleet_sim.run import Fleet, Replicas, Simulation, outcome_of
 from bench.fleet_sim.traces import TRACES, Trace
 from bench.router_sim import OURS, make_router
 
