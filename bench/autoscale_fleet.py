@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from pagefleet_operator.autoscale.histogram import Histogram
-from pagefleet_operator.autoscale.router_page import RouterReading
+from pagefleet_operator.autoscale.router_page import Histogram, RouterReading
 
 from bench.autoscale_traces import Request
 

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from pagefleet_operator.autoscale.histogram import Histogram
-from pagefleet_operator.autoscale.router_page import RouterReading
+from pagefleet_operator.autoscale.router_page import Histogram, RouterReading
 
 from bench.autoscale_fleet import CHUNK, ITL_S, PROMPT_RATE, STEP_S, TTFT_S, Fleet
 

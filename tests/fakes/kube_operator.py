@@ -18,11 +18,9 @@ from pagefleet_operator.handlers.backlog import Pace
 from pagefleet_operator.handlers.lease import AlwaysLeads, Leadership, LeaseTimes
 from pagefleet_operator.handlers.metrics import OperatorMetrics
 from pagefleet_operator.handlers.operator import Operator, Outside
-from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.settings import OperateSettings, Timing
 from pagefleet_operator.handlers.watches import WatchTimes
 from pagefleet_operator.plan.kv_link import KvEngineSeen
-from pagefleet_operator.render.drift import differences
 from pagefleet_operator.render.settings import ClusterSettings
 from pagefleet_protocol.model_facts import Progress
 
@@ -121,8 +119,6 @@ class World:
         outside = Outside(
             cluster=wrap(KubeCluster(client, election, TokenBucket(1000, 1000), metrics)),
             election=election,
-            planner=ServicePlanner(settings.cluster),
-            differences=differences,
             pods=self.pods,
             credentials=lambda: credentials_of(configuration),
             metrics=metrics,

@@ -20,8 +20,8 @@ from pagefleet_operator.apply.connection import load_configuration
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.apply.kube_cluster import KubeCluster, connect
 from pagefleet_operator.apply.token_bucket import TokenBucket
-from pagefleet_operator.handlers.child_view import stored_child
-from pagefleet_operator.handlers.waking import wake_asleep
+from pagefleet_operator.handlers.reconciler import wake_asleep
+from pagefleet_operator.handlers.seen import stored_child
 from pagefleet_operator.plan.observed import Observed, ScalingSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus, ScalingStatus

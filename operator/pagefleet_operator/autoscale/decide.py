@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pagefleet_operator.autoscale.asked import asked
+from pagefleet_operator.autoscale.asked import MEMORY_S, asked
 from pagefleet_operator.autoscale.decode_speed import Sighting
 from pagefleet_operator.autoscale.demand import EnginesSeen, prefill_engines
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import Decision, Moment, ScalingReason, ScalingState
 from pagefleet_operator.autoscale.steps import limited, step
-from pagefleet_operator.autoscale.trend import MEMORY_S
 
 WOKEN_WITHIN_S = 10.0
 """From the start of the engines to the last answer to those who were held."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pagefleet_operator.autoscale.histogram import Histogram
-from pagefleet_operator.autoscale.router_page import FleetMoment, RouterReading
+from pagefleet_operator.autoscale.router_page import FleetMoment, Histogram, RouterReading
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
 STALE_S = 10.0

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagefleet_operator.autoscale.asked import Asked
+from pagefleet_operator.autoscale.asked import Asked, rises
 from pagefleet_operator.autoscale.policy import ScalingPolicy
 from pagefleet_operator.autoscale.state import Decision, ScalingReason, ScalingState
-from pagefleet_operator.autoscale.trend import rises
 
 
 def step(policy: ScalingPolicy, state: ScalingState, asked: Asked, ready: int, now: float) -> Decision:

@@ -17,7 +17,7 @@ from pagefleet_operator.apply.cluster import Body, Cluster
 from pagefleet_operator.apply.kinds import EVENT, INFERENCE_SERVICE
 from pagefleet_operator.errors import ClusterError, Conflict
 from pagefleet_operator.handlers.cluster_view import Key
-from pagefleet_operator.handlers.planner import Announcement
+from pagefleet_operator.plan.announcements import Announcement
 
 _LOG = logging.getLogger(__name__)
 MAX_MESSAGE = 1024

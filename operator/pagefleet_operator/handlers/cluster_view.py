@@ -16,8 +16,7 @@ from pagefleet_protocol.inference_profile import InferenceProfile, parse_inferen
 from pagefleet_protocol.kube_names import FIELD_MANAGER, LABEL_MANAGED_BY, LABEL_SERVICE
 
 from pagefleet_operator.apply.kinds import INFERENCE_PROFILE, INFERENCE_SERVICE, POD, Kind
-from pagefleet_operator.handlers.child_view import StoredChild, stored_child
-from pagefleet_operator.handlers.pod_view import pod_seen
+from pagefleet_operator.handlers.seen import StoredChild, pod_seen, stored_child
 from pagefleet_operator.plan.observed import Child, ChildKey, PodSeen
 
 Key = tuple[str, str]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from pagefleet_operator.apply.cluster import Body, Cluster
-from pagefleet_operator.handlers.pod_view import timestamp
+from pagefleet_operator.handlers.seen import timestamp
 from pagefleet_operator.plan.names import child_stem
 from pagefleet_operator.plan.observed import Child, ChildKey, EventSeen, Observed
 

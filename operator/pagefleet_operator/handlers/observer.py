@@ -14,12 +14,11 @@ from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.kinds import BY_NAME
 from pagefleet_operator.errors import Refused
 from pagefleet_operator.handlers.autoscaler import Autoscaler
-from pagefleet_operator.handlers.child_view import stored_child
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.event_reader import EventReader, suspects
-from pagefleet_operator.handlers.kv_answers import KvAnswers
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
-from pagefleet_operator.handlers.pod_http import PodHttp
+from pagefleet_operator.handlers.pod_http import KvAnswers, PodHttp
+from pagefleet_operator.handlers.seen import stored_child
 from pagefleet_operator.plan.observed import Child, ChildKey, Observed, PodSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
 

@@ -16,9 +16,7 @@ from pagefleet_operator.handlers.lease import AlwaysLeads, Leadership
 from pagefleet_operator.handlers.metrics import OperatorMetrics
 from pagefleet_operator.handlers.operator import Operator, Outside
 from pagefleet_operator.handlers.pod_http import HttpPods
-from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.settings import OperateSettings
-from pagefleet_operator.render.drift import differences
 
 
 def operate(settings: OperateSettings) -> int:
@@ -52,8 +50,6 @@ async def _run(settings: OperateSettings) -> None:
         outside = Outside(
             cluster=KubeCluster(client, election, writes, metrics),
             election=election,
-            planner=ServicePlanner(settings.cluster),
-            differences=differences,
             pods=pods,
             credentials=partial(credentials_of, configuration),
             metrics=metrics,

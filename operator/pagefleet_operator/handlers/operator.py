@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from pagefleet_operator.apply.applier import Applier, Differences
+from pagefleet_operator.apply.applier import Applier
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.connection import Credentials
 from pagefleet_operator.apply.kinds import CHILDREN, INFERENCE_PROFILE, INFERENCE_SERVICE, POD, children_present
@@ -24,18 +24,17 @@ from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
 from pagefleet_operator.handlers.health import HealthServer, Vitals
-from pagefleet_operator.handlers.kv_answers import KvAnswers
 from pagefleet_operator.handlers.lease import Election
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_operator.handlers.observer import Observer, Sources
-from pagefleet_operator.handlers.planner import Planner
-from pagefleet_operator.handlers.pod_http import PodHttp
+from pagefleet_operator.handlers.pod_http import KvAnswers, PodHttp
 from pagefleet_operator.handlers.reconciler import Reconciler, Tools
 from pagefleet_operator.handlers.settings import OperateSettings
 from pagefleet_operator.handlers.status_writer import StatusWriter
 from pagefleet_operator.handlers.watches import Watches
 from pagefleet_operator.handlers.work_queue import WorkQueue
+from pagefleet_operator.render.drift import differences
 
 _LOG = logging.getLogger(__name__)
 _OPTIONAL = tuple(kind for kind in CHILDREN if kind.optional)
@@ -49,8 +48,6 @@ class Outside:
     cluster: Cluster
     """Behind the fence of `election`."""
     election: Election
-    planner: Planner
-    differences: Differences
     pods: PodHttp
     credentials: Callable[[], Credentials]
     """For the watches."""
@@ -243,8 +240,8 @@ def _reconciler(
             view=view,
             cluster=cluster,
             observer=Observer(sources),
-            planner=outside.planner,
-            applier=Applier(cluster, outside.differences),
+            settings=settings.cluster,
+            applier=Applier(cluster, differences),
             statuses=StatusWriter(cluster),
             announcer=Announcer(cluster, settings.identity, _now),
         )

@@ -6,11 +6,13 @@ import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
 from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_ROLE
 from pagefleet_protocol.model_facts import DownloadResult, DownloadResultError, decode_result, encode_result
 
 from pagefleet_operator.apply.applier import Applied, Applier, key_of
@@ -20,12 +22,15 @@ from pagefleet_operator.errors import Conflict, Refused
 from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.observer import Observer
-from pagefleet_operator.handlers.planner import Plan, Planner
 from pagefleet_operator.handlers.status_writer import StatusWriter
-from pagefleet_operator.handlers.waking import wake_asleep
+from pagefleet_operator.plan.announcements import announcements
 from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey, Observed, PodSeen
+from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_operator.plan.status import invalid_service_status
 from pagefleet_operator.render.fleet_key import fleet_key_secret
-from pagefleet_operator.render.service_plan import ANNOTATION_FACTS
+from pagefleet_operator.render.revision import as_scaled
+from pagefleet_operator.render.service_plan import ANNOTATION_FACTS, ServicePlan, plan_service
+from pagefleet_operator.render.settings import ClusterSettings
 
 _LOG = logging.getLogger(__name__)
 NEVER_S = float("inf")
@@ -43,7 +48,7 @@ class Tools:
     view: ClusterView
     cluster: Cluster
     observer: Observer
-    planner: Planner
+    settings: ClusterSettings
     applier: Applier
     statuses: StatusWriter
     announcer: Announcer
@@ -76,7 +81,7 @@ class Reconciler:
             service = parse_inference_service(msgspec.json.decode(stored.document))
         except InvalidDocument as error:
             previous = self._tools.statuses.previous(key, stored)
-            await self._tell(key, stored, self._tools.planner.refuse(error, key, previous, glance))
+            await self._tell(key, stored, invalid_service_status(key, error, previous, glance))
             await wake_asleep(self._tools.cluster, key, previous, glance)
             return NEVER_S
         return await self._carry_out(key, stored, service, glance)
@@ -88,12 +93,12 @@ class Reconciler:
         previous = tools.statuses.previous(key, stored)
         observed = await tools.observer.look(key, service, glance)
         await self._keep_facts(key, observed)
-        plan = tools.planner.plan(service, previous, observed)
+        plan = plan_service(service, previous, observed, tools.settings)
         unseen = [name for name in map(key_of, plan.objects) if name not in observed.children]
         if found := await tools.observer.find(key, stored.uid, unseen):
             # Somebody else's may have the name, and ours may be newer than the watch.
             observed = replace(observed, children={**observed.children, **found})
-            plan = tools.planner.plan(service, previous, observed)
+            plan = plan_service(service, previous, observed, tools.settings)
         failures = await make_fleet_key(tools.cluster, service) if plan.needs_fleet_key else ()
         # Pods would wait for a key that cannot be made, while those that serve go.
         objects = [one for one in plan.objects if not failures or one["kind"] != "Deployment"]
@@ -102,7 +107,7 @@ class Reconciler:
         if _is_going(failures):
             return GOING_LOOK_S  # the namespace is being deleted, and all of this with it
         if failures:
-            plan = tools.planner.plan(service, previous, replace(observed, failures=failures))
+            plan = plan_service(service, previous, replace(observed, failures=failures), tools.settings)
         await self._tell(key, stored, plan.status)
         if not plan.objects and not service.spec.paused:
             await wake_asleep(tools.cluster, key, previous, observed)
@@ -127,10 +132,10 @@ class Reconciler:
                 return  # deleted a moment ago; the watch will say so
             raise
         if written:
-            await tools.announcer.announce(key, stored.uid, tools.planner.announce(before, status))
+            await tools.announcer.announce(key, stored.uid, announcements(before, status))
 
 
-def _next_look(plan: Plan, applied: Applied, observed: Observed) -> float:
+def _next_look(plan: ServicePlan, applied: Applied, observed: Observed) -> float:
     waits = [NEVER_S if plan.look_again_s is None else plan.look_again_s]
     if applied.held_back_s is not None:
         waits.append(applied.held_back_s)
@@ -195,3 +200,51 @@ def _parsed(text: str) -> DownloadResult | None:
         return decode_result(text) if text else None
     except DownloadResultError:
         return None
+
+
+# A plan that is refused touches nothing. But a service that sleeps at zero engines answers nobody, so its engines'
+# Deployment, which is the last accepted spec as it was carried out, gets its engines back, and nothing else changes.
+async def wake_asleep(cluster: Cluster, key: Key, previous: InferenceServiceStatus | None, observed: Observed) -> None:
+    """Give engines to a refused service that has none, if its autoscaler wants some.
+
+    Args:
+        cluster: to be changed.
+        key: of the service.
+        previous: its last status, which says whether pagefleet scales it.
+        observed: its children, and what the autoscaler decided.
+
+    Raises:
+        ClusterError: it was not done; the look has to be repeated.
+    """
+    counts = _wanted(previous, observed)
+    for (kind, name), child in observed.children.items():
+        wanted = counts.get(_role(child.body), 0) if kind == "Deployment" and child.ours else 0
+        if wanted and _replicas(child.body) == 0:
+            body = await cluster.get(BY_NAME[kind], key[0], name)
+            if body is None or _replicas(body) != 0:
+                continue
+            await cluster.apply(as_scaled(body, wanted))
+            _LOG.info("%s/%s: %s wakes up with %d engines, though the spec is refused", *key, name, wanted)
+
+
+def _wanted(previous: InferenceServiceStatus | None, observed: Observed) -> Mapping[str, int]:
+    """Return the engines that autoscalers want, for whole requests and of both parts, where pagefleet scales them."""
+    if previous is None:
+        return {}
+    rules = {"engine": previous.scaling} | {one.name: one.scaling for one in previous.role_scaling}
+    scaled = {role for role, rule in rules.items() if rule is not None and rule.mode == "Internal"}
+    seen = {"engine": observed.scaling} | dict(observed.role_scaling)
+    counts = {role: one.desired for role, one in seen.items() if one is not None and role in scaled}
+    # Parts wake together: neither answers alone.
+    awake = any(counts.get(role) for role in PAIR_ROLES)
+    return counts | {role: max(1, counts[role]) for role in PAIR_ROLES if awake and role in counts}
+
+
+def _role(body: Mapping[str, Any]) -> str:
+    """Return what a Deployment's pods are: engine, prefill, decode; empty: no engines."""
+    labels = (body.get("metadata") or {}).get("labels") or {}
+    return str(labels.get(LABEL_ROLE, "engine")) if labels.get(LABEL_COMPONENT) == "engine" else ""
+
+
+def _replicas(body: Mapping[str, Any]) -> object:
+    return (body.get("spec") or {}).get("replicas")

@@ -12,7 +12,7 @@ from pagefleet_operator.local.machine import Gpus, Ports, free_pair, free_port, 
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_operator.plan.kv_offload import DIRECTORY_FLAG
+from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.workloads import Workload, router_name
 

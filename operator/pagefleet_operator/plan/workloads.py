@@ -17,8 +17,7 @@ from pagefleet_protocol.inference_status import PairRole, Role
 from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
-from pagefleet_operator.plan.command_lines import engine_args, needs_key, router_args, shares_kv_events
-from pagefleet_operator.plan.kv_offload import has_disk
+from pagefleet_operator.plan.command_lines import engine_args, has_disk, needs_key, router_args, shares_kv_events
 from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.resolve import Resolved

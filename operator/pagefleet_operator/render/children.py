@@ -11,7 +11,6 @@ from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, ChildKey, Component
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
-from pagefleet_operator.render.access import access
 from pagefleet_operator.render.drift import differences
 from pagefleet_operator.render.engine_deployment import engine_deployment
 from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments
@@ -140,4 +139,48 @@ def _budget(service: InferenceService, name: str, component: Component) -> Objec
             # Pods that do not work may always go; they would hold a drain up for ever.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
+    }
+
+
+_RBAC = "rbac.authorization.k8s.io"
+
+
+def access(service: InferenceService) -> tuple[Object, ...]:
+    """Return ServiceAccounts, Role and RoleBinding."""
+    names = names_of(service)
+    return (
+        _account(service, names.engine, "engine"),
+        _account(service, names.router, "router"),
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "Role",
+            "metadata": metadata(service, names.router, "router"),
+            "rules": [
+                {
+                    "apiGroups": ["discovery.k8s.io"],
+                    "resources": ["endpointslices"],
+                    # By name it cannot be: nobody knows what a slice will be called.
+                    "verbs": ["get", "list", "watch"],
+                }
+            ],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata(service, names.router, "router"),
+            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": names.router},
+            "subjects": [
+                {"kind": "ServiceAccount", "name": names.router, "namespace": service.metadata.namespace},
+            ],
+        },
+    )
+
+
+def _account(service: InferenceService, name: str, component: Component) -> Object:
+    # Nobody gets a token by being in the pod; the router's template mounts one into one container.
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(service, name, component),
+        "automountServiceAccountToken": False,
     }

@@ -12,8 +12,13 @@ from pagefleet_protocol.kube_names import KV_CONTROL_PORT, SERVING_PORT
 from pagefleet_protocol.kv_offload import KvOffloadDisk
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.command_lines import engine_args, needs_key, shares_kv_events
-from pagefleet_operator.plan.kv_offload import DIRECTORY_FLAG, memory_request
+from pagefleet_operator.plan.command_lines import (
+    DIRECTORY_FLAG,
+    engine_args,
+    memory_request,
+    needs_key,
+    shares_kv_events,
+)
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import role_spec

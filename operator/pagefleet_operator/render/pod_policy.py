@@ -23,7 +23,7 @@ from pagefleet_operator.render.engine_deployment import CONTAINER, engine_templa
 from pagefleet_operator.render.labels import selector
 from pagefleet_operator.render.pod import CONTAINER_LISTS, patched
 from pagefleet_operator.render.settings import ClusterSettings
-from pagefleet_operator.render.template_shape import shape_problem
+from pagefleet_operator.render.strategic_merge import shape_problem
 
 _ANY_TEMPLATE = "policy.allowAnyPodTemplate"
 _IMAGES = "policy.allowedImages"

@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.demand import EnginesSeen
-from pagefleet_operator.autoscale.histogram import Histogram
 from pagefleet_operator.autoscale.policy import ScalingPolicy, Tempo, scaling_policy
+from pagefleet_operator.autoscale.router_page import Histogram
 from pagefleet_operator.autoscale.signals import FleetSignals
 from pagefleet_operator.autoscale.state import ScalingReason, begin
 from pagefleet_protocol.inference_service import Autoscaling, ScaleToZero, ScalingTarget

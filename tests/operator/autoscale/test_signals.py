@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_operator.autoscale.decide import decide
 from pagefleet_operator.autoscale.demand import EnginesSeen
-from pagefleet_operator.autoscale.histogram import Histogram
 from pagefleet_operator.autoscale.policy import ScalingPolicy
-from pagefleet_operator.autoscale.router_page import RouterReading, read_router_page
+from pagefleet_operator.autoscale.router_page import Histogram, RouterReading, read_router_page
 from pagefleet_operator.autoscale.signals import LONG_S, SHORT_S, STALE_S, FleetWindow
 from pagefleet_operator.autoscale.state import begin
 from pagefleet_protocol import metric_names as names

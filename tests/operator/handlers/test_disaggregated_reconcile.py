@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from pagefleet_operator.handlers.kv_answers import FRESH_S
-from pagefleet_operator.handlers.waking import wake_asleep
+from pagefleet_operator.handlers.pod_http import FRESH_S
+from pagefleet_operator.handlers.reconciler import wake_asleep
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import Observed, ScalingSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from pagefleet_operator.handlers.pod_view import pod_seen, timestamp
+from pagefleet_operator.handlers.seen import pod_seen, timestamp
 from pagefleet_operator.plan.observed import ContainerSeen
 
 

@@ -14,11 +14,10 @@ from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
-from pagefleet_operator.handlers.kv_answers import KvAnswers
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.observer import Observer, Sources
+from pagefleet_operator.handlers.pod_http import KvAnswers
 from pagefleet_operator.handlers.reconciler import GOING_LOOK_S, NEVER_S, NOT_READY_LOOK_S, Reconciler, Tools
-from pagefleet_operator.handlers.service_planner import ServicePlanner
 from pagefleet_operator.handlers.status_writer import StatusWriter
 from pagefleet_operator.render.drift import differences
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, Progress, encode_result
@@ -75,7 +74,7 @@ class Bench:
                 view=self.view,
                 cluster=cluster,
                 observer=Observer(sources),
-                planner=ServicePlanner(SETTINGS.cluster),
+                settings=SETTINGS.cluster,
                 applier=Applier(cluster, differences),
                 statuses=StatusWriter(cluster),
                 announcer=Announcer(cluster, "one", lambda: NOW),

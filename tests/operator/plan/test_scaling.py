@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pagefleet_operator.handlers.child_view import is_autoscaler
+from pagefleet_operator.handlers.seen import is_autoscaler
 from pagefleet_protocol.kube_names import FIELD_MANAGER
 
 
