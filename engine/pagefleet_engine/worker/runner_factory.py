@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from pagefleet_kernels.layout import KVLayout
@@ -21,9 +24,26 @@ from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
 from pagefleet_engine.worker.graphs.sizes import coarser, resolve_sizes
-from pagefleet_engine.worker.kv_pool import allocate_kv_pool
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_engine.worker.rehearsal import compile_ahead
+
+_HUGE_PAGE = 2 * 1024 * 1024
+
+
+def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `layout.shape`, zero everywhere: attention multiplies what it masks with zero, so it must be finite.
+
+    On a CPU it is anonymous memory of the operating system, which takes a page only when something is written there:
+    a large pool costs nothing before it is used.
+    """
+    if device.type != "cpu":
+        return layout.as_pool(torch.zeros(prod(layout.shape), dtype=dtype, device=device))
+    num_bytes = layout.num_blocks * layout.bytes_per_block(dtype)
+    memory = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages serves as well
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return layout.as_pool(torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize))
 
 
 @dataclass(frozen=True, slots=True)

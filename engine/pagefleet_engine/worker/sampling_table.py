@@ -12,13 +12,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.sampling_noise import mix64
 from pagefleet_kernels.sampling_rows import RowParameters, SamplingRows, send
 from torch import Tensor
 
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.worker.logits import EditedRow, LogitEdits, RowEdits, penalised
-from pagefleet_engine.worker.request_seed import request_seed
 from pagefleet_engine.worker.token_counts import TokenCounts
+
+
+def request_seed(seed: int | None, engine_seed: int, counter: int) -> int:
+    """The 64-bit seed of one request: its own, else one derived from the engine's seed and a running number."""
+    if seed is not None:
+        return seed % 2**64
+    pair = np.array([engine_seed % 2**64, counter], dtype=np.uint64)
+    mixed = mix64(pair)
+    return int(mix64(mixed[:1] ^ (mixed[1:] << np.uint64(1)))[0])
+
 
 MIN_TEMPERATURE = 1e-5
 """Below it sampling is greedy: the quotient would leave float32's range."""

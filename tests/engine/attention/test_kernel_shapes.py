@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.attention.backend import BatchGeometry
-from pagefleet_engine.attention.kernel_shapes import rounded_up
-from pagefleet_engine.attention.padded_groups import make_groups
+from pagefleet_engine.attention.padded_groups import make_groups, rounded_up
 from pagefleet_kernels.layout import KVLayout
 
 LAYOUT = KVLayout(num_blocks=64, num_layers=1, num_kv_heads=1, block_size=16, head_dim=8)

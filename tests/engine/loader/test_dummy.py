@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.layers.weight import Placement, Weight
-from pagefleet_engine.loader.dummy import fill_at_random
+from pagefleet_engine.loader.load import fill_at_random
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from torch import Tensor
 

@@ -11,8 +11,7 @@ import torch
 import transformers
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import Placement
-from pagefleet_engine.loader.name_layout import layout_of
-from pagefleet_engine.loader.safetensors import fill_from_safetensors
+from pagefleet_engine.loader.safetensors import fill_from_safetensors, layout_of
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.registry import build_model

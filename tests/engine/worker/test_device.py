@@ -21,7 +21,7 @@ from pagefleet_engine.worker.device import (
     resolve_device,
     set_num_threads,
 )
-from pagefleet_engine.worker.kv_pool import allocate_kv_pool
+from pagefleet_engine.worker.runner_factory import allocate_kv_pool
 from pagefleet_kernels.layout import KVLayout
 
 

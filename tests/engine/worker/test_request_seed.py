@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagefleet_engine.worker.request_seed import request_seed
+from pagefleet_engine.worker.sampling_table import request_seed
 
 
 def test_a_request_without_a_seed_gets_one_from_the_engines() -> None:

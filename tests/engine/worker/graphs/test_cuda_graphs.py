@@ -15,9 +15,9 @@ from pagefleet_engine.models.model import Model
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.graphs.capture import CudaGraphs
 from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
-from pagefleet_engine.worker.graphs.estimate import estimate_graph_bytes
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode
+from pagefleet_engine.worker.profile import estimate_graph_bytes
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 
