@@ -22,7 +22,7 @@ from pagefleet_kv.errors import TransfersDead
 from pagefleet_kv.p2p.control_plane import Received
 from pagefleet_kv.p2p.data_plane import PlaneEvent, Tell
 from pagefleet_kv.p2p.driver import Action, Driver, DriverParts
-from pagefleet_kv.p2p.transfer.actions import LegSettled, SourceAction, TargetAction
+from pagefleet_kv.p2p.transfer.actions import LegSettled, SourceAction, TargetAction, Unpin
 from pagefleet_kv.p2p.transfer.source import Source
 from pagefleet_kv.p2p.transfer.target import Target
 from pagefleet_kv.port import LoadDone, TransfersDone
@@ -60,7 +60,7 @@ class TransferAgent:
         """Blocks that the pool lacks, as was told last."""
         self._wake = Bell()
         self._bell = Bell()
-        self._driver = Driver(parts, self._load_ended, self._save_ended, self._leg_settled)
+        self._driver = Driver(parts, self._ended)
         self._gauges: dict[str, float] = {}
         """Replaced, never changed: read by another thread."""
         self._measure()
@@ -220,16 +220,14 @@ class TransferAgent:
             return [*source.tell(plane, event), *target.tell(plane, event)]
         return [*source.plane_event(event, now), *target.plane_event(event, now)]
 
-    def _load_ended(self, done: LoadDone) -> None:
-        self._loads.append(done)
-        self._bell.ring()
-
-    def _save_ended(self, number: int) -> None:
-        self._saves.append(number)
-        self._bell.ring()
-
-    def _leg_settled(self, leg: LegSettled) -> None:
-        self._legs.append(leg)
+    def _ended(self, one: LoadDone | Unpin | LegSettled) -> None:
+        match one:
+            case LoadDone():
+                self._loads.append(one)
+            case Unpin():
+                self._saves.append(one.save)
+            case LegSettled():
+                self._legs.append(one)
         self._bell.ring()
 
     def _relieve(self) -> None:

@@ -63,22 +63,12 @@ class Driver:
 
     Args:
         parts: to act through.
-        load_ended: is told each load that ended.
-        save_ended: is told each save whose blocks are free.
-        leg_settled: is told each prefill leg whose transfer is over.
+        ended: is told each load and prefill leg that is over, and each save whose blocks are free.
     """
 
-    def __init__(
-        self,
-        parts: DriverParts,
-        load_ended: Callable[[LoadDone], None],
-        save_ended: Callable[[int], None],
-        leg_settled: Callable[[LegSettled], None],
-    ) -> None:
+    def __init__(self, parts: DriverParts, ended: Callable[[LoadDone | Unpin | LegSettled], None]) -> None:
         self._parts = parts
-        self._load_ended = load_ended
-        self._save_ended = save_ended
-        self._leg_settled = leg_settled
+        self._ended = ended
         self._dialled: dict[str, str] = {}
         """Peers that were dialled -> where."""
         self._spills: dict[int, _Spilled] = {}
@@ -99,7 +89,7 @@ class Driver:
                 case LoadEnded():
                     self._end_load(action)
                 case Unpin():
-                    self._save_ended(action.save)
+                    self._ended(action)
                 case Spill():
                     self._spill(action)
                 case DropSpill():
@@ -170,9 +160,9 @@ class Driver:
     def _end_load(self, ended: LoadEnded) -> None:
         if ended.cause:
             _log.warning("the K/V of request %s did not come: %s", ended.request_id, ended.cause)
-        self._load_ended(LoadDone(ended.request_id, ended.num_blocks, ended.failure, ended.fault))
+        self._ended(LoadDone(ended.request_id, ended.num_blocks, ended.failure, ended.fault))
 
     def _end_leg(self, settled: LegSettled) -> None:
         if settled.reason:
             _log.info("the K/V of transfer %s was not passed on: %s", settled.transfer_id.hex(), settled.reason)
-        self._leg_settled(settled)
+        self._ended(settled)

@@ -38,7 +38,7 @@ def test_data_goes_where_control_went_whatever_the_name_means_by_now() -> None:
     peers.refresh()
     noted = Noted()
     parts = DriverParts(*cast(Any, (None, None, noted, {"tcp": noted}, peers, None, b"")))
-    driver = Driver(parts, nothing, nothing, nothing)
+    driver = Driver(parts, nothing)
     driver.carry_out([Dial(PEER)])
     names["prefill.svc"] = ["10.0.0.2", "10.0.0.1"]
     peers.refresh()

@@ -17,9 +17,10 @@ from typing import Generic, Protocol, TypeVar
 from pagefleet_kv.bell import Bell
 from pagefleet_kv.errors import TransfersDead
 from pagefleet_kv.p2p.data_plane import End, Frame, Landed, Landing, LinkDown, PlaneEvent, Withdrawn
-from pagefleet_kv.p2p.planes.invitations import Invitations
 from pagefleet_kv.p2p.planes.landing import Landings
 
+INVITATION_S = 30.0
+MAX_INVITATIONS = 256
 CLOSE_S = 5.0
 _LOOK_S = 0.25
 """Between two looks whether the thread that a command is awaited of still lives."""
@@ -173,6 +174,54 @@ class PlaneThread:
             self._bell.ring()
         finally:
             self._end()
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """One who may connect."""
+
+    peer: str
+    secret: bytes
+    """What proves it, where the number alone does not."""
+    good_until: float
+
+
+class Invitations:
+    """What one plane gave out to engines that may connect to it: each good once, for one peer and a short time.
+
+    Given and taken back by its owner's thread, found and spent by the plane's.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._given: dict[bytes, Invited] = {}
+        self._lock = threading.Lock()
+
+    def give(self, number: bytes, peer: str, secret: bytes = b"") -> None:
+        """Take note of one; the oldest of too many is taken back."""
+        with self._lock:
+            while len(self._given) >= MAX_INVITATIONS:
+                del self._given[next(iter(self._given))]
+            self._given[number] = Invited(peer, secret, self._clock() + INVITATION_S)
+
+    def take_back(self, peer: str) -> None:
+        """None of a peer's is good any more."""
+        with self._lock:
+            self._given = {number: invited for number, invited in self._given.items() if invited.peer != peer}
+
+    def find(self, number: bytes) -> Invited | None:
+        """Return whom one is for; None: it was never given, or is good no more."""
+        with self._lock:
+            invited = self._given.get(number)
+        return invited if invited is not None and self._clock() <= invited.good_until else None
+
+    def spend(self, number: bytes) -> None:
+        """It was used."""
+        with self._lock:
+            self._given.pop(number, None)
 
 
 class PlaneShell(ABC, Generic[Source, Target]):

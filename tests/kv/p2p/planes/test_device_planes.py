@@ -29,8 +29,8 @@ from pagefleet_kv.p2p.planes.device.words import (
     decode_word,
     encode_word,
 )
-from pagefleet_kv.p2p.planes.invitations import MAX_INVITATIONS
 from pagefleet_kv.p2p.planes.landing import FrameName
+from pagefleet_kv.p2p.planes.shell import MAX_INVITATIONS
 from pagefleet_protocol.kv_blob import BlobHeader
 
 from tests.fakes.device_planes import SLOT_BYTES, DeviceEnd, Scene, ipc_maker, nccl_maker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagefleet_kv.p2p.planes.invitations import INVITATION_S, MAX_INVITATIONS, Invitations, Invited
+from pagefleet_kv.p2p.planes.shell import INVITATION_S, MAX_INVITATIONS, Invitations, Invited
 
 
 class Clock:

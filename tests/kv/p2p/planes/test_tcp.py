@@ -22,9 +22,8 @@ from pagefleet_kv.p2p.data_plane import (
     LinkUp,
     Withdrawn,
 )
-from pagefleet_kv.p2p.planes.invitations import MAX_INVITATIONS
 from pagefleet_kv.p2p.planes.landing import MAX_FRAME_BYTES
-from pagefleet_kv.p2p.planes.shell import LinkSettings
+from pagefleet_kv.p2p.planes.shell import MAX_INVITATIONS, LinkSettings
 from pagefleet_kv.p2p.planes.tcp.hello import HELLO_BYTES, Invitation
 from pagefleet_kv.p2p.planes.tcp.link import PageViews
 from pagefleet_kv.p2p.planes.tcp.plane import MAX_NEWCOMERS, TcpPlane
