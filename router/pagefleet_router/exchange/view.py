@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from typing import Any
 
 import msgspec
 from pagefleet_protocol import headers
@@ -18,24 +18,26 @@ from pagefleet_router.request_view import ANONYMOUS, Pieces, RequestView
 from pagefleet_router.wire.client_request import ClientRequest
 
 _NOTHING = msgspec.Raw(b"")
+_BRACKET = ord("[")
 _LOOK = 64
 """Bytes that tell what a prompt is."""
 
 
 class _Peek(msgspec.Struct, gc=False):
-    """What is looked at. `Raw` fields are skipped over and stay as they came."""
+    """What is looked at. Fields are skipped over and stay as they came: a client may put megabytes into any of them,
+    and making objects of these would keep everybody waiting for seconds."""
 
-    model: Any = None
+    model: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
-    cache_salt: Any = None
-    stream: Any = None
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
-    echo: Any = None
-    kv_transfer_params: Any = None
-    prompt_logprobs: Any = None
+    cache_salt: msgspec.Raw = _NOTHING
+    stream: msgspec.Raw = _NOTHING
+    max_completion_tokens: msgspec.Raw = _NOTHING
+    max_tokens: msgspec.Raw = _NOTHING
+    echo: msgspec.Raw = _NOTHING
+    kv_transfer_params: msgspec.Raw = _NOTHING
+    prompt_logprobs: msgspec.Raw = _NOTHING
 
 
 _DECODER = msgspec.json.Decoder(_Peek)
@@ -57,26 +59,45 @@ def view_request(
         Refusal: the body is no JSON object or says where KV is (400), or its model is not served (404).
     """
     peek = _peek(body)
-    if peek.kv_transfer_params is not None:
+    if _value(peek.kv_transfer_params) is not None:
         message = "'kv_transfer_params' is not for clients: it is internal to the fleet."
         raise Refusal(400, message, param="kv_transfer_params", code="unsupported_parameter")
-    model = _served_model(peek.model, snapshot)
+    model = _served_model(_value(peek.model), snapshot)
     text, tools = bytes(peek.messages) or bytes(peek.prompt), bytes(peek.tools)
     pieces: Pieces = ()
     if with_pieces:
-        salt = peek.cache_salt if isinstance(peek.cache_salt, str) else None
-        pieces = hash_pieces((model, asker.tenant, salt, tools), text)
+        salt = _value(peek.cache_salt)
+        pieces = hash_pieces((model, asker.tenant, salt if isinstance(salt, str) else None, tools), text)
     return RequestView(
         model,
         pieces,
         (len(text) + len(tools)) // BYTES_PER_TOKEN,
-        _count(peek.max_completion_tokens) or _count(peek.max_tokens),
+        _count(_value(peek.max_completion_tokens)) or _count(_value(peek.max_tokens)),
         tenant=asker.tenant,
         priority=asker.priority,
         session=asker.session,
-        stream=peek.stream is True,
+        stream=_value(peek.stream) is True,
         may_split=generates and model in snapshot.prefills and _may_split(peek),
     )
+
+
+def _value(raw: msgspec.Raw) -> object:
+    """Return a scalar; of a list or an object, which is none's right value here, only the kind."""
+    if not raw:
+        return None
+    first = memoryview(raw)[0]
+    if first in b"[{":
+        return [...] if first == _BRACKET else {...: ...}
+    try:
+        return msgspec.json.decode(raw)
+    except UnicodeDecodeError:
+        raise _not_utf_8() from None
+    except msgspec.MsgspecError:
+        return math.inf  # a number of thousands of digits
+
+
+def _not_utf_8() -> Refusal:
+    return Refusal(400, "The request body is not valid UTF-8.")
 
 
 def _count(value: object) -> int | None:
@@ -85,7 +106,7 @@ def _count(value: object) -> int | None:
 
 def _may_split(peek: _Peek) -> bool:
     """Whether nothing of the prompt is computed but K/V: that can be done elsewhere."""
-    return not peek.echo and peek.prompt_logprobs is None and _is_one_prompt(peek.prompt)
+    return not _value(peek.echo) and _value(peek.prompt_logprobs) is None and _is_one_prompt(peek.prompt)
 
 
 def _is_one_prompt(raw: msgspec.Raw) -> bool:
@@ -104,7 +125,7 @@ def _peek(body: bytes) -> _Peek:
     except msgspec.ValidationError:
         raise Refusal(400, "The request body must be a JSON object.") from None
     except UnicodeDecodeError:
-        raise Refusal(400, "The request body is not valid UTF-8.") from None
+        raise _not_utf_8() from None
     except (msgspec.DecodeError, RecursionError):
         raise Refusal(400, "The request body is not valid JSON.") from None
 

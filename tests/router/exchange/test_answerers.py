@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,30 @@ def test_what_a_body_says() -> None:
     for odd in odds:
         assert view(prompt="x", max_tokens=odd).max_tokens == (odd if odd == 10**30 else None)
         assert view(prompt="x", stream=odd).stream is (odd is True)
+
+
+NAMES = ("model", "cache_salt", "stream", "max_tokens", "echo", "prompt_logprobs", "unknown")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_field_makes_a_large_body_into_objects(name: str) -> None:
+    body = b'{"prompt":"x","%b":[%b0]}' % (name.encode(), b"[]," * 300_000)
+    tracemalloc.start()
+    try:
+        assert view_request(body, SERVED, Asker(), with_pieces=True).model == "m"
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(body), "a list for each pair of brackets takes 60 bytes"
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("given", "kind"), [("[1]", "an array"), ('{"a":1}', "an object"), ("5", "an integer")])
+def test_a_model_of_another_kind_is_named(given: str, kind: str) -> None:
+    two = build_snapshot([EngineView(Endpoint(name, f"http://{name}:1", name), ready=True) for name in "ab"])
+    with pytest.raises(Refusal, match=f"expected a string, but got {kind} instead"):
+        view_request(f'{{"model":{given}}}'.encode(), two, Asker(), with_pieces=False)
+    assert view(prompt="x", max_tokens=10**30).max_tokens == 10**30
+    digits = b'{"model":"m","max_tokens":' + b"1" * 10_000 + b"}"
+    assert view_request(digits, SERVED, Asker(), with_pieces=False).max_tokens is None
 
 
 JSON = st.recursive(
