@@ -54,8 +54,11 @@ quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
 test: $(VENV)/installed-dev  ## Run the test suite, but for what is marked nightly
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not nightly" --timings
 
-test-all: $(VENV)/installed-dev  ## Run every test, on larger shapes and more examples
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile all --timings --timeout 1800
+test-all: $(VENV)/installed-dev  ## Run every test, on larger shapes and more examples, and print what is covered
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile all --timings --timeout 1800 \
+		$(DISTRIBUTIONS:%=--cov=pagefleet_%) --cov-report=
+	@$(BIN)/coverage report --skip-empty --sort=cover | head -42
+	@echo "Covered in all: $$($(BIN)/coverage report --format=total) %"
 
 lint: $(VENV)/installed-dev  ## Format, lint, types and import rules
 	@$(BIN)/ruff format --check .
