@@ -15,8 +15,8 @@ import msgspec
 MAX_DEPTH = 64
 MAX_FIELDS = 1024
 MAX_CONTAINERS = 65_536
-MAX_KEYS = 65_536
-MAX_STRINGS = 131_072
+MAX_KEYS = 131_072
+MAX_STRINGS = 262_144
 MAX_VALUES = 2**20 + 2**17
 """Commas: a body may hold as many token ids as `/detokenize` takes."""
 MAX_DECIMALS = 2048
