@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from pagefleet_router.engines.endpoints import EngineView
 from pagefleet_router.scheduling.policy import Choice
@@ -43,7 +42,7 @@ SLOW_START_MOST = 10.0
 during 20 s: kernels get compiled, graphs captured, and what is predicted of it is its siblings' speed."""
 
 
-class Bounds(msgspec.Struct, frozen=True, gc=False):
+class Bounds(NamedTuple):
     """The most that one engine may have beside the others."""
 
     requests: float

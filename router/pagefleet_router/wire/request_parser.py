@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from io import BytesIO
+from typing import Any
 
 import httptools
 
@@ -38,7 +39,7 @@ class RequestParser:
         self._max_body_bytes = max_body_bytes
         self._on_head = on_head
         self._memory = memory
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._refusal: Refusal | None = None
         self._body: bytes | BytesIO = b""
         self._num_body_bytes = 0
@@ -54,7 +55,7 @@ class RequestParser:
         for request in (self._request, *self.ready):
             self._memory.give_back(request)
         # Both refer back: such a cycle would keep the connection until the next full collection.
-        del self._parser, self._on_head
+        self._parser, self._on_head = None, _ignore_head
 
     def feed(self, data: bytes) -> None:
         """Parse what came.
@@ -182,6 +183,10 @@ class RequestParser:
     def _body_too_large(self) -> Refusal:
         limit = self._max_body_bytes
         return Refusal(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+def _ignore_head(request: ClientRequest) -> None:
+    """Nobody is left to be shown it."""
 
 
 def check_framing(request: ClientRequest) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -61,7 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._listener: AnswerListener | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._head: AnswerHead | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
@@ -134,7 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Tell the listener: that was all, if the connection's end was to mark the end; else the answer is lost."""
         self._owner.on_closed(self)
         self._transport = None
-        del self._parser  # it refers back: a cycle would keep both until the next full collection
+        self._parser = None  # it refers back: a cycle would keep both until the next full collection
         listener = self._listener
         if listener is None:
             return
