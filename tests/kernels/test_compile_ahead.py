@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 COMPILE = """
 import torch
 torch.version.cuda = "13.0"  # a CPU build of torch keeps the kernels from importing Triton
+from triton import CompilationError
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
@@ -26,6 +27,7 @@ class Driver:
 
 driver.set_active(Driver())
 from pagefleet_kernels import norm
+from pagefleet_kernels._triton import jit, tl
 from pagefleet_kernels.compile_ahead import compile_side_by_side
 
 norm.choose_backend, norm.architecture = lambda *_: "triton", lambda _: "sm_90"
@@ -36,14 +38,27 @@ with compile_side_by_side(2) as is_possible:
         norm.rms_norm(x, torch.ones(64), 1e-6, unit_offset=unit_offset)
 made = norm._rms_norm_kernel.device_caches[0][0].values()
 print(sorted(type(kernel).__name__ for kernel in made), not x.any())
+
+@jit()
+def broken_kernel(x_ptr):
+    tl.store(x_ptr, nobody_knows_this_name)
+
+with compile_side_by_side(2):
+    broken_kernel[(1,)](x)
+try:
+    broken_kernel[(1,)](x)
+except CompilationError:
+    print("told by its launch")
 """
 
 
-def test_each_form_is_compiled_once_and_nothing_runs(tmp_path: Path) -> None:
+def test_each_form_is_compiled_once_nothing_runs_and_errors_wait_for_the_launch(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    script = tmp_path / "compile.py"  # Triton reads the source of what it compiles
+    script.write_text(COMPILE)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True", "['CompiledKernel', 'CompiledKernel'] True"]
+    assert done.stdout.splitlines() == ["True", "['CompiledKernel', 'CompiledKernel'] True", "told by its launch"]
     assert list(tmp_path.rglob("*.cubin")), "the next start finds what was compiled"
 
 
