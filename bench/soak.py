@@ -43,6 +43,8 @@ FIRST_SHARE = 0.2
 NUM_TOLD = 10
 CHUNKS = 4
 LONG_TOKENS = 100
+KV_BLOCKS = 4096
+"""Few, so that the cache is full, and all of its memory taken, before slopes count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,9 @@ def engine_scene(folder: Path) -> Iterator[tuple[int, dict[str, psutil.Process],
     port = free_port()
     command = [sys.executable, "-m", "pagefleet_engine.cli", "builtin://tiny", "--port", str(port)]
     with (folder / "engine.log").open("wb") as log:
-        server = subprocess.Popen([*command, "--served-model-name", "tiny"], stdout=log, stderr=log)
+        server = subprocess.Popen(
+            [*command, "--served-model-name", "tiny", "--num-kv-blocks", str(KV_BLOCKS)], stdout=log, stderr=log
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             give_up_at = time.monotonic() + PATIENCE_S
