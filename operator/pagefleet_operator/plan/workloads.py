@@ -1,7 +1,7 @@
 """What an InferenceService needs to run: one workload of engines, or one for each part, and one of routers.
 
-A workload says what every one of its instances is like. Where it runs (host, port, device) is for whoever runs it:
-`local/` here. In a cluster `objects/` says the same with Deployments, from the same command lines.
+A workload says what every one of its instances is like. `local/` makes processes of it, `render/` pods of Deployments;
+where it runs (host, port, device, volumes) is for them to add.
 """
 
 from __future__ import annotations
@@ -139,16 +139,37 @@ def plan_workloads(
         scaling: the autoscaler's decision, where there is one.
         parts: of a disaggregated service.
     """
-    spec = service.spec
     paired = is_disaggregated(service)
-    whole = Workload(
-        name=f"{service.name}-engine",
-        role="engine",
-        verb="serve",
-        args=engine_args(service, resolved, location),
+    rollout = _engine_rollout(service, resolved, spare_gpu)
+    whole = replace(
+        engine_workload(service, resolved, location),
         replicas=0 if paired else wanted_engines(service, service.status, scaling, None),
+        rollout=rollout,
+    )
+    router = router_workload(service, resolved, service.spec.rollout.drain_seconds)
+    return Plan(whole, router, _parts(service, location, parts or {}, spare_gpu) if paired else ())
+
+
+def engine_workload(
+    service: InferenceService, resolved: Resolved, location: str, role: PairRole | None = None
+) -> Workload:
+    """Return what every engine is like, however many there are.
+
+    Args:
+        service: what is wanted, or what is wanted of one part.
+        resolved: the settings in force for it.
+        location: of the model where engines run.
+        role: the part of a disaggregated service.
+    """
+    spec = service.spec
+    return Workload(
+        name=f"{service.name}-{role or 'engine'}",
+        role=role or "engine",
+        verb="serve",
+        args=engine_args(service, resolved, location, role),
+        replicas=spec.replicas,
         drain_timeout_s=float(spec.rollout.drain_seconds),
-        rollout=_engine_rollout(service, resolved, spare_gpu),
+        rollout=Rollout(resolved.max_surge, resolved.max_unavailable),
         env=resolved.env,
         gpus=resolved.gpus,
         cpu=resolved.cpu,
@@ -158,27 +179,26 @@ def plan_workloads(
         keyed=needs_key(service, resolved),
         fleet_key=spec.fleet_key,
     )
-    router = Workload(
+
+
+def router_workload(service: InferenceService, resolved: Resolved, drain_s: int) -> Workload:
+    """Return what every router is like. `drain_s`: what open requests get once it has to end."""
+    return Workload(
         name=router_name(service),
         role="router",
         verb="route",
-        args=router_args(service, spec.rollout.drain_seconds),
-        replicas=spec.router.replicas,
-        drain_timeout_s=float(spec.rollout.drain_seconds),
+        args=router_args(service, drain_s),
+        replicas=service.spec.router.replicas,
+        drain_timeout_s=float(drain_s),
         rollout=Rollout(max_surge=0, max_unavailable=1, keep_slots=True),
         kv_events=shares_kv_events(service, resolved),
         keyed=needs_key(service, resolved),
-        fleet_key=spec.fleet_key,
+        fleet_key=service.spec.fleet_key,
     )
-    return Plan(whole, router, _parts(service, whole, location, parts or {}, spare_gpu) if paired else ())
 
 
 def _parts(
-    service: InferenceService,
-    whole: Workload,
-    location: str,
-    settings: Mapping[PairRole, PartSettings],
-    spare_gpu: bool,
+    service: InferenceService, location: str, settings: Mapping[PairRole, PartSettings], spare_gpu: bool
 ) -> tuple[Workload, ...]:
     """Return the workloads of both parts; a change of one changes the revision of both."""
     views = {role: role_view(service, role) for role in PAIR_ROLES}
@@ -187,19 +207,9 @@ def _parts(
     parts = []
     for role, replicas in zip(PAIR_ROLES, (wanted.prefill, wanted.decode), strict=True):
         resolved = settings[role].resolved
-        parts.append(
-            replace(
-                whole,
-                name=f"{service.name}-{role}",
-                role=role,
-                args=engine_args(views[role], resolved, location, role),
-                replicas=replicas,
-                rollout=_engine_rollout(service, resolved, spare_gpu),
-                gpus=resolved.gpus,
-                cpu=resolved.cpu,
-                kv_disk=has_disk(resolved),
-            )
-        )
+        rollout = _engine_rollout(service, resolved, spare_gpu)
+        part = engine_workload(views[role], resolved, location, role)
+        parts.append(replace(part, replicas=replicas, rollout=rollout))
     joint = hashlib.sha256("".join(one.own_revision for one in parts).encode()).hexdigest()[:10]
     return tuple(replace(one, pair_revision=joint) for one in parts)
 

@@ -7,21 +7,19 @@ from collections.abc import Mapping
 
 from pagefleet_protocol.inference_profile import Toleration
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
-from pagefleet_protocol.inference_status import PairRole
+from pagefleet_protocol.inference_status import PairRole, Role
 from pagefleet_protocol.kube_names import KV_CONTROL_PORT, SERVING_PORT
 from pagefleet_protocol.kv_offload import KvOffloadDisk
 from pagefleet_protocol.quantities import quantity
 
 from pagefleet_operator.plan.command_lines import (
     DIRECTORY_FLAG,
-    engine_args,
     memory_request,
-    needs_key,
-    shares_kv_events,
 )
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.resolve import Resolved
-from pagefleet_operator.plan.roles import role_spec
+from pagefleet_operator.plan.roles import PAIR_ROLES, role_spec
+from pagefleet_operator.plan.workloads import Workload, engine_workload
 from pagefleet_operator.render.fleet_key import event_args, key_args, key_mount, key_volume
 from pagefleet_operator.render.labels import Object, labels, metadata, selector
 from pagefleet_operator.render.model_files import ModelFiles, keeps_one_node, model_files, same_node
@@ -89,21 +87,22 @@ def plain_engine_template(
 ) -> Object:
     """Return the pod template as it is where the user gives no podTemplate."""
     files = model_files(service, resolved, settings)
+    workload = engine_workload(service, resolved, files.location, role)
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resolved.shm}}
     parts = PodParts(
         labels=labels(service.name, "engine", role),
         service_account=names_of(service).engine,
-        containers=(_container(service, resolved, files, role),),
+        containers=(_container(service, workload, resolved, files),),
         init_containers=files.init_containers,
         volumes=(
             tmp_volume(_TMP_SIZE),
             shm,
-            *([key_volume(service)] if needs_key(service, resolved) else []),
+            *([key_volume(service)] if workload.keyed else []),
             *files.volumes,
             *disk_volumes(resolved, labels(service.name, "engine", role)),
         ),
         more=_placement(service, resolved, role)
-        | {"terminationGracePeriodSeconds": grace_s(service.spec.rollout.drain_seconds)},
+        | {"terminationGracePeriodSeconds": grace_s(round(workload.drain_timeout_s))},
     )
     return pod_template(parts, settings)
 
@@ -113,25 +112,22 @@ def tolerations_of(resolved: Resolved) -> list[Object]:
     return [_toleration(one) for one in resolved.profile.spec.tolerations] if resolved.profile else []
 
 
-def _container(service: InferenceService, resolved: Resolved, files: ModelFiles, role: PairRole | None) -> Object:
-    args = ("serve", *_device_args(resolved), *engine_args(service, resolved, files.location, role))
-    args += disk_args(resolved)
-    if role:
-        args += _kv_address(service, role)
-    if shares_kv_events(service, resolved):
+def _container(service: InferenceService, workload: Workload, resolved: Resolved, files: ModelFiles) -> Object:
+    args = (workload.verb, *_device_args(workload), *workload.args, *disk_args(resolved))
+    args += _kv_address(service, workload.role)
+    if workload.kv_events:
         args += event_args()
-    keyed = needs_key(service, resolved)
-    if keyed:
+    if workload.keyed:
         args += key_args()
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
-    start_s = max(_START_S, service.spec.rollout.progress_seconds)
+    start_s = max(_START_S, round(workload.progress_s))
     made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
-    made["env"] = _environment(resolved)
+    made["env"] = _environment(workload)
     made["volumeMounts"] += [{"name": "shm", "mountPath": "/dev/shm"}, *files.mounts]  # noqa: S108
     made["volumeMounts"] += disk_mounts(resolved)
-    if role == "prefill":
+    if workload.role == "prefill":
         made["ports"] += kv_ports("containerPort")
-    if keyed:
+    if workload.keyed:
         made["volumeMounts"].append(key_mount())
     if resources := _resources(resolved):
         made["resources"] = resources
@@ -144,8 +140,10 @@ def kv_ports(field: str) -> list[Object]:
     return [{"name": name, field: number, "protocol": "TCP"} for name, number in numbers]
 
 
-def _kv_address(service: InferenceService, role: PairRole) -> tuple[str, ...]:
+def _kv_address(service: InferenceService, role: Role) -> tuple[str, ...]:
     """Return where an engine listens to others, and whom it may ask: decode asks prefill, and nobody asks decode."""
+    if role not in PAIR_ROLES:
+        return ()
     port = ("--kv-port", str(KV_CONTROL_PORT))
     if role == "prefill":
         return (*port, "--kv-host", "0.0.0.0")  # noqa: S104 pods are reached from outside themselves
@@ -154,16 +152,16 @@ def _kv_address(service: InferenceService, role: PairRole) -> tuple[str, ...]:
     return (*port, "--kv-peers", f"dns:{name}:{KV_CONTROL_PORT}")
 
 
-def _device_args(resolved: Resolved) -> tuple[str, ...]:
+def _device_args(workload: Workload) -> tuple[str, ...]:
     """Return flags that the user's own, which come later, may overrule."""
-    if resolved.gpus:
+    if workload.gpus:
         # Without a device the engine ends and says so; it does not fall back to a CPU that nobody asked for.
         return ("--device", "cuda")
-    threads = math.ceil(quantity(resolved.cpu)) if resolved.cpu else None
+    threads = math.ceil(quantity(workload.cpu)) if workload.cpu else None
     return ("--num-threads", str(threads)) if threads else ()
 
 
-def _environment(resolved: Resolved) -> list[Object]:
+def _environment(workload: Workload) -> list[Object]:
     ours = {
         "HOME": TMP_PATH,
         "XDG_CACHE_HOME": f"{TMP_PATH}/cache",
@@ -172,12 +170,12 @@ def _environment(resolved: Resolved) -> list[Object]:
         # What is served is what was downloaded.
         "HF_HUB_OFFLINE": "1",
     }
-    if not resolved.gpus:
+    if not workload.gpus:
         # An engine that was promised no GPU must not find one, and its threads share the node with others.
         ours |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
-    given = {one.name for one in resolved.env}
+    given = {one.name for one in workload.env}
     return env({name: value for name, value in ours.items() if name not in given}) + [
-        _variable(one) for one in resolved.env
+        _variable(one) for one in workload.env
     ]
 
 

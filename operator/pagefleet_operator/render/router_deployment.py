@@ -5,9 +5,9 @@ from __future__ import annotations
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import LIVE_PATH, SERVING_PORT
 
-from pagefleet_operator.plan.command_lines import needs_key, router_args
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.workloads import Workload, router_workload
 from pagefleet_operator.render.fleet_key import key_args, key_mount, key_volume
 from pagefleet_operator.render.labels import Object, labels, metadata, selector
 from pagefleet_operator.render.pod import (
@@ -64,38 +64,38 @@ def drain_s(service: InferenceService) -> int:
 
 
 def _template(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
-    keyed = needs_key(service, resolved)
+    workload = router_workload(service, resolved, drain_s(service))
     parts = PodParts(
         labels=labels(service.name, "router"),
         service_account=names_of(service).router,
-        containers=(_container(service, settings, keyed=keyed),),
+        containers=(_container(service, workload, settings),),
         volumes=(
             tmp_volume(_TMP_SIZE),
             _token_volume(),
             *_keys_volumes(service),
-            *([key_volume(service)] if keyed else []),
+            *([key_volume(service)] if workload.keyed else []),
         ),
         more={
             "topologySpreadConstraints": [spread(selector(service.name, "router"))],
-            "terminationGracePeriodSeconds": grace_s(drain_s(service)),
+            "terminationGracePeriodSeconds": grace_s(round(workload.drain_timeout_s)),
         },
     )
     return pod_template(parts, settings)
 
 
-def _container(service: InferenceService, settings: ClusterSettings, *, keyed: bool) -> Object:
-    args = ["route", "--kubernetes-service", names_of(service).engine, *router_args(service, drain_s(service))]
+def _container(service: InferenceService, workload: Workload, settings: ClusterSettings) -> Object:
+    args = [workload.verb, "--kubernetes-service", names_of(service).engine, *workload.args]
     args += ["--host", "0.0.0.0", "--port", str(SERVING_PORT)]  # noqa: S104 pods are reached from outside themselves
     auth = service.spec.router.auth
     if auth:
         args += ["--api-key-file", f"{KEYS_PATH}/{auth.secret_ref.key}"]
-    if keyed:
+    if workload.keyed:
         args += key_args()
     made = container(CONTAINER, settings.router_image, args) | serving(_PROBE)
     made["volumeMounts"].append({"name": _TOKEN_VOLUME, "mountPath": _TOKEN_PATH, "readOnly": True})
     if auth:
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": KEYS_PATH, "readOnly": True})
-    if keyed:
+    if workload.keyed:
         made["volumeMounts"].append(key_mount())
     wanted = service.spec.router.resources
     memory = wanted.memory or _DEFAULT_MEMORY
