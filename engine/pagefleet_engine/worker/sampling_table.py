@@ -30,10 +30,6 @@ def request_seed(seed: int | None, engine_seed: int, counter: int) -> int:
     return int(mix64(mixed[:1] ^ (mixed[1:] << np.uint64(1)))[0])
 
 
-MIN_TEMPERATURE = 1e-5
-"""Below it sampling is greedy: the quotient would leave float32's range."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
     """Parameters of the rows that sample in a step, in their order."""
@@ -81,7 +77,7 @@ class SamplingTable:
         """Fill a slot from a request that has just entered."""
         p = new.sampling
         top_k = p.top_k if 0 < p.top_k < self._vocab_size else 0
-        greedy = p.temperature < MIN_TEMPERATURE or top_k == 1
+        greedy = p.temperature == 0.0 or top_k == 1
         self._temperature[slot] = 0.0 if greedy else p.temperature
         self._top_k[slot] = top_k
         self._top_p[slot] = p.top_p
