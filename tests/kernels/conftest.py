@@ -1,6 +1,6 @@
 """Inputs of the kernel tests: random batches over a fragmented pool, and how close two results must be.
 
-The kernels run compiled on a GPU and in Triton's interpreter elsewhere (tests/conftest.py), with the same tests.
+The kernels run compiled on a GPU and in Triton's interpreter elsewhere (conftest.py), with the same tests.
 """
 
 from __future__ import annotations
