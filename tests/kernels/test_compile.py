@@ -54,8 +54,8 @@ LARGE = (
     *("attention:80:float16", "attention:128:float32", "attention:256:bfloat16", "products", "others"),
 )
 MOST_REGISTERS = 254
-FEW_BYTES = 32
-"""Of a thread: where registers are plenty the assembler may still put down a few values that no loop reads."""
+FEW_BYTES, FEW_REGISTERS = 64, 128
+"""Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
 MULTIPLY = {"paged_attention_kernel", "_scaled_matmul_kernel"}
 
 Report = Mapping[str, Any]
@@ -81,7 +81,7 @@ def check(reports: Sequence[Report], capability: int) -> None:
     for report in reports:
         assert report["shared_bytes"] <= SHARED_KIB[capability] * 1024, report
         assert report["registers"] <= MOST_REGISTERS, report
-        assert report["spilled_bytes"] <= FEW_BYTES, report
+        assert report["spilled_bytes"] <= (FEW_BYTES if report["registers"] <= FEW_REGISTERS else 0), report
         if report["kernel"] in MULTIPLY:
             wide = capability == 90 and report["form"]["BLOCK_M"] >= 64
             expected = "" if "*fp32" in report["operands"] else "wgmma" if wide else "mma"
