@@ -24,6 +24,8 @@ _SMALLEST = 1024
 """What a piece counts at least: a thread has to take it."""
 
 T = TypeVar("T")
+_Name = tuple[str, bool]
+"""A tenant, and whether the line is that of its large pieces."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Line:
-    """One tenant's pieces; it exists while some of them wait."""
+    """One tenant's small pieces, or its large ones; it exists while some of them wait."""
 
     begins_at: float
     """Virtual time at which its next piece begins."""
@@ -57,9 +59,9 @@ class TextWork:
         self._pool = pool
         self._threads = threads
         self._max_waiting = max_waiting
-        self._lines: dict[str, _Line] = {}
-        self._finished: dict[str, float] = {}
-        """Tenant -> virtual time at which its last piece ends; only where that lies ahead."""
+        self._lines: dict[_Name, _Line] = {}
+        self._finished: dict[_Name, float] = {}
+        """Line -> virtual time at which its last piece ends; only where that lies ahead."""
         self._clock = 0.0
         self._num_working = 0
         self._num_large = 0
@@ -76,9 +78,9 @@ class TextWork:
         Raises:
             QueueFull: too much is waiting.
         """
-        name = tenant or ""
+        name = (tenant or "", size >= LARGE)
         line = self._lines.get(name)
-        own = 0 if line is None else line.size
+        own = sum(self._lines[one].size for one in ((name[0], False), (name[0], True)) if one in self._lines)
         if own and (own + size > self._max_waiting // 2 or self._waiting + size > self._max_waiting):
             raise QueueFull("The server has too much text to work on. Try again later.", 1.0)
         piece = _Piece(size, work, asyncio.get_running_loop().create_future())
@@ -105,13 +107,13 @@ class TextWork:
                 del self._lines[name]
                 self._remember(name, line.begins_at)
 
-    def _next(self) -> str | None:
-        """Return the tenant whose turn it is; None where all that waits is large, and enough of that is worked on."""
+    def _next(self) -> _Name | None:
+        """Return the line whose turn it is; None where all that waits is large, and enough of that is worked on."""
         may_be_large = self._num_large < max(1, self._threads - 1)
-        names = [name for name, line in self._lines.items() if may_be_large or line.pieces[0].size < LARGE]
+        names = [name for name in self._lines if may_be_large or not name[1]]
         return min(names, key=lambda name: self._lines[name].begins_at, default=None)
 
-    def _remember(self, name: str, ends_at: float) -> None:
+    def _remember(self, name: _Name, ends_at: float) -> None:
         self._finished[name] = ends_at
         if len(self._finished) > 2 * len(self._lines) + 64:
             self._finished = {one: end for one, end in self._finished.items() if end > self._clock}

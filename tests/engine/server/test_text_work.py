@@ -83,6 +83,18 @@ def test_turns_go_by_size_and_not_by_number(pool: ThreadPoolExecutor) -> None:
     run(scenario)
 
 
+def test_small_pieces_do_not_wait_behind_large_ones_of_the_same_tenant(pool: ThreadPoolExecutor) -> None:
+    async def scenario() -> None:
+        work, gate = TextWork(pool, 2), Gate()
+        large = [asyncio.create_task(work.run("a", LARGE, gate.piece("L"))) for _ in range(5)]
+        await until(lambda: gate.began == ["L"])
+        assert await work.run("a", 10, lambda: "done") == "done"
+        gate.let_go(5)
+        await asyncio.gather(*large)
+
+    run(scenario)
+
+
 def test_a_large_piece_leaves_a_thread_to_small_ones(pool: ThreadPoolExecutor) -> None:
     async def scenario() -> None:
         work, gate = TextWork(pool, 2), Gate()
