@@ -44,8 +44,8 @@ chat: $(VENV)/installed  ## Talk to what `make up` serves
 TEST_WORKERS ?= 3
 
 # Rooms whose tests start no process and load no torch.
-PURE := architecture/test_budgets.py architecture/test_docs.py chart engine/core images operator/autoscale operator/objects \
-	operator/plan protocol router/admission router/prefix router/scheduling text
+PURE := architecture/test_budgets.py architecture/test_docs.py chart engine/core images operator/autoscale operator/plan \
+	operator/render protocol router/admission router/prefix router/scheduling text
 
 quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
 	@$(MAKE) --no-print-directory lint

@@ -48,3 +48,11 @@ def test_the_readme_lists_every_folder() -> None:
     folders = {name.split("/")[0] for name in listed if "/" in name} - {".ci"}
     readme = (ROOT / "README.md").read_text()
     assert not [folder for folder in sorted(folders) if f"\n{folder}/ " not in readme]
+
+
+def test_every_room_of_make_quick_is_there() -> None:
+    listed = re.search(r"^PURE := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed is not None
+    rooms = listed[1].replace("\\", "").split()
+    assert len(rooms) > 10
+    assert not [room for room in rooms if not (ROOT / "tests" / room).exists()]
