@@ -7,6 +7,7 @@ import torch
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.score_rule import ScoreRule
 
 
 def paged_attention(
@@ -15,16 +16,9 @@ def paged_attention(
     block_tables_SB: torch.Tensor,
     query_start_loc_S1: torch.Tensor,
     seq_lens_S: torch.Tensor,
-    scale: float,
+    rule: ScoreRule,
     max_query_len: int,
-    sliding_window: int | None = None,
     *,
-    softcap: float | None = None,
-    sinks_N: torch.Tensor | None = None,
-    alibi_slopes_N: torch.Tensor | None = None,
-    chunk: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Attention output [T, N, H]; arguments as of `varlen_attention`.
@@ -38,14 +32,7 @@ def paged_attention(
             kv_cache,
             block_tables_SB,
             seq_lens_S,
-            scale,
-            sliding_window,
-            softcap=softcap,
-            sinks_N=sinks_N,
-            alibi_slopes_N=alibi_slopes_N,
-            chunk=chunk,
-            k_scale=k_scale,
-            v_scale=v_scale,
+            rule,
             backend=backend,
         )
     return varlen_attention(
@@ -54,14 +41,7 @@ def paged_attention(
         block_tables_SB,
         query_start_loc_S1,
         seq_lens_S,
-        scale,
+        rule,
         max_query_len,
-        sliding_window,
-        softcap=softcap,
-        sinks_N=sinks_N,
-        alibi_slopes_N=alibi_slopes_N,
-        chunk=chunk,
-        k_scale=k_scale,
-        v_scale=v_scale,
         backend=backend,
     )

@@ -19,6 +19,7 @@ from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.layout import KVLayout, Order
 from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import AttentionTile, LaunchTable, padded_head_dim
 
 Family = Literal["prefill", "decode"]
@@ -132,14 +133,14 @@ def prepare_attention(
     shape = workload.num_seqs * workload.query_len, workload.num_heads, workload.head_dim
     q_TNH = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, workload.dtype)
     starts_S1 = torch.arange(workload.num_seqs + 1, dtype=torch.int32, device=device) * workload.query_len
-    tables_SB, lens_S, scale = pages.tables_SB, pages.seq_lens_S, workload.head_dim**-0.5
+    tables_SB, lens_S, rule = pages.tables_SB, pages.seq_lens_S, ScoreRule(scale=workload.head_dim**-0.5)
 
     def attend(tile: AttentionTile | None, layer: int) -> torch.Tensor:
         kv_cache = pages.layer(layer)
         if workload.family == "decode":
-            return decode_attention(q_TNH, kv_cache, tables_SB, lens_S, scale, tile=tile, backend=backend)
+            return decode_attention(q_TNH, kv_cache, tables_SB, lens_S, rule, tile=tile, backend=backend)
         return varlen_attention(
-            q_TNH, kv_cache, tables_SB, starts_S1, lens_S, scale, workload.query_len, tile=tile, backend=backend
+            q_TNH, kv_cache, tables_SB, starts_S1, lens_S, rule, workload.query_len, tile=tile, backend=backend
         )
 
     return attend

@@ -33,35 +33,18 @@ def cascade_attention(
     block_tables_SB: torch.Tensor,
     query_start_loc_S1: torch.Tensor,
     seq_lens_S: torch.Tensor,
-    scale: float,
+    rule: ScoreRule,
     max_query_len: int,
     num_common_blocks: int,
-    sliding_window: int | None = None,
     *,
-    softcap: float | None = None,
-    sinks_N: torch.Tensor | None = None,
-    alibi_slopes_N: torch.Tensor | None = None,
-    chunk: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Attention output [T, N, H]; arguments and result as of `varlen_attention`, up to rounding.
 
     The first `num_common_blocks` entries of all block tables are the same, and every query (padding apart) stands past
-    them. Where queries do not see the prefix whole or alike (`sliding_window`, `chunk`, ALiBi), where there is no
+    them. Where queries do not see the prefix whole or alike (a window, chunks, ALiBi), where there is no
     prefix, and where there are too many queries to gain by it, this is `varlen_attention`.
     """
-    rule = ScoreRule(
-        scale=scale,
-        window=sliding_window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks_N=sinks_N,
-        alibi_slopes_N=alibi_slopes_N,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
     queries = PagedQueries(q_TNH, kv_cache, block_tables_SB, query_start_loc_S1, seq_lens_S)
     queries.check(rule)
     if not 0 <= num_common_blocks <= block_tables_SB.shape[1]:

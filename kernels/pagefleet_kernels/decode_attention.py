@@ -20,35 +20,18 @@ def decode_attention(
     kv_cache: torch.Tensor,
     block_tables_SB: torch.Tensor,
     seq_lens_S: torch.Tensor,
-    scale: float,
-    sliding_window: int | None = None,
+    rule: ScoreRule,
     *,
-    softcap: float | None = None,
-    sinks_N: torch.Tensor | None = None,
-    alibi_slopes_N: torch.Tensor | None = None,
-    chunk: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     num_splits: int | Splits | None = None,
     tile: AttentionTile | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Attention output [S, N, H] of each sequence's last token, whose key and value are already in the pages.
 
-    `seq_lens` counts that token; a length of 0 (padding of a graph) gives zeros. Keywords as of `varlen_attention`.
-    `num_splits` (a power of two) fixes the number of parts, which otherwise follows the batch size and so changes the
-    rounding between batches; `tile` overrides the table of launches.
+    `seq_lens` counts that token; a length of 0 (padding of a graph) gives zeros. `num_splits` (a power of two) fixes
+    the number of parts, which otherwise follows the batch size and so changes the rounding between batches; `tile`
+    overrides the table of launches.
     """
-    rule = ScoreRule(
-        scale=scale,
-        window=sliding_window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks_N=sinks_N,
-        alibi_slopes_N=alibi_slopes_N,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
     queries = PagedQueries(q_SNH, kv_cache, block_tables_SB, None, seq_lens_S)
     queries.check(rule)
     splits = Splits(num_splits) if isinstance(num_splits, int) else num_splits

@@ -22,16 +22,9 @@ def varlen_attention(
     block_tables_SB: torch.Tensor,
     query_start_loc_S1: torch.Tensor,
     seq_lens_S: torch.Tensor,
-    scale: float,
+    rule: ScoreRule,
     max_query_len: int,
-    sliding_window: int | None = None,
     *,
-    softcap: float | None = None,
-    sinks_N: torch.Tensor | None = None,
-    alibi_slopes_N: torch.Tensor | None = None,
-    chunk: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     tile: AttentionTile | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
@@ -44,16 +37,6 @@ def varlen_attention(
     0 and rows past query_start_loc[S] (padding of a graph) give zeros. Index tensors are int32 or int64; `kv_cache` may
     be in float8_e4m3fn. `tile` overrides the table of launches for sequences of many queries.
     """
-    rule = ScoreRule(
-        scale=scale,
-        window=sliding_window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks_N=sinks_N,
-        alibi_slopes_N=alibi_slopes_N,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
     queries = PagedQueries(q_TNH, kv_cache, block_tables_SB, query_start_loc_S1, seq_lens_S)
     queries.check(rule)
     if choose_backend(q_TNH.device, backend) == "torch":

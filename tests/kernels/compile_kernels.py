@@ -178,14 +178,12 @@ def attention_inputs(
 def compile_attention(inputs: tuple[torch.Tensor, ...], sliding_window: int | None) -> None:
     """Plain attention of long and of short queries."""
     q, cache, tables, index, lens = inputs
-    prefill_attention.varlen_attention(q, cache, tables, index, lens, 1.0, 4096, sliding_window, backend="triton")
     rule = score_rule.ScoreRule(scale=1.0, window=sliding_window)
+    prefill_attention.varlen_attention(q, cache, tables, index, lens, rule, 4096, backend="triton")
     for spec in SPECS:
         rounded_attention.rounded_attention(q, cache, tables, index, lens, rule, 1, spec, backend="triton")
     for num_splits in (1, 8):
-        decode_attention.decode_attention(
-            q, cache, tables, lens, 1.0, sliding_window, num_splits=num_splits, backend="triton"
-        )
+        decode_attention.decode_attention(q, cache, tables, lens, rule, num_splits=num_splits, backend="triton")
 
 
 def compile_groups(head_dim: int, groups: Sequence[int]) -> None:
@@ -195,24 +193,26 @@ def compile_groups(head_dim: int, groups: Sequence[int]) -> None:
             inputs = attention_inputs(head_dim, torch.bfloat16, stored, group)
             compile_attention(inputs, None)
             q, cache, tables, index, lens = inputs
-            cascade_attention.cascade_attention(q, cache, tables, index, lens, 1.0, 4096, 32, backend="triton")
+            rule = score_rule.ScoreRule(scale=1.0)
+            cascade_attention.cascade_attention(q, cache, tables, index, lens, rule, 4096, 32, backend="triton")
 
 
 def compile_attention_features(head_dim: int, dtype: torch.dtype) -> None:
     """What changes scores, as models combine it, over an fp8 pool, and a shared prefix."""
     q, cache, tables, index, lens = attention_inputs(head_dim, dtype, fp8.FP8)
     per_head = torch.zeros(8)
-    scales: dict[str, Any] = {"k_scale": 0.5, "v_scale": 0.5, "backend": "triton"}
+    scales: dict[str, Any] = {"scale": 1.0, "k_scale": 0.5, "v_scale": 0.5}
     features: tuple[dict[str, Any], ...] = (
-        {"sliding_window": 512, "softcap": 50.0},
-        {"sliding_window": 512, "sinks_N": per_head},
+        {"window": 512, "softcap": 50.0},
+        {"window": 512, "sinks_N": per_head},
         {"chunk": 512},
         {"alibi_slopes_N": per_head},
     )
     for each in features:
-        prefill_attention.varlen_attention(q, cache, tables, index, lens, 1.0, 4096, **each, **scales)
-    changed = {"softcap": 50.0, "sinks_N": per_head, **scales}
-    cascade_attention.cascade_attention(q, cache, tables, index, lens, 1.0, 4096, 32, **changed)
+        rule = score_rule.ScoreRule(**each, **scales)
+        prefill_attention.varlen_attention(q, cache, tables, index, lens, rule, 4096, backend="triton")
+    rule = score_rule.ScoreRule(softcap=50.0, sinks_N=per_head, **scales)
+    cascade_attention.cascade_attention(q, cache, tables, index, lens, rule, 4096, 32, backend="triton")
 
 
 def compile_elementwise(dtype: torch.dtype) -> None:

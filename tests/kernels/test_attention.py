@@ -12,6 +12,7 @@ from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.score_rule import ScoreRule
 
 from tests.example_counts import examples
 from tests.grids import each_once
@@ -23,6 +24,7 @@ SHAPES = [(64, 16), (80, 8), (96, 32), (128, 16), (256, 16), (64, 128)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 WINDOWS = [None, 1, 7, 40]
 Close = Callable[[torch.Tensor, torch.Tensor], None]
+PLAIN = ScoreRule(scale=1.0)
 MakeBatch = Callable[..., Any]
 
 
@@ -33,9 +35,8 @@ def run_varlen(batch: Any, backend: Backend, sliding_window: int | None = None) 
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale, window=sliding_window),
         batch.max_query_len,
-        sliding_window,
         backend=backend,
     )
 
@@ -48,8 +49,7 @@ def run_decode(
         batch.kv_cache,
         batch.block_tables_SB,
         batch.seq_lens_S,
-        batch.scale,
-        sliding_window,
+        ScoreRule(scale=batch.scale, window=sliding_window),
         num_splits=num_splits,
         backend=backend,
     )
@@ -105,7 +105,7 @@ def test_paged_attention_serves_both_kinds_of_batch(
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale),
         batch.max_query_len,
         backend="triton",
     )
@@ -143,7 +143,7 @@ def test_padded_batches_keep_the_real_rows(
         torch.cat((batch.block_tables_SB, batch.block_tables_SB)).to(index_dtype),
         torch.tensor([0, 2, 22, 22, 22], dtype=index_dtype, device=device),
         torch.tensor([9, 30, 0, 0], dtype=index_dtype, device=device),
-        batch.scale,
+        ScoreRule(scale=batch.scale),
         20,
         backend="triton",
     )
@@ -160,7 +160,7 @@ def test_an_empty_sequence_decodes_to_zeros(
         batch.kv_cache,
         batch.block_tables_SB,
         torch.tensor([40, 0], dtype=torch.int32, device=device),
-        batch.scale,
+        ScoreRule(scale=batch.scale),
         num_splits=num_splits,
         backend="triton",
     )
@@ -179,35 +179,35 @@ def test_nothing_to_attend_to(device: torch.device, make_batch: MakeBatch) -> No
     no_index = torch.empty(0, dtype=torch.int32, device=device)
     empty = batch.q_TNH[:0], batch.kv_cache, batch.block_tables_SB[:0]
     start = torch.zeros(1, dtype=torch.int32, device=device)
-    assert varlen_attention(*empty, start, no_index, 1.0, 1, backend="triton").shape == (0, 4, 64)
+    assert varlen_attention(*empty, start, no_index, PLAIN, 1, backend="triton").shape == (0, 4, 64)
     only_padding = batch.q_TNH, batch.kv_cache, batch.block_tables_SB[:0]
-    assert varlen_attention(*only_padding, start, no_index, 1.0, 1, backend="triton").shape == (1, 4, 64)
-    assert decode_attention(*empty, no_index, 1.0, backend="triton").shape == (0, 4, 64)
+    assert varlen_attention(*only_padding, start, no_index, PLAIN, 1, backend="triton").shape == (1, 4, 64)
+    assert decode_attention(*empty, no_index, PLAIN, backend="triton").shape == (0, 4, 64)
 
 
 def test_misfits_are_refused(make_batch: MakeBatch) -> None:
     batch = make_batch([(1, 9), (1, 20)])
     pages = batch.kv_cache, batch.block_tables_SB
     with pytest.raises(UnsupportedShapeError, match="multiple of the 2 key heads"):
-        decode_attention(batch.q_TNH[:, :3], *pages, batch.seq_lens_S, 1.0)
+        decode_attention(batch.q_TNH[:, :3], *pages, batch.seq_lens_S, PLAIN)
     with pytest.raises(UnsupportedShapeError, match="one query per sequence"):
-        decode_attention(batch.q_TNH[:1], *pages, batch.seq_lens_S, 1.0)
+        decode_attention(batch.q_TNH[:1], *pages, batch.seq_lens_S, PLAIN)
     with pytest.raises(UnsupportedShapeError, match="power of two"):
-        decode_attention(batch.q_TNH, *pages, batch.seq_lens_S, 1.0, num_splits=3)
+        decode_attention(batch.q_TNH, *pages, batch.seq_lens_S, PLAIN, num_splits=3)
     with pytest.raises(UnsupportedShapeError, match="at least 1 key"):
-        decode_attention(batch.q_TNH, *pages, batch.seq_lens_S, 1.0, 0)
+        decode_attention(batch.q_TNH, *pages, batch.seq_lens_S, ScoreRule(scale=1.0, window=0))
     with pytest.raises(UnsupportedShapeError, match="one row"):
-        decode_attention(batch.q_TNH, batch.kv_cache, batch.block_tables_SB[:1], batch.seq_lens_S, 1.0)
+        decode_attention(batch.q_TNH, batch.kv_cache, batch.block_tables_SB[:1], batch.seq_lens_S, PLAIN)
     with pytest.raises(UnsupportedShapeError, match="3 query starts"):
-        varlen_attention(batch.q_TNH, *pages, batch.query_start_loc_S1[:2], batch.seq_lens_S, 1.0, 1)
+        varlen_attention(batch.q_TNH, *pages, batch.query_start_loc_S1[:2], batch.seq_lens_S, PLAIN, 1)
     with pytest.raises(UnsupportedShapeError, match="contiguous"):
-        decode_attention(batch.q_TNH.mT.contiguous().mT, *pages, batch.seq_lens_S, 1.0)
+        decode_attention(batch.q_TNH.mT.contiguous().mT, *pages, batch.seq_lens_S, PLAIN)
     with pytest.raises(UnsupportedShapeError, match=r"1 to 256"):
         decode_attention(
             batch.q_TNH.new_zeros(1, 1, 512),
             batch.q_TNH.new_zeros(1, 2, 1, 8, 512),
             batch.block_tables_SB[:1],
             batch.seq_lens_S[:1],
-            1.0,
+            PLAIN,
             backend="triton",
         )

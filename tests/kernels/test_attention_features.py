@@ -31,10 +31,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "alibi": {"alibi_slopes_N": PER_HEAD.abs()},
     "chunk": {"chunk": 24},
     "chunk of one": {"chunk": 1},
-    "sinks in a window": {"sinks_N": PER_HEAD, "sliding_window": 20},
-    "capped in a window": {"softcap": 0.9, "sliding_window": 33},
-    "window over chunks": {"chunk": 40, "sliding_window": 20},
-    "all": {"softcap": 0.9, "sinks_N": PER_HEAD, "alibi_slopes_N": PER_HEAD.abs(), "chunk": 50, "sliding_window": 30},
+    "sinks in a window": {"sinks_N": PER_HEAD, "window": 20},
+    "capped in a window": {"softcap": 0.9, "window": 33},
+    "window over chunks": {"chunk": 40, "window": 20},
+    "all": {"softcap": 0.9, "sinks_N": PER_HEAD, "alibi_slopes_N": PER_HEAD.abs(), "chunk": 50, "window": 30},
 }
 MakeBatch = Callable[..., Any]
 Close = Callable[[torch.Tensor, torch.Tensor], None]
@@ -51,10 +51,9 @@ def attend(batch: Any, backend: Backend, features: dict[str, Any]) -> torch.Tens
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale, **features),
         batch.max_query_len,
         backend=backend,
-        **features,
     )
 
 
@@ -62,7 +61,7 @@ def attend_densely(batch: Any, features: dict[str, Any]) -> torch.Tensor:
     """Each head of each query by itself, in float64, from the keys in order."""
     heads = batch.q_TNH.shape[1]
     group = heads // batch.keys[0].shape[1]
-    softcap, window, chunk = (features.get(name) for name in ("softcap", "sliding_window", "chunk"))
+    softcap, window, chunk = (features.get(name) for name in ("softcap", "window", "chunk"))
     sinks, slopes = features.get("sinks_N"), features.get("alibi_slopes_N")
     rows = []
     for seq, (query_len, seq_len) in enumerate(batch.lens):
@@ -141,21 +140,21 @@ def test_a_sink_counts_once_however_the_context_is_cut(
     num_splits: int, make_batch: MakeBatch, assert_close: Close
 ) -> None:
     batch = make_batch(DECODE)
-    pages = batch.kv_cache, batch.block_tables_SB, batch.seq_lens_S, batch.scale
-    sinks = PER_HEAD.to(batch.q_TNH.device)
-    out = decode_attention(batch.q_TNH, *pages, sinks_N=sinks, num_splits=num_splits, backend="triton")
+    pages = batch.kv_cache, batch.block_tables_SB, batch.seq_lens_S
+    rule = ScoreRule(scale=batch.scale, sinks_N=PER_HEAD.to(batch.q_TNH.device))
+    out = decode_attention(batch.q_TNH, *pages, rule, num_splits=num_splits, backend="triton")
     assert_close(out, attend_densely(batch, FEATURES["sinks"]))
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("features", [{"sliding_window": 20}, {"chunk": 32}], ids=["window", "chunk"])
+@pytest.mark.parametrize("features", [{"window": 20}, {"chunk": 32}], ids=["window", "chunk"])
 def test_pages_out_of_sight_may_be_gone(backend: Backend, features: dict[str, Any], make_batch: MakeBatch) -> None:
     batch = make_batch([(1, 60), (12, 50)], block_size=8)
     expected = attend(batch, backend, features)
     nan_block = next(b for b in range(batch.kv_cache.shape[0]) if b not in batch.block_tables_SB)
     for seq, (query_len, seq_len) in enumerate(batch.lens):
         first_query = seq_len - query_len
-        window, chunk = features.get("sliding_window"), features.get("chunk")
+        window, chunk = features.get("window"), features.get("chunk")
         first = max(0, first_query - window + 1) if window else first_query // chunk * chunk
         batch.block_tables_SB[seq, : first // 8] = nan_block
     assert torch.equal(attend(batch, backend, features), expected)
@@ -175,11 +174,10 @@ def test_any_tile_gives_the_same(
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale, **features),
         batch.max_query_len,
         tile=tile,
         backend="triton",
-        **features,
     )
     assert_close(out, attend(batch, "torch", features))
 
@@ -189,9 +187,7 @@ def test_any_tile_gives_the_same(
     lens=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 20)), min_size=1, max_size=3),
     padding_rows=st.integers(0, 3),
     padding_tokens=st.integers(0, 9),
-    features=st.fixed_dictionaries(
-        {"sliding_window": st.none() | st.integers(1, 40), "chunk": st.none() | st.integers(1, 40)}
-    ),
+    features=st.fixed_dictionaries({"window": st.none() | st.integers(1, 40), "chunk": st.none() | st.integers(1, 40)}),
     heads=st.sampled_from([(2, 1), (3, 1)]),
     block_size=st.sampled_from([4, 12, 16, 64]),
 )
@@ -213,10 +209,9 @@ def test_any_padded_batch(
         torch.cat((tables, tables[:1].expand(padding_rows, -1))),
         torch.cat((starts, starts[-1] + 1 + torch.arange(padding_rows, dtype=torch.int32, device=starts.device))),
         torch.cat((batch.seq_lens_S, batch.seq_lens_S.new_zeros(padding_rows))),
-        batch.scale,
+        ScoreRule(scale=batch.scale, **features),
         batch.max_query_len,
         backend="triton",
-        **features,
     )
     assert out.shape[0] == tokens + padding_rows + padding_tokens
     torch.testing.assert_close(out[:tokens], attend(batch, "torch", features), rtol=1e-4, atol=1e-5)
@@ -258,4 +253,4 @@ def test_sinks_and_pools_that_do_not_fit_are_refused(make_batch: MakeBatch) -> N
         attend(batch, "torch", {"alibi_slopes_N": torch.zeros(4, dtype=torch.float16)})
     pages = batch.kv_cache.to(torch.float64), batch.block_tables_SB, batch.seq_lens_S
     with pytest.raises(UnsupportedShapeError, match=r"float64 is not supported.*bfloat16.*float8_e4m3fn"):
-        decode_attention(batch.q_TNH, *pages, 1.0)
+        decode_attention(batch.q_TNH, *pages, ScoreRule(scale=1.0))

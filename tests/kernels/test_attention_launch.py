@@ -9,6 +9,7 @@ import pytest
 import torch
 from pagefleet_kernels import attention_launch
 from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.score_rule import ScoreRule
 
 
 class Noted:
@@ -35,7 +36,9 @@ def attend(query_lens: list[int], num_heads: int) -> None:
     tables_SB = torch.zeros(len(query_lens), 8, dtype=torch.int32)
     seq_lens_S = torch.tensor(query_lens, dtype=torch.int32)
     kv_cache = torch.zeros(4, 2, 2, 16, 64)
-    varlen_attention(q_TNH, kv_cache, tables_SB, query_starts, seq_lens_S, 1.0, max(query_lens), backend="triton")
+    varlen_attention(
+        q_TNH, kv_cache, tables_SB, query_starts, seq_lens_S, ScoreRule(scale=1.0), max(query_lens), backend="triton"
+    )
 
 
 @pytest.mark.parametrize(("num_heads", "num_short"), [(2, 16), (4, 8), (6, 5), (14, 2)])

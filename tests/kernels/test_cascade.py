@@ -15,6 +15,7 @@ from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.score_rule import ScoreRule
 
 from tests.example_counts import examples
 
@@ -23,7 +24,12 @@ HEADS = (4, 2)
 
 
 def shared_batch(
-    lens: list[tuple[int, int]], common: int, padding: int = 0, fp8: bool = False, seed: int = 0
+    lens: list[tuple[int, int]],
+    common: int,
+    padding: int = 0,
+    fp8: bool = False,
+    seed: int = 0,
+    **features: Any,
 ) -> tuple[Any, ...]:
     """Arguments of `cascade_attention`: (query_len, seq_len) pairs that share `common` blocks, then padding rows."""
     torch.manual_seed(seed)
@@ -40,12 +46,13 @@ def shared_batch(
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
     seq_lens = torch.tensor([seq_len for _, seq_len in lens] + [0] * padding, dtype=torch.int32)
     q = torch.randn(int(starts[-1]), HEADS[0], 16)
-    return q, kv_cache.to(FP8) if fp8 else kv_cache, tables, starts, seq_lens, 0.25, max(query_lens), common
+    rule = ScoreRule(scale=0.25, **features)
+    return q, kv_cache.to(FP8) if fp8 else kv_cache, tables, starts, seq_lens, rule, max(query_lens), common
 
 
-def check(batch: tuple[Any, ...], **features: Any) -> torch.Tensor:
-    out = cascade_attention(*batch, **features, backend="triton")
-    expected = varlen_attention(*batch[:-1], **features, backend="torch")
+def check(batch: tuple[Any, ...]) -> torch.Tensor:
+    out = cascade_attention(*batch, backend="triton")
+    expected = varlen_attention(*batch[:-1], backend="torch")
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     return out
 
@@ -53,15 +60,15 @@ def check(batch: tuple[Any, ...], **features: Any) -> torch.Tensor:
 @pytest.mark.parametrize("lens", [[(1, 50), (1, 41), (1, 70)], [(1, 50), (5, 46), (20, 60)]], ids=["decode", "mixed"])
 @pytest.mark.parametrize(
     "features",
-    [{}, {"softcap": 2.0, "sinks_N": torch.randn(4)}, {"alibi_slopes_N": torch.rand(4)}, {"sliding_window": 30}],
+    [{}, {"softcap": 2.0, "sinks_N": torch.randn(4)}, {"alibi_slopes_N": torch.rand(4)}, {"window": 30}],
     ids=["plain", "capped with sinks", "alibi", "window"],
 )
 def test_it_is_attention_over_whole_contexts(lens: list[tuple[int, int]], features: dict[str, Any]) -> None:
-    check(shared_batch(lens, common=5), **features)
+    check(shared_batch(lens, common=5, **features))
 
 
 def test_an_fp8_pool_with_scales() -> None:
-    check(shared_batch([(1, 30), (3, 29)], common=3, fp8=True), k_scale=0.5, v_scale=2.0)
+    check(shared_batch([(1, 30), (3, 29)], common=3, fp8=True, k_scale=0.5, v_scale=2.0))
 
 
 @pytest.mark.parametrize("lens", [[(1, 30), (1, 41)], [(1, 30), (9, 41)]], ids=["decode", "mixed"])
@@ -103,7 +110,7 @@ def test_where_it_cannot_pay_it_is_plain_attention(
     common: int, lens: list[tuple[int, int]], features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = launches(monkeypatch)
-    check(shared_batch(lens, common), **features)
+    check(shared_batch(lens, common, **features))
     assert not seen
 
 
@@ -135,6 +142,6 @@ def test_more_common_blocks_than_a_table_holds_are_refused() -> None:
 
 @pytest.mark.parametrize("features", [{}, {"softcap": 1.0}])
 def test_its_twin_needs_no_triton(features: dict[str, Any], assert_close: Callable[..., None]) -> None:
-    batch = shared_batch([(1, 30), (4, 41)], common=3)
-    twin = cascade_attention(*batch, **features)
-    assert_close(twin, varlen_attention(*batch[:-1], **features))
+    batch = shared_batch([(1, 30), (4, 41)], common=3, **features)
+    twin = cascade_attention(*batch)
+    assert_close(twin, varlen_attention(*batch[:-1]))

@@ -16,6 +16,7 @@ from pagefleet_kernels.attention_tuning import (
 )
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.score_rule import ScoreRule
 from torch.nn.attention.bias import causal_lower_right
 
 pytestmark = [
@@ -25,8 +26,8 @@ pytestmark = [
 
 PER_HEAD = torch.linspace(-1.0, 1.0, 16)
 FEATURES: dict[str, dict[str, Any]] = {
-    "capped": {"softcap": 20.0, "sliding_window": 1000},
-    "sinks": {"sinks_N": PER_HEAD, "sliding_window": 128},
+    "capped": {"softcap": 20.0, "window": 1000},
+    "sinks": {"sinks_N": PER_HEAD, "window": 128},
     "alibi": {"alibi_slopes_N": PER_HEAD.abs() / 100},
     "chunk": {"chunk": 700},
 }
@@ -68,9 +69,8 @@ def test_paged_attention_at_the_sizes_of_serving(
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale, window=sliding_window),
         batch.max_query_len,
-        sliding_window,
     )
     assert_close(paged_attention(*arguments), paged_attention(*arguments, backend="torch"))
 
@@ -98,12 +98,9 @@ def test_features_at_the_sizes_of_serving(
             batch.block_tables_SB,
             batch.query_start_loc_S1,
             batch.seq_lens_S,
-            batch.scale,
+            ScoreRule(scale=batch.scale, k_scale=k_scale, v_scale=v_scale, **scored),
             batch.max_query_len,
-            k_scale=k_scale,
-            v_scale=v_scale,
             backend=backend,
-            **scored,
         )
 
     assert_close(attend(None), attend("torch"))
@@ -122,7 +119,7 @@ def test_results_are_those_of_torch(
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale),
         query_len,
     )
     q, k, v = (x.transpose(0, 1)[None] for x in (batch.q_TNH, batch.keys[0], batch.values[0]))
@@ -141,7 +138,7 @@ def test_cascade_is_plain_attention(lens: list[tuple[int, int]], make_batch: Cal
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale),
         batch.max_query_len,
     )
     torch.testing.assert_close(

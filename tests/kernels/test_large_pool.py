@@ -14,6 +14,7 @@ from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.score_rule import ScoreRule
 
 # 98,304 elements per block: the last block begins 1.5 * 2^31 elements into the pool
 LAYOUT = KVLayout(num_blocks=32_768, num_layers=48, num_kv_heads=1, block_size=16, head_dim=64)
@@ -50,7 +51,7 @@ def test_last_blocks_of_a_large_pool(
             blocks,
             torch.tensor([0, query_len], dtype=torch.int32, device=device),
             torch.tensor([40], dtype=torch.int32, device=device),
-            0.125,
+            ScoreRule(scale=0.125),
             query_len,
             backend=backend,
         )
@@ -77,7 +78,7 @@ def test_last_blocks_of_a_large_fp8_pool_that_two_rows_share(
     lens = torch.tensor([40, 37], dtype=torch.int32, device=device)
 
     def attend(backend: Backend) -> torch.Tensor:
-        batch = q, kv_cache, blocks, starts, lens, 0.125, 1
-        return cascade_attention(*batch, 2, k_scale=0.5, v_scale=2.0, backend=backend)
+        batch = q, kv_cache, blocks, starts, lens, ScoreRule(scale=0.125, k_scale=0.5, v_scale=2.0), 1
+        return cascade_attention(*batch, 2, backend=backend)
 
     assert_close(attend("triton"), attend("torch"))

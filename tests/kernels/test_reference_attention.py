@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagefleet_kernels.attention import paged_attention
+from pagefleet_kernels.score_rule import ScoreRule
 
 from tests.example_counts import examples
 
@@ -41,9 +42,8 @@ def twin(batch: Any, sliding_window: int | None = None) -> torch.Tensor:
         batch.block_tables_SB,
         batch.query_start_loc_S1,
         batch.seq_lens_S,
-        batch.scale,
+        ScoreRule(scale=batch.scale, window=sliding_window),
         batch.max_query_len,
-        sliding_window,
         backend="torch",
     )
 
@@ -91,7 +91,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(make_batch: Callable[..., Any]
             whole.block_tables_SB,
             torch.tensor([0, end - start]),
             torch.tensor([end]),
-            whole.scale,
+            ScoreRule(scale=whole.scale),
             end - start,
         )
         torch.testing.assert_close(chunk, expected[start:end], rtol=1e-5, atol=1e-5)
@@ -105,7 +105,7 @@ def test_padding_of_the_batch_gives_zeros(make_batch: Callable[..., Any]) -> Non
         torch.cat((batch.block_tables_SB, batch.block_tables_SB[:1])),
         torch.tensor([0, 2, 5, 5]),
         torch.tensor([9, 30, 0]),
-        batch.scale,
+        ScoreRule(scale=batch.scale),
         3,
     )
     torch.testing.assert_close(padded[:5], twin(batch))

@@ -61,7 +61,7 @@ def test_it_is_attention_and_then_rounding(
     spec = on(device, spec)
     batch = make_batch(lens, heads, 32)
     arguments = batch.q_TNH, batch.kv_cache, batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S
-    exact = paged_attention(*arguments, batch.scale, batch.max_query_len, backend="torch").flatten(1)
+    exact = paged_attention(*arguments, ScoreRule(scale=batch.scale), batch.max_query_len, backend="torch").flatten(1)
     expected, rounded = quantize(exact, spec, backend="torch"), attend(batch, spec)
     assert rounded is not None
     torch.testing.assert_close(rounded.scale, expected.scale, rtol=1e-4, atol=1e-9)

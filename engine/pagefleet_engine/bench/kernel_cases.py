@@ -25,6 +25,7 @@ from pagefleet_kernels.norm import rms_norm
 from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
+from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -120,7 +121,7 @@ def decode_case(
     dense = cycle(pages.dense())
 
     def ours() -> Tensor:
-        return decode_attention(q_SNH, pages.next_layer(), pages.tables_SB, pages.seq_lens_S, scale)
+        return decode_attention(q_SNH, pages.next_layer(), pages.tables_SB, pages.seq_lens_S, ScoreRule(scale=scale))
 
     def peer() -> Tensor:
         k, v = next(dense)
@@ -142,7 +143,9 @@ def prefill_case(length: int, device: torch.device, *, heads: Heads = LLAMA_HEAD
     num_bytes = 2.0 * length * heads.head_dim * (2 * heads.num_heads + 2 * heads.num_kv_heads)
 
     def ours() -> Tensor:
-        return varlen_attention(q_TNH, pages.next_layer(), pages.tables_SB, starts, pages.seq_lens_S, scale, length)
+        return varlen_attention(
+            q_TNH, pages.next_layer(), pages.tables_SB, starts, pages.seq_lens_S, ScoreRule(scale=scale), length
+        )
 
     def peer() -> Tensor:
         k, v = next(dense)
@@ -164,11 +167,11 @@ def _cascade(batch: int, shared: int, own: int, device: torch.device) -> Prepare
 
     def ours() -> Tensor:
         return cascade_attention(
-            q_SNH, pages.next_layer(), pages.tables_SB, starts, pages.seq_lens_S, scale, 1, num_common
+            q_SNH, pages.next_layer(), pages.tables_SB, starts, pages.seq_lens_S, ScoreRule(scale=scale), 1, num_common
         )
 
     def peer() -> Tensor:
-        return decode_attention(q_SNH, pages.next_layer(), pages.tables_SB, pages.seq_lens_S, scale)
+        return decode_attention(q_SNH, pages.next_layer(), pages.tables_SB, pages.seq_lens_S, ScoreRule(scale=scale))
 
     num_bytes = 4.0 * (shared + batch * own) * heads.num_kv_heads * heads.head_dim
     flops = 4.0 * batch * (shared + own) * heads.num_heads * heads.head_dim

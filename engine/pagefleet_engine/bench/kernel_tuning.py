@@ -27,6 +27,7 @@ from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
+from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import AttentionTile, LaunchTable, MatmulTile, Splits, attention_tile, decode_splits
 
 _WARPS = (4, 8)
@@ -254,13 +255,13 @@ class _DecodeStep:
         return self._clock(partial(self._attend, tile, splits))
 
     def _attend(self, tile: AttentionTile, splits: Splits) -> torch.Tensor:
-        kv_cache, scale = self._pages.layer(next(self._layers)), self._q_SNH.shape[2] ** -0.5
+        kv_cache, rule = self._pages.layer(next(self._layers)), ScoreRule(scale=self._q_SNH.shape[2] ** -0.5)
         return decode_attention(
             self._q_SNH,
             kv_cache,
             self._pages.tables_SB,
             self.lens_S,
-            scale,
+            rule,
             num_splits=splits,
             tile=tile,
             backend=self._backend,
