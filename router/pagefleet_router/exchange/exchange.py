@@ -177,8 +177,8 @@ class Exchange:
             choice = retries.takeover(self._dispatcher, self.view, failure, engine, self.tape)
         else:
             choice = retries.again(self._dispatcher, self.view, failure, was_sent)
-        if choice is None:
-            return not self.delivery.relayed and self._waits_again()
+        if choice is None:  # an engine that hangs keeps the request until another one can have it
+            return failure is not Failure.STUCK and not self.delivery.relayed and self._waits_again()
         if failure is Failure.OWN:
             self._suspect = engine
         self._ask(choice)

@@ -73,6 +73,20 @@ def test_where_nobody_else_can_answer_the_engine_may_yet_move_on() -> None:
     scene.check()
 
 
+def test_a_router_that_holds_requests_leaves_them_at_the_model_s_only_engine() -> None:
+    scene = ExchangeScene(num_engines=1, cold_start=40.0)
+    asked, first = asked_engine(scene, stream=False)
+    [call] = scene.calls
+    scene.table.set_ready(first, False, stuck=True)
+    for _ in range(20):
+        scene.later(1.0)
+    assert scene.calls == [call], "what it has computed would be lost"
+    scene.table.set_ready(first, True)
+    call.answer(AnswerHead(200, [(b"content-length", b"2")]), b"{}", True)
+    assert asked.client.ends == ["whole"]
+    scene.check()
+
+
 def test_an_engine_that_drains_is_not_stuck() -> None:
     scene = ExchangeScene(num_engines=2)
     asked, first = asked_engine(scene, stream=True)
