@@ -49,7 +49,8 @@ class Between:
 
     def allow(self, value: float) -> bool:
         """Whether a value is inside; NaN and infinity never are."""
-        return math.isfinite(value) and self.low <= value <= self.high and not (self.over and value == self.low)
+        is_finite = -math.inf < value < math.inf  # math.isfinite takes no integer of 309 digits
+        return is_finite and self.low <= value <= self.high and not (self.over and value == self.low)
 
     def __str__(self) -> str:
         low, high = f"{self.low:.16g}", f"{self.high:.16g}"
@@ -143,7 +144,7 @@ class Setting:
             if one is not None and ((self.choices and one not in self.choices) or (limits and not limits.allow(one))):
                 unit = self._note(Unit)
                 what = self.wanted() if self.choices else f"{limits} {unit.of}" if unit else limits
-                raise ValueError(f"{called} is {one if limits else repr(one)}: give {what}")
+                raise ValueError(f"{called} is {str(one if limits else repr(one))[:80]}: give {what}")
 
     def wanted(self) -> str:
         """What to give."""
@@ -174,13 +175,13 @@ class Setting:
             return self.kind(text) if text or self.default == "" else None
         unit = self._note(Unit)
         pattern, factors = (_SIZE, _SIZE_FACTORS) if unit and unit.of == "bytes" else (_DURATION, _DURATION_FACTORS)
-        if unit and (match := pattern.fullmatch(text)):
-            return self.kind(float(match[1]) * factors[match[2].upper() if unit.of == "bytes" else match[2]])
         try:
+            if unit and (match := pattern.fullmatch(text)):
+                return self.kind(float(match[1]) * factors[match[2].upper() if unit.of == "bytes" else match[2]])
             number = self.kind(text)
-        except ValueError:
+            return number if math.isfinite(number) else None
+        except (ValueError, OverflowError):
             return None
-        return number if math.isfinite(number) else None
 
     def _note(self, kind: type[_Note]) -> _Note | None:
         return next((note for note in self.notes if isinstance(note, kind)), None)

@@ -127,6 +127,10 @@ def test_values(name: str, given: object, value: object) -> None:
         ("share", 1.01, "--share is 1.01: give 0 to 1"),
         ("size", "much", "--size is 'much': give bytes, or a size such as 512M or 4G"),
         ("size", "-1K", "--size is '-1K'"),
+        ("size", "9" * 400 + "G", "': give bytes, or a size such as 512M or 4G"),
+        ("number", "1e400", "--number is '1e400': give a whole number"),
+        ("port", "9" * 400, "give a whole number, 0 to 65535"),
+        ("pause", "9" * 400, "give seconds, or such as 500ms or 5m"),
         ("pause", "5 days", "--pause is '5 days': give seconds, or such as 500ms or 5m"),
         ("pause", "0ms", "--pause is 0.0: give more than 0, at most 3600 seconds"),
         ("kind", "third", "--kind is 'third': give one of half, whole"),
@@ -152,10 +156,17 @@ def test_a_long_value_is_cut_in_the_message() -> None:
     assert len(str(refused.value)) < 200
 
 
+def test_a_long_number_is_cut_in_the_message() -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - its text is measured below
+        parse("port", "9" * 300)
+    assert len(str(refused.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"port": 70000}, "port is 70000: give 0 to 65535"),
+        ({"port": 10**400}, "port is 1000"),
         ({"share": math.nan}, "share is nan: give 0 to 1"),
         ({"pause": math.inf}, "pause is inf: give more than 0, at most 3600 seconds"),
         ({"kind": "third"}, "kind is 'third': give one of half, whole"),
