@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from pagefleet_protocol.field_errors import InvalidDocument, field_errors
 from pagefleet_protocol.inference_service import Engine, Resources
 from pagefleet_protocol.quantities import Quantity
 from pagefleet_protocol.resource_base import Labels, Object, ObjectMeta, ObjectName, matching
-from pagefleet_protocol.resource_rules import PROFILE_RULES, broken_rules
 
 _RESOURCE = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 
@@ -75,18 +73,3 @@ class InferenceProfile(Object):
     def name(self) -> str:
         """The profile's name."""
         return self.metadata.name
-
-
-def parse_inference_profile(document: object) -> InferenceProfile:
-    """Check a document made of dicts, lists and scalars.
-
-    Raises:
-        InvalidDocument: with every mistake in it, each with its path.
-    """
-    try:
-        profile = InferenceProfile.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as failure:
-        raise InvalidDocument(field_errors(InferenceProfile, failure)) from failure
-    if mistakes := broken_rules(profile, PROFILE_RULES):
-        raise InvalidDocument(mistakes)
-    return profile

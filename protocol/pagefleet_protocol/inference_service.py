@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from pagefleet_protocol.field_errors import InvalidDocument, field_errors
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_uri import ModelUriText
@@ -24,7 +23,6 @@ from pagefleet_protocol.resource_base import (
     all_different,
     matching,
 )
-from pagefleet_protocol.resource_rules import SERVICE_RULES, broken_rules
 
 _SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -417,18 +415,3 @@ class InferenceService(Object):
     def model_name(self) -> str:
         """What clients write as `model`."""
         return self.spec.model.name or self.metadata.name
-
-
-def parse_inference_service(document: object) -> InferenceService:
-    """Check a document made of dicts, lists and scalars.
-
-    Raises:
-        InvalidDocument: with every mistake in it, each with its path.
-    """
-    try:
-        service = InferenceService.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as failure:
-        raise InvalidDocument(field_errors(InferenceService, failure)) from failure
-    if mistakes := broken_rules(service, SERVICE_RULES):
-        raise InvalidDocument(mistakes)
-    return service

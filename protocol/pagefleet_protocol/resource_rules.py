@@ -7,31 +7,28 @@ Source: Kubernetes documentation, "Validation rules" of CustomResourceDefinition
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic.alias_generators import to_snake
 
-from pagefleet_protocol.field_errors import FieldError, Path
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import (
+    Autoscaling,
+    DisaggregatedRole,
+    Disaggregation,
+    EnvVar,
+    InferenceService,
+    InferenceServiceSpec,
+    Model,
+    Rollout,
+    ScalingTarget,
+)
 from pagefleet_protocol.kube_names import DOTTED_SUFFIX, RESERVED_SUFFIXES
+from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
 from pagefleet_protocol.quantities import quantity
-
-if TYPE_CHECKING:
-    from pagefleet_protocol.inference_profile import InferenceProfile
-    from pagefleet_protocol.inference_service import (
-        Autoscaling,
-        DisaggregatedRole,
-        Disaggregation,
-        EnvVar,
-        InferenceService,
-        InferenceServiceSpec,
-        Model,
-        Rollout,
-        ScalingTarget,
-    )
-    from pagefleet_protocol.kv_offload import KvOffload
 
 MAX_NAME_LENGTH = 40
 ITEMS = "[]"
@@ -92,28 +89,6 @@ class Rule:
     """The same as `cel`, of the node as our types have it."""
     field: str = ""
     """Field below the node that has to change, with dots; empty: the node itself."""
-
-
-def broken_rules(resource: InferenceService | InferenceProfile, rules: Sequence[Rule]) -> tuple[FieldError, ...]:
-    """Return a mistake for each rule that does not hold."""
-    return tuple(
-        FieldError((*path, *filter(None, rule.field.split("."))), rule.message)
-        for rule in rules
-        for path, node in _nodes(resource, rule.at)
-        if not rule.holds(node)
-    )
-
-
-def _nodes(node: Any, at: tuple[str, ...], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    if node is None:
-        return  # nothing is written there
-    if not at:
-        yield path, node
-    elif at[0] == ITEMS:
-        for index, item in enumerate(node):
-            yield from _nodes(item, at[1:], (*path, index))
-    else:
-        yield from _nodes(getattr(node, to_snake(at[0])), at[1:], (*path, at[0]))
 
 
 def _name_fits(resource: InferenceService | InferenceProfile, pattern: str = _NAME) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
-from pagefleet_protocol.inference_service import parse_inference_service
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 from tests.fakes.helm_chart import CHART, ROOT, find, render
 from tests.fakes.pod_security import violations

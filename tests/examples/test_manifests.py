@@ -12,9 +12,10 @@ from pagefleet_operator.local.manifest import Source, parse_manifest
 from pagefleet_operator.local.wanted import check_gpus, ignored_fields, read_wanted
 from pagefleet_operator.plan.gpu_fit import check_fit
 from pagefleet_operator.plan.resolve import Resolved, resolve
-from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.model_facts import ModelFacts
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*/*.yaml"))

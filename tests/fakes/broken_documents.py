@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from pagefleet_protocol.field_errors import InvalidDocument
-from pagefleet_protocol.inference_profile import parse_inference_profile
-from pagefleet_protocol.inference_service import parse_inference_service
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 from tests.fakes.resource_documents import profile_document, service_document
 

@@ -8,8 +8,8 @@ from pagefleet_operator.plan.observed import ScalingSeen
 from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_view
 from pagefleet_operator.plan.workloads import PartSettings, Plan, plan_workloads
-from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.resource_documents import parse_inference_profile
 
 
 def resolved_of(service: InferenceService, *profiles: dict[str, Any]) -> Resolved:

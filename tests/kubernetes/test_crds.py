@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from pagefleet_protocol.inference_service import parse_inference_service
 from pagefleet_protocol.inference_status import (
     Condition,
     ConditionType,
@@ -18,6 +17,7 @@ from pagefleet_protocol.inference_status import (
     Role,
     RoleStatus,
 )
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 from tests.fakes.broken_documents import BROKEN, BROKEN_PROFILES, only_mistake
 from tests.fakes.kube_control_plane import apply

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pagefleet_protocol.field_errors import InvalidDocument
-from pagefleet_protocol.inference_profile import parse_inference_profile
-from pagefleet_protocol.inference_service import parse_inference_service
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 from tests.example_counts import examples
 from tests.fakes.resource_documents import profile_document, service_document

@@ -22,9 +22,10 @@ from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
 from pagefleet_operator.plan.verdict import find_condition
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import Condition, ConditionType
 from pagefleet_protocol.model_facts import DownloadResult
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 from tests.fakes.fleet_processes import recorded_pids
 from tests.fakes.resource_documents import service_document

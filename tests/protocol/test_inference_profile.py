@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from pagefleet_protocol.field_errors import InvalidDocument
-from pagefleet_protocol.inference_profile import parse_inference_profile
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
+from pagefleet_protocol.resource_documents import parse_inference_profile
 from pydantic_core import PydanticCustomError
 
 from tests.fakes.resource_documents import profile_document

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument, path_text
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.quantities import quantity
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 FIVE_LINES = {
     "apiVersion": "pagefleet.dev/v1alpha1",

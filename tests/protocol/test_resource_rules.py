@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pagefleet_protocol.inference_service import parse_inference_service
+from pagefleet_protocol.resource_documents import parse_inference_service
 from pagefleet_protocol.resource_rules import ENGINE_RULES, OWN_FLAGS, PROFILE_RULES, SERVICE_RULES, Rule
 
 from tests.fakes.broken_documents import BROKEN, BROKEN_PROFILES, HF, PVC, only_mistake

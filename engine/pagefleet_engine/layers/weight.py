@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme
 
 MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Layers that hold several of the checkpoint's in one matrix, in this order."""

@@ -11,7 +11,7 @@ import torch
 
 from pagefleet_engine.config import LoadFormat
 from pagefleet_engine.layers.quantization.form import describe_forms
-from pagefleet_engine.layers.quantization.scheme import STORAGE
+from pagefleet_engine.layers.quantization_scheme import STORAGE
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
 from pagefleet_engine.loader.safetensors import fill_from_safetensors

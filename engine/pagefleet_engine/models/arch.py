@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pagefleet_engine.layers.linear_kernel import Activation
-from pagefleet_engine.layers.quantization.scheme import Quantization
+from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 
 

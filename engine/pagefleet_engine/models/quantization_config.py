@@ -12,7 +12,7 @@ from dataclasses import replace
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization.scheme import (
+from pagefleet_engine.layers.quantization_scheme import (
     InputScales,
     Number,
     Quantization,

@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.field_errors import InvalidDocument
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus
+from pagefleet_protocol.resource_documents import parse_inference_service
 from pydantic import ValidationError
 
 from pagefleet_operator.autoscale.decide import decide

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.field_errors import InvalidDocument
-from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
+from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.kube_names import FIELD_MANAGER, LABEL_MANAGED_BY, LABEL_SERVICE
+from pagefleet_protocol.resource_documents import parse_inference_profile
 
 from pagefleet_operator.apply.kinds import INFERENCE_PROFILE, INFERENCE_SERVICE, POD, Kind
 from pagefleet_operator.handlers.seen import StoredChild, pod_seen, stored_child

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.field_errors import InvalidDocument
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_ROLE
 from pagefleet_protocol.model_facts import DownloadResult, DownloadResultError, decode_result, encode_result
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 from pagefleet_operator.apply.applier import Applied, Applier, key_of
 from pagefleet_operator.apply.cluster import Cluster

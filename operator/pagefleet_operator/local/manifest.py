@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.field_errors import Path as FieldPath
-from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import API_VERSION, GROUP, KIND, PROFILE_KIND
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 from pagefleet_operator.errors import ManifestError
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import can_pack
-from pagefleet_engine.layers.quantization.scheme import fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import fp8_on_load
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, container_free_bytes, free_bytes, weight_bytes
 from pagefleet_engine.models.config_file import read_arch

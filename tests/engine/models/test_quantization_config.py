@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, fp8_on_load
 from pagefleet_engine.models.quantization_config import read_quantization, settle_quantization
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
 

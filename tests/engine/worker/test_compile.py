@@ -12,7 +12,7 @@ import pytest
 import torch
 from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.layers.quantization.scheme import Quantization
+from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.worker.compile import compile_model, fingerprint

@@ -23,11 +23,12 @@ from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.verdict import find_condition
 from pagefleet_operator.render.service_plan import ServicePlan, plan_service
 from pagefleet_operator.render.settings import ClusterSettings
-from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus, PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 from pagefleet_protocol.model_facts import DownloadResult, ModelFacts, encode_result
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 from tests.fakes import plan_inputs
 

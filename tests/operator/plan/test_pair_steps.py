@@ -14,8 +14,8 @@ from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_vie
 from pagefleet_operator.plan.rollout import Drain, Instance, State
 from pagefleet_operator.plan.verdict import Refusal
 from pagefleet_operator.plan.workloads import PartSettings, Plan, plan_workloads
-from pagefleet_protocol.inference_service import parse_inference_service
 from pagefleet_protocol.inference_status import EngineRole
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 from tests.example_counts import examples
 from tests.fakes.resource_documents import service_document

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.plan.autoscaling import wanted_engines
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus, ScalingStatus
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 
 def service(**spec: Any) -> InferenceService:

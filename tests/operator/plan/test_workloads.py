@@ -107,7 +107,7 @@ def test_plan_is_the_same_in_any_process() -> None:
     """Revisions are compared between runs: they may not depend on hash seeds."""
     code = (
         "from tests.fakes.local_plans import local_plan\n"
-        "from pagefleet_protocol.inference_service import parse_inference_service as parse\n"
+        "from pagefleet_protocol.resource_documents import parse_inference_service as parse\n"
         "d = {'apiVersion': 'pagefleet.dev/v1alpha1', 'kind': 'InferenceService', 'metadata': {'name': 'q'},\n"
         "     'spec': {'model': {'uri': 'builtin://tiny'}, 'resources': {'cpu': 2, 'memory': '1Gi'}}}\n"
         "print(local_plan(parse(d)).engine.revision)"

@@ -17,9 +17,10 @@ from pagefleet_operator.render.children import ChildContext, wanted_children
 from pagefleet_operator.render.engine_deployment import engine_template
 from pagefleet_operator.render.engine_pairs import Part
 from pagefleet_operator.render.settings import ClusterSettings
-from pagefleet_protocol.inference_profile import InferenceProfile, parse_inference_profile
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.model_facts import ModelFacts
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 from tests.fakes import plan_inputs
 

@@ -14,7 +14,8 @@ from pagefleet_operator.plan.observed import Child, EventSeen, Observed
 from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.verdict import Refusal
 from pagefleet_operator.render.fleet_key import event_args, fleet_key_secret, key_args, needs_fleet_key
-from pagefleet_protocol.inference_service import InferenceService, parse_inference_service
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.resource_documents import parse_inference_service
 
 from tests.fakes.plan_inputs import SETTINGS, UID
 

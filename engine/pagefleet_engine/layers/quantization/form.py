@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme
 from pagefleet_engine.layers.weight import Placement
 
 _FP8_CAPABILITY = (8, 9)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization.scheme import Number, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import Number, QuantizationScheme
 
 LARGEST = {"fp8": 448.0, "int8": 127.0}
 """The largest number of each format; dynamic scales map the largest input to it."""

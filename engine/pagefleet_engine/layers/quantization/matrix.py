@@ -15,7 +15,7 @@ from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer, dynamic_scale, round_to
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, PackedInt8Linear, RescaledLinear
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
-from pagefleet_engine.layers.quantization.scheme import STORAGE, Number, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import STORAGE, Number, QuantizationScheme
 
 
 @dataclass(frozen=True, slots=True, eq=False)

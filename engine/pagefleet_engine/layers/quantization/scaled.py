@@ -11,7 +11,7 @@ from pagefleet_kernels.scaled_matmul import scaled_matmul
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization.kernels import QuantizedLinear
-from pagefleet_engine.layers.quantization.scheme import QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 
 
 class ScaledLinear(QuantizedLinear):

@@ -14,7 +14,7 @@ from torch import Tensor
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.form import form_on, kept_dtype
 from pagefleet_engine.layers.quantization.matrix import QuantizedMatrix, quantize_rows
-from pagefleet_engine.layers.quantization.scheme import QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
 _WEIGHT, _INPUT_SCALE = "weight", "input_scale"

@@ -17,7 +17,7 @@ from pagefleet_engine.layers.quantization.form import (
     form_with_kernels,
     kept_dtype,
 )
-from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
 from pagefleet_engine.layers.weight import Placement
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.quantization import form as form_module
-from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, Rule, fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule, fp8_on_load
 from pagefleet_engine.layers.weight import HasWeights, Placement, Weight
 from torch import Tensor
 

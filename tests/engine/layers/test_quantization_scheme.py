@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization.scheme import Quantization, QuantizationScheme, Rule, fp8_on_load, matches
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule, fp8_on_load, matches
 from pagefleet_engine.layers.weight import Placement
 
 FP8 = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token")
