@@ -43,6 +43,13 @@ def test_no_tensor_library_is_installed_with(distribution: str) -> None:
     assert (distribution == "pagefleet-router") == ("tokenizers" in installed) == ("pagefleet-text" in installed)
 
 
+def test_type_checkers_believe_every_distribution() -> None:
+    root = Path(__file__).parents[2]
+    packages = [package for file in root.glob("*/pyproject.toml") for package in file.parent.glob("pagefleet_*")]
+    assert len(packages) == 7
+    assert not [package.name for package in packages if not (package / "py.typed").exists()]
+
+
 def test_the_walk_finds_what_is_wanted_indirectly() -> None:
     assert {"pagefleet-kernels", "torch", "triton", "transformers"} <= closure("pagefleet-engine")
 
