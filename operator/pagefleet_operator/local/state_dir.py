@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_protocol.fleet_key import FleetKeyError, read_fleet_key
@@ -29,6 +29,10 @@ from pagefleet_operator.local.log_files import LogFolder
 _LOCK = "lock"
 _LOGS = "logs"
 _KV = "kv"
+_KV_LEFT = "kv.left"
+"""What is being swept."""
+_LOCK_TRIES = 10
+_LOCK_PAUSE_S = 0.05
 _RECORD = "processes.json"
 _RESERVE = "reserve"
 _RESERVE_BYTES = 1 << 20
@@ -70,15 +74,13 @@ class StateDir:
             raise StateDirError(
                 f"{path}: cannot be written ({error.strerror}); choose another with --state-dir"
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _took(self._lock):
             self._lock.seek(0)
             owner = self._lock.read().strip() or "unknown"
             self._lock.close()
             raise StateDirError(
                 f"another pagefleet up (process {owner}) uses {path}: stop it, or give this one its own --state-dir"
-            ) from error
+            )
         with contextlib.suppress(OSError):  # a full disk costs the next one our number
             self._lock.truncate(0)
             self._lock.write(str(os.getpid()))
@@ -184,10 +186,26 @@ def sweep(home: Path) -> None:
         folder = lock.parent
         with contextlib.suppress(OSError), lock.open("r+") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _running(folder):
-                shutil.rmtree(folder / _KV, ignore_errors=True)
-                for file in (folder / _RESERVE, *folder.glob("*.part")):
-                    file.unlink(missing_ok=True)
+            if _running(folder):
+                continue
+            for file in (folder / _RESERVE, *folder.glob("*.part")):
+                file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                (folder / _KV).rename(folder / _KV_LEFT)
+        if (folder / _KV_LEFT).exists():
+            shutil.rmtree(folder / _KV_LEFT, ignore_errors=True)
+
+
+def _took(lock: IO[str]) -> bool:
+    """Take the lock of a folder; whoever sweeps has it for a moment."""
+    for num_left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if num_left:
+                time.sleep(_LOCK_PAUSE_S)
+    return False
 
 
 def _running(folder: Path) -> dict[str, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -167,6 +169,24 @@ def test_what_killed_fleets_of_other_manifests_left_is_swept(tmp_path: Path, sle
     assert sorted(file.name for file in (tmp_path / "killed").iterdir()) == ["lock", "logs"]
     assert (tmp_path / "killed" / "logs" / "e-0.log").read_bytes() == b"said"
     assert (tmp_path / "stranger" / "mine.part").exists()
+
+
+def test_a_fleet_may_begin_while_another_one_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sweeps holds the lock of a folder for a moment, and not while it removes gigabytes of K/V."""
+    folder = tmp_path / "killed"
+    killed = StateDir(folder)
+    (killed.kv_path("e-0") / "block.kv").mkdir(parents=True)
+    killed._lock.close()
+    sweeping = (folder / "lock").open("r+")
+    fcntl.flock(sweeping, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda seconds: sweeping.close())
+    StateDir(folder)._lock.close()
+    begun: list[StateDir] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: begun.append(StateDir(folder)))
+    sweep(tmp_path)
+    [state] = begun
+    assert not state.kv_path("e-0").exists()
+    state._lock.close()
 
 
 FULL_DISK = """
