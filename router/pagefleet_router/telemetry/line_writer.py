@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -92,4 +93,9 @@ def log_without_waiting(package: str, fd: int = 2) -> Iterator[None]:
 
 def _write_all(fd: int, data: bytes) -> None:
     while data:
-        data = data[os.write(fd, data) :]
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # whoever shares it has set it so
+            poller = select.poll()
+            poller.register(fd, select.POLLOUT)
+            poller.poll()

@@ -64,6 +64,23 @@ def test_a_reader_that_is_gone_ends_the_writing_only() -> None:
     os.close(write)
 
 
+def test_a_pipe_that_does_not_block_is_waited_for() -> None:
+    """Whoever started the router may have left its output in that state."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    writer = LineWriter(write)
+    line = "x" * 999 + "\n"
+    for _ in range(200):
+        writer.write(line)
+    received = b""
+    while len(received) < 200 * len(line):
+        received += os.read(read, PIPE)
+    assert received == 200 * line.encode()
+    writer.close()
+    os.close(write)
+    os.close(read)
+
+
 def test_a_log_goes_by_the_writer_and_back() -> None:
     read, write = os.pipe()
     logger = logging.getLogger("pagefleet_router.test_line_writer")
