@@ -16,7 +16,6 @@ PVC: dict[str, Any] = {"uri": "pvc://claim/model"}
 BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("metadata.name", service_document("a" * 41)),
     ("metadata.name", service_document("1st")),
-    ("metadata.name", service_document("qwen..eu")),
     ("metadata.name", service_document("qwen.eu-router")),
     ("metadata.name", service_document("qwen-eu-x0123456789")),
     ("metadata.name", service_document("qwen-router")),

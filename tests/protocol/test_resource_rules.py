@@ -13,8 +13,11 @@ from tests.fakes.resource_documents import service_document
 
 EDGE = {"type": "Gateway", "host": "llm.example.org", "gatewayRef": {"name": "edge"}}
 
+NO_SUBDOMAIN = ("metadata.name", service_document("qwen..eu"))
+"""The API server refuses this one by a rule of its own, too."""
 
-@pytest.mark.parametrize(("path", "document"), [*BROKEN, *BROKEN_PROFILES])
+
+@pytest.mark.parametrize(("path", "document"), [*BROKEN, *BROKEN_PROFILES, NO_SUBDOMAIN])
 def test_a_broken_rule_is_told_at_its_place(path: str, document: dict[str, Any]) -> None:
     assert only_mistake(document)[0] == path
 

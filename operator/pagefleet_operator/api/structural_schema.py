@@ -24,10 +24,11 @@ def resource_schema(resource: type[InferenceService | InferenceProfile], rules: 
     # The API server has its own schema for these three.
     for name in ("apiVersion", "kind"):
         root["properties"][name] = {"type": "string"}
-    # Its own names may be longer than ours; rules look at this one, and their cost depends on the length.
+    # Its own names may be longer than ours; rules look at this one, and their cost depends on the length. Without
+    # generateName beside it, the API server puts its own unlimited name in this one's place.
     root["properties"]["metadata"] = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 253}},
+        "properties": {"name": {"type": "string", "maxLength": 253}, "generateName": {"type": "string"}},
     }
     root["required"] = [name for name in root["required"] if name == "spec"]
     if not root["required"]:

@@ -80,6 +80,13 @@ def test_what_people_write_is_bounded(file: str) -> None:
             assert node["maxProperties"] == 16
 
 
+@pytest.mark.parametrize("file", DEFINITIONS)
+def test_the_names_limit_counts_for_the_cost_of_rules(file: str) -> None:
+    """Where metadata lacks one of the two, the API server assumes metadata whose name has no limit."""
+    metadata = the_version(file)["schema"]["openAPIV3Schema"]["properties"]["metadata"]
+    assert metadata["properties"] == {"name": {"type": "string", "maxLength": 253}, "generateName": {"type": "string"}}
+
+
 @pytest.mark.parametrize(("file", "rules"), [(FILE, SERVICE_RULES), (PROFILE_FILE, PROFILE_RULES)])
 def test_every_rule_is_at_its_place_once(file: str, rules: Any) -> None:
     found = [
