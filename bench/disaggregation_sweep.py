@@ -24,7 +24,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pagefleet_engine.bench.arrivals import arrival_times
 from pagefleet_engine.bench.goodput import Timing, goodput, meets
 from pagefleet_engine.bench.load_client import (
     Answer,
@@ -38,6 +37,7 @@ from pagefleet_engine.bench.load_client import (
     new_session,
 )
 from pagefleet_engine.bench.percentiles import percentile
+from pagefleet_engine.bench.serve import arrival_times
 from pagefleet_engine.bench.workloads import FIRST_TOKEN
 
 from bench.disaggregation_fleet import MODEL, VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model

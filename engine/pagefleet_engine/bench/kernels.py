@@ -34,8 +34,7 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.plot:
         require_matplotlib()
     from pagefleet_engine.bench.kernel_cases import all_cases  # noqa: PLC0415 torch
-    from pagefleet_engine.bench.kernel_timer import device_errors  # noqa: PLC0415
-    from pagefleet_engine.bench.roofline import measure_roofline  # noqa: PLC0415
+    from pagefleet_engine.bench.roofline import device_errors, measure_roofline  # noqa: PLC0415
     from pagefleet_engine.worker.device import resolve_device  # noqa: PLC0415
 
     device = resolve_device(arguments.device)
@@ -100,8 +99,8 @@ def _tuned_device(device: torch.device, name: str) -> TunedDevice:
     from triton.runtime import driver  # noqa: PLC0415
     from triton.runtime.errors import OutOfResources  # noqa: PLC0415
 
-    from pagefleet_engine.bench.kernel_timer import kernel_seconds  # noqa: PLC0415 torch
     from pagefleet_engine.bench.kernel_tuning import TunedDevice  # noqa: PLC0415
+    from pagefleet_engine.bench.roofline import kernel_seconds  # noqa: PLC0415 torch
 
     index = torch.cuda.current_device() if device.index is None else device.index
     properties = driver.active.utils.get_device_properties(index)
@@ -117,7 +116,7 @@ def _tuned_device(device: torch.device, name: str) -> TunedDevice:
 
 
 def _measure(case: KernelCase, device: torch.device, roofline: Roofline) -> dict[str, float]:
-    from pagefleet_engine.bench.kernel_timer import kernel_seconds  # noqa: PLC0415 torch
+    from pagefleet_engine.bench.roofline import kernel_seconds  # noqa: PLC0415 torch
 
     prepared = case.prepare(device)
     seconds = kernel_seconds(prepared.ours, device)

@@ -1,4 +1,4 @@
-"""The machine's own limits, measured: bytes per second that a copy moves, operations per second of a bf16 product.
+"""Time on a device: how long a call or a kernel takes, and the machine's own limits of copies and bf16 products.
 
 What a kernel needs at least follows from its shapes: the larger of the two times is the floor that no engine gets under
 (Williams, Waterman and Patterson, "Roofline", CACM 2009). A step's floor is the sum over its kernels, as they run one
@@ -17,6 +17,8 @@ import torch
 from pagefleet_engine.models.arch import ModelArch
 
 _REPEATS = 5
+_CALLS = 10
+_PAUSE_CYCLES = 20_000_000  # some ten milliseconds, in which the host queues the calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +132,29 @@ def event_seconds(run: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def kernel_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Median seconds of a call; one that waits for the device is charged for that."""
+    if device.type != "cuda":
+        return median_seconds(run, device)
+
+    def calls() -> None:
+        for _ in range(_CALLS):
+            run()
+
+    calls()
+    times = []
+    for _ in range(_REPEATS):
+        torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+        times.append(event_seconds(calls))
+    return statistics.median(times) / _CALLS
+
+
+def device_errors(device: torch.device) -> tuple[type[Exception], ...]:
+    """What a kernel raises that this GPU cannot run; nothing on a CPU, where all of them run."""
+    if device.type != "cuda":
+        return ()
+    from triton.errors import TritonError  # noqa: PLC0415 absent where there is no GPU
+
+    return (RuntimeError, TritonError)

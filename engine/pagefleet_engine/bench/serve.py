@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagefleet_engine.bench.arrivals import arrival_times
 from pagefleet_engine.bench.engine_options import add_engine_arguments, model_folder
 from pagefleet_engine.bench.goodput import Timing, goodput, meets, parse_slo
 from pagefleet_engine.bench.load_client import Answer, Asked, Failure, Outcome, Target, drive, served_model
@@ -30,6 +29,7 @@ from pagefleet_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from pagefleet_engine.bench.offline import Subject
+import random
 
 _START_TIMEOUT_S = 600.0
 
@@ -207,3 +207,17 @@ def _progress(total: int) -> Iterator[Any]:
 def _plain(value: object) -> object:
     """As JSON can say it."""
     return "all at once" if value == math.inf else value
+
+
+def arrival_times(num_requests: int, rate: float, burstiness: float, seed: int) -> Iterator[float]:
+    """Seconds from the start, rising.
+
+    Gaps are gamma distributed with mean 1 / rate and shape `burstiness`: 1 is a Poisson process, less is burstier,
+    more is steadier. An infinite rate sends everything at 0.
+    """
+    generator = random.Random(seed)  # noqa: S311 nothing is kept secret
+    now = 0.0
+    for _ in range(num_requests):
+        yield now
+        if not math.isinf(rate):
+            now += generator.gammavariate(burstiness, 1.0 / (rate * burstiness))

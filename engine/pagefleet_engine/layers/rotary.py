@@ -7,16 +7,31 @@ size, R rotated dimensions, P positions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from pagefleet_kernels.heads import prepare_heads
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionStep
-from pagefleet_engine.layers.heads import Heads
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.layers.norm import HeadNorm
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles
 from pagefleet_engine.layers.weight import Placement
+
+
+@dataclass(slots=True, eq=False)
+class Heads:
+    """One layer's heads, how they are normalised, and how they attend."""
+
+    num_heads: int
+    num_kv_heads: int
+    norm: HeadNorm | None
+    spec: AttentionSpec
+
+    def scale_cache(self, k_scale: float, v_scale: float) -> None:
+        """Take the scales of a KV cache in 8 bits, which arrive with the weights."""
+        self.spec = replace(self.spec, k_scale=k_scale, v_scale=v_scale)
 
 
 class Rotation(Protocol):

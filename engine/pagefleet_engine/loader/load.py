@@ -1,4 +1,4 @@
-"""From a model folder to a model that can run."""
+"""From a model folder to a model that can run, and which floating type it computes in."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pagefleet_engine.config import LoadFormat
+from pagefleet_engine.config import DType, LoadFormat
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.form import describe_forms
 from pagefleet_engine.layers.quantization_scheme import STORAGE
 from pagefleet_engine.layers.weight import Placement
@@ -20,9 +22,10 @@ from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.registry import build_model
 
+_log = logging.getLogger(__name__)
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CHECKPOINT_TYPES = ("float64", *_TYPES)
 _STANDARD_DEVIATION = 0.02
-
-
 # Numbers of quantized matrices have this deviation, within the range of either format, and their scales undo it.
 _STORED_DEVIATION = 32.0
 # Normalised inputs are rarely larger than 8.
@@ -53,9 +56,6 @@ def fill_at_random(destinations: Mapping[str, Destination], seed: int) -> None:
         destination.weight.fill(destination.part, values.clamp_(-127.0, 127.0))
 
 
-_log = logging.getLogger(__name__)
-
-
 @torch.inference_mode()
 def load_model(folder: Path, arch: ModelArch, placement: Placement, load_format: LoadFormat, seed: int) -> Model:
     """Build the model and fill it: from the folder's safetensors files, or for `dummy` with random weights of `seed`.
@@ -78,3 +78,29 @@ def load_model(folder: Path, arch: ModelArch, placement: Placement, load_format:
     else:
         fill_from_safetensors(folder, destinations, arch.tie_word_embeddings)
     return model
+
+
+def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> torch.dtype:
+    """`requested`, or for `auto` the fastest type that keeps the checkpoint's precision in practice.
+
+    auto on CUDA: the checkpoint's type, bfloat16 for float32 and float64. On a CPU: bfloat16 where it computes in it
+    natively (float32 elsewhere), which is also the better reading of a float16 checkpoint there.
+
+    Raises:
+        ModelLoadError: the checkpoint names a type that we cannot read.
+    """
+    if checkpoint not in _CHECKPOINT_TYPES:
+        raise ModelLoadError(f"config.json: dtype {checkpoint} is not supported; give {', '.join(_CHECKPOINT_TYPES)}")
+    if requested != "auto":
+        return _TYPES[requested]
+    if device.type != "cpu":
+        return torch.float16 if checkpoint == "float16" else torch.bfloat16
+    return torch.bfloat16 if cpu_has_native_bfloat16() else torch.float32
+
+
+def cpu_has_native_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices in hardware (AVX512-BF16 or AMX-BF16), and oneDNN may use it:
+    `ONEDNN_MAX_CPU_ISA` can forbid that."""
+    mkldnn: Any = torch.backends.mkldnn
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(has_instructions and mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -13,11 +13,10 @@ from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, RoundingStep
-from pagefleet_engine.layers.heads import Heads
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, Residual
 from pagefleet_engine.layers.quantization.kv_scales import KVScales
-from pagefleet_engine.layers.rotary import Rotation
+from pagefleet_engine.layers.rotary import Heads, Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 

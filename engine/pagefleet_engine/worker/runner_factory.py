@@ -20,10 +20,9 @@ from pagefleet_engine.models.model import Model
 from pagefleet_engine.worker.device import default_cache_dir, keep_kernels
 from pagefleet_engine.worker.forward import EagerForward, Forward
 from pagefleet_engine.worker.graphs.capture import CudaGraphs
-from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
+from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher, coarser, resolve_sizes
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
-from pagefleet_engine.worker.graphs.sizes import coarser, resolve_sizes
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_engine.worker.rehearsal import compile_ahead
 

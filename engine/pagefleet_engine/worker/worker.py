@@ -13,8 +13,7 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.layers.weight import Placement
-from pagefleet_engine.loader.dtype import resolve_dtype
-from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.loader.load import load_model, resolve_dtype
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization

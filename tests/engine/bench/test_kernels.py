@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pagefleet_engine.bench import kernel_cases, kernel_timer, kernels, roofline
+from pagefleet_engine.bench import kernel_cases, kernels, roofline
 from pagefleet_engine.bench.kernel_cases import KernelCase, Prepared, all_cases
-from pagefleet_engine.bench.kernel_timer import device_errors, kernel_seconds
-from pagefleet_engine.bench.roofline import Roofline
+from pagefleet_engine.bench.roofline import Roofline, device_errors, kernel_seconds
 from pagefleet_engine.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -64,7 +63,7 @@ def test_a_size_that_fails_is_named_and_the_others_are_measured_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_cases, "all_cases", cases)
-    monkeypatch.setattr(kernel_timer, "device_errors", lambda device: (RuntimeError,))
+    monkeypatch.setattr(roofline, "device_errors", lambda device: (RuntimeError,))
     figures = kernels.run(arguments(tmp_path)).figures["norm"]
     assert figures["1"]["microseconds"] > 0
     assert figures["2"] == {"failed": "RuntimeError: too large"}
@@ -74,6 +73,6 @@ def test_a_size_that_fails_is_named_and_the_others_are_measured_and_drawn(
 @pytest.mark.usefixtures("_known_limits")
 def test_without_a_single_figure_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cases, "all_cases", lambda *, small: list(cases(small=small))[1:])
-    monkeypatch.setattr(kernel_timer, "device_errors", lambda device: (RuntimeError,))
+    monkeypatch.setattr(roofline, "device_errors", lambda device: (RuntimeError,))
     with pytest.raises(ConfigError, match="nothing to draw"):
         kernels.run(arguments(tmp_path))

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.attention.backend import AttentionSpec, Pages
-from pagefleet_engine.layers.heads import Heads
-from pagefleet_engine.layers.rotary import RotaryEmbedding
+from pagefleet_engine.layers.rotary import Heads, RotaryEmbedding
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.config_file import arch_from_config

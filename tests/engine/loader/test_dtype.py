@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.loader import dtype as dtype_module
-from pagefleet_engine.loader.dtype import resolve_dtype
+from pagefleet_engine.loader import load
+from pagefleet_engine.loader.load import resolve_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -22,7 +22,7 @@ def test_a_request_is_obeyed(name: str, device: torch.device) -> None:
 def test_auto_on_a_cpu_is_what_the_processor_does_fast(
     native: bool, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtype_module, "cpu_has_native_bfloat16", lambda: native)
+    monkeypatch.setattr(load, "cpu_has_native_bfloat16", lambda: native)
     assert resolve_dtype("auto", checkpoint, CPU) == (torch.bfloat16 if native else torch.float32)
 
 
@@ -48,7 +48,7 @@ def test_native_bfloat16_is_what_the_processor_has_and_onednn_uses(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used)
-    assert dtype_module.cpu_has_native_bfloat16() == (instructions and used)
+    assert load.cpu_has_native_bfloat16() == (instructions and used)
 
 
 def test_an_unknown_type_names_those_that_can_be_read() -> None:

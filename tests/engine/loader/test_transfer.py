@@ -8,8 +8,8 @@ import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import Placement, Weight
-from pagefleet_engine.loader import transfer as transfer_module
-from pagefleet_engine.loader.transfer import StoredTensor, transfer
+from pagefleet_engine.loader import safetensors
+from pagefleet_engine.loader.safetensors import StoredTensor, transfer
 from pagefleet_engine.loader.weight_map import Destination
 from torch import Tensor
 
@@ -54,7 +54,7 @@ def slots(count: int, installed: list[Tensor]) -> list[tuple[StoredTensor, Desti
 
 @pytest.mark.parametrize("piece", [4 * 7, 4 * ROWS, 4 * 10 * ROWS])
 def test_every_number_arrives_in_order(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_module, "PIECE_BYTES", piece)
+    monkeypatch.setattr(safetensors, "PIECE_BYTES", piece)
     installed: list[Tensor] = []
     reader = CountingReader()
     transfer(slots(9, installed), reader)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.worker.logits import EditedRow, LogitEdits, RowEdits, penalised
-from pagefleet_engine.worker.token_counts import TokenCounts
+from pagefleet_engine.worker.sampling_table import TokenCounts
 from pagefleet_kernels.sampling_edits import History
 from pagefleet_protocol.sampling_params import SamplingParams
 from torch import Tensor

@@ -16,8 +16,7 @@ from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.forward import CausalModel, EagerForward, StepShape
 from pagefleet_engine.worker.graphs.capture import DeviceGraph, DeviceGraphs
-from pagefleet_engine.worker.graphs.descriptor import BatchDescriptor
-from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher, GraphKey
+from pagefleet_engine.worker.graphs.dispatcher import BatchDescriptor, GraphDispatcher, GraphKey
 from pagefleet_engine.worker.graphs.modes import GraphMode
 from pagefleet_engine.worker.graphs.piecewise import (
     BreakBuffers,

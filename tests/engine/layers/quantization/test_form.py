@@ -69,7 +69,7 @@ def test_a_cpu_multiplies_int8_where_it_can() -> None:
 
 WHAT_ONEDNN_USES = """
 from pagefleet_engine.layers.quantization.form import has_onednn_int8
-from pagefleet_engine.loader.dtype import cpu_has_native_bfloat16
+from pagefleet_engine.loader.load import cpu_has_native_bfloat16
 print(has_onednn_int8(), cpu_has_native_bfloat16())
 """
 

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.worker.graphs.descriptor import BatchDescriptor
-from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
+from pagefleet_engine.worker.graphs.dispatcher import (
+    BatchDescriptor,
+    GraphDispatcher,
+    coarser,
+    default_sizes,
+    resolve_sizes,
+)
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
-from pagefleet_engine.worker.graphs.sizes import coarser, default_sizes, resolve_sizes
 
 NONE, PIECEWISE, FULL = GraphMode.NONE, GraphMode.PIECEWISE, GraphMode.FULL
 DECODE_ONLY, BOTH = GraphMode.FULL_DECODE_ONLY, GraphMode.FULL_AND_PIECEWISE

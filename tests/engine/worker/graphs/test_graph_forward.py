@@ -16,8 +16,7 @@ from pagefleet_engine.core.kv_groups import KVGroup, KVGroups
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.worker.forward import EagerForward, StepShape
-from pagefleet_engine.worker.graphs.descriptor import BatchDescriptor
-from pagefleet_engine.worker.graphs.dispatcher import GraphKey
+from pagefleet_engine.worker.graphs.dispatcher import BatchDescriptor, GraphKey
 from pagefleet_engine.worker.graphs.modes import GraphMode
 from pagefleet_engine.worker.profile import estimate_graph_bytes
 from pagefleet_engine.worker.step_inputs import StepRows

@@ -1,4 +1,4 @@
-"""How many lengths attention meets on the CPU: few in the types whose kernels are compiled for each."""
+"""Rows as padded batches: which attend together, and the shapes that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,39 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.attention.backend import BatchGeometry
-from pagefleet_engine.attention.padded_groups import make_groups, rounded_up
+from pagefleet_engine.attention.padded_groups import group_rows, make_groups, rounded_up
 from pagefleet_kernels.layout import KVLayout
+
+
+def grouped(query_lens: list[int], context_lens: list[int]) -> list[list[int]]:
+    return [g.tolist() for g in group_rows(np.array(query_lens), np.array(context_lens))]
+
+
+def test_rows_of_one_shape_stay_together() -> None:
+    assert len(grouped([1] * 64, [200] * 64)) == 1
+
+
+def test_small_batches_are_not_worth_a_second_launch() -> None:
+    assert len(grouped([1, 1, 1], [40, 90, 16])) == 1
+
+
+def test_one_long_context_does_not_pad_the_others() -> None:
+    groups = grouped([1] * 32, [4000] + [100] * 31)
+    assert [0] in groups
+    assert len(groups) == 2
+
+
+def test_a_long_prompt_is_computed_apart_from_decoding_rows() -> None:
+    groups = grouped([512, 1, 1, 1, 1], [512, 300, 310, 290, 305])
+    assert groups[0] == [0]
+    assert sorted(groups[1]) == [1, 2, 3, 4]
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 3000)), min_size=1, max_size=80))
+def test_every_row_is_in_exactly_one_group(lens: list[tuple[int, int]]) -> None:
+    groups = grouped([new for new, _ in lens], [new + computed for new, computed in lens])
+    assert sorted(row for group in groups for row in group) == list(range(len(lens)))
+
 
 LAYOUT = KVLayout(num_blocks=64, num_layers=1, num_kv_heads=1, block_size=16, head_dim=8)
 
