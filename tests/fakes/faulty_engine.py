@@ -115,6 +115,8 @@ class FaultyEngine:
         """Of /internal/v1/..., by path."""
         self.seen: list[Seen] = []
         self.num_connections = 0
+        """Ever made."""
+        self.num_probes = 0
         self.num_open = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -124,6 +126,11 @@ class FaultyEngine:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def num_connected(self) -> int:
+        """Connections that are open."""
+        return len(self._writers)
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -145,12 +152,12 @@ class FaultyEngine:
         assert task is not None
         self._tasks.add(task)
         self._writers.add(writer)
-        probe = False
+        self.num_connections += 1
         try:
             while (seen := await read_request(reader)) is not None:
                 path = seen.line.split(" ")[1]
-                probe = path in ("/readyz", "/metrics")
-                if probe:
+                if path in ("/readyz", "/metrics"):
+                    self.num_probes += 1
                     body = self.metrics.encode() if path == "/metrics" else self.readiness
                     while self.is_hung:  # noqa: ASYNC110
                         await asyncio.sleep(0.005)

@@ -16,7 +16,7 @@ from pagefleet_protocol.headers import INCARNATION, MODEL
 
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.signals.figures import GeneratedTokens, parse_figures
-from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, get
+from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, Prober
 from pagefleet_router.telemetry.log import tell_of_a_crash
 
 logger = logging.getLogger(__name__)
@@ -85,13 +85,22 @@ class Monitor:
             tell_of_a_crash(task, "an engine is not watched any more")
 
     async def _watch(self, engine_id: str) -> None:
+        engine = self._table.engine(engine_id)
+        if engine is None:
+            return
+        prober = Prober(engine.endpoint.url, self._timing.timeout)  # who is at another URL is another engine
+        try:
+            await self._watch_by(prober, engine_id)
+        finally:
+            prober.close()
+
+    async def _watch_by(self, prober: Prober, engine_id: str) -> None:
         failures, said, answered_at = 0, "", time.monotonic()
-        facts = FactsAsker(self._table, engine_id, time.monotonic)
+        facts = FactsAsker(self._table, prober, time.monotonic)
         while (engine := self._table.engine(engine_id)) is not None:
-            url = engine.endpoint.url
             reason: str | None
             try:
-                answer = await get(url, "/readyz", self._timing.timeout)
+                answer = await prober.get("/readyz")
                 status, failures, answered_at = answer.status, 0, time.monotonic()
                 stuck = status == 503 and _STALLED in answer.body
                 reason = await self._objection(engine, answer, facts)
@@ -108,7 +117,7 @@ class Monitor:
             if reason is None:
                 self._on_healthy(engine_id)
             if status:
-                await self._poll_load(engine_id, url)  # one that drains still works, and is not ready
+                await self._poll_load(prober, engine_id)  # one that drains still works, and is not ready
             elif not ready:
                 self._table.forget_load(engine_id)
             await self._pause(engine_id, ready)
@@ -119,11 +128,11 @@ class Monitor:
             return "a router answers there, and it would get its own requests again"
         if answer.status != 200:
             return f"/readyz answers {answer.status}"
-        return await facts.after_probe(engine, answer, self._timing.timeout)
+        return await facts.after_probe(engine, answer)
 
-    async def _poll_load(self, engine_id: str, url: str) -> None:
+    async def _poll_load(self, prober: Prober, engine_id: str) -> None:
         try:
-            answer = await get(url, "/metrics", self._timing.timeout)
+            answer = await prober.get("/metrics")
         except ProbeError:
             return  # the last figures stay; our own counts are current anyway
         figures = parse_figures(answer.body) if answer.status == 200 else None
@@ -159,18 +168,18 @@ class FactsAsker:
 
     Args:
         table: where they are kept.
-        engine_id: whose.
+        prober: asks it.
         clock: monotonic.
     """
 
-    def __init__(self, table: EndpointTable, engine_id: str, clock: Callable[[], float]) -> None:
+    def __init__(self, table: EndpointTable, prober: Prober, clock: Callable[[], float]) -> None:
         self._table = table
-        self._engine_id = engine_id
+        self._prober = prober
         self._clock = clock
         self._asked_as: str | None = None
         self._ask_at = clock()
 
-    async def after_probe(self, engine: EngineView, answer: ProbeAnswer, timeout_s: float) -> str | None:
+    async def after_probe(self, engine: EngineView, answer: ProbeAnswer) -> str | None:
         """Ask where the answer to a good probe says that something is new.
 
         Returns:
@@ -184,7 +193,7 @@ class FactsAsker:
             facts = None
         if facts is None and (incarnation != self._asked_as or self._clock() >= self._ask_at):
             self._asked_as = incarnation
-            facts = await self._ask(engine.endpoint.url, timeout_s)
+            facts = await self._ask()
             if facts is not None and incarnation is not None and facts.incarnation != incarnation:
                 facts = None  # it began anew in between, or is two behind one address
             if facts is None:
@@ -196,14 +205,14 @@ class FactsAsker:
         self._table.set_facts(engine.id, facts)
         return None
 
-    async def _ask(self, url: str, timeout_s: float) -> EngineFacts | None:
+    async def _ask(self) -> EngineFacts | None:
         try:
-            answer = await get(url, FACTS_PATH, timeout_s)
+            answer = await self._prober.get(FACTS_PATH)
             if answer.status == 200:
                 return decode_facts(answer.body)
-            logger.debug("%s%s answers %d", url, FACTS_PATH, answer.status)
+            logger.debug("%s%s answers %d", self._prober.url, FACTS_PATH, answer.status)
         except (ProbeError, EngineFactsError) as error:
-            logger.debug("%s%s says nothing: %s", url, FACTS_PATH, error)
+            logger.debug("%s%s says nothing: %s", self._prober.url, FACTS_PATH, error)
         return None
 
     def _is_expected(self, engine: EngineView, name: str) -> bool:

@@ -24,7 +24,7 @@ from pagefleet_text.errors import TextError
 from pagefleet_text.text_model import TextModel
 
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView
-from pagefleet_router.signals.http_get import ProbeError, get
+from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, Prober
 from pagefleet_router.tokens.segmented_tokenizer import SegmentCache, SegmentedTokenizer
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class TextLibrary:
         while urls := self._urls_of(digest):
             url = urls[turn % len(urls)]
             try:
-                answer = await get(url, TEXT_PATH, GET_TIMEOUT_S, MAX_TEXT_BYTES)
+                answer = await _ask(url)
                 if answer.status != 200:
                     raise ProbeError(f"it answers {answer.status}")
                 read = partial(_read, answer.body, digest, self._cache)
@@ -114,6 +114,14 @@ class TextLibrary:
             del self._texts[name]
         self._texts[digest] = text
         self.num_loaded += 1
+
+
+async def _ask(url: str) -> ProbeAnswer:
+    prober = Prober(url, GET_TIMEOUT_S, MAX_TEXT_BYTES)
+    try:
+        return await prober.get(TEXT_PATH)
+    finally:
+        prober.close()
 
 
 def _read(data: bytes, digest: str, cache: SegmentCache) -> ServedText:

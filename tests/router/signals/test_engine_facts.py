@@ -18,7 +18,7 @@ from pagefleet_protocol.engine_facts import (
     encode_facts,
 )
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView
-from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, get
+from pagefleet_router.signals.http_get import ProbeAnswer, Prober
 from pagefleet_router.signals.monitor import ASK_AGAIN_S, FactsAsker
 
 from tests.fakes.faulty_engine import FaultyEngine, Fleet, fleet, raw
@@ -125,12 +125,13 @@ async def _ask_rarely() -> None:
     engine, table, clock = FaultyEngine(), EndpointTable({"alias": "m"}), Clock()
     await engine.start()
     table.replace([Endpoint("e", engine.url, "m")])
-    asker = FactsAsker(table, "e", clock)
+    prober = Prober(engine.url, 30.0)
+    asker = FactsAsker(table, prober, clock)
 
     async def probe(headers: dict[str, str] | None = None) -> str | None:
         view = table.engine("e")
         assert isinstance(view, EngineView)
-        return await asker.after_probe(view, ProbeAnswer(200, b"", headers or {}), 30.0)
+        return await asker.after_probe(view, ProbeAnswer(200, b"", headers or {}))
 
     assert await probe() is None
     assert await probe() is None
@@ -144,19 +145,5 @@ async def _ask_rarely() -> None:
     view = table.engine("e")
     assert view is not None
     assert view.facts is None, "what answered was somebody else"
-    await engine.kill()
-
-
-def test_an_answer_s_headers_and_bound() -> None:
-    uvloop.run(_get_with_a_bound())
-
-
-async def _get_with_a_bound() -> None:
-    engine = FaultyEngine(raw(b"HTTP/1.1 201 X\r\nA: b: c\r\na: d\r\nx-Y:z\r\n\r\n12345"))
-    await engine.start()
-    answer = await get(engine.url, "/", 30.0, max_bytes=5)
-    assert (answer.status, answer.body) == (201, b"12345")
-    assert (answer.headers["a"], answer.headers["x-y"]) == ("d", "z")
-    with pytest.raises(ProbeError, match="too large"):
-        await get(engine.url, "/", 30.0, max_bytes=4)
+    prober.close()
     await engine.kill()
