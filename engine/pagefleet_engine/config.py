@@ -15,6 +15,7 @@ from pagefleet_protocol.settings.fields import (
     Between,
     Bytes,
     Count,
+    HostName,
     Port,
     Seconds,
     Share,
@@ -159,7 +160,7 @@ class EngineConfig:
 class ServerConfig:
     """The HTTP server."""
 
-    host: str = "127.0.0.1"
+    host: HostName = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 takes a free one."""
@@ -174,7 +175,7 @@ class ServerConfig:
     kv_events_port: TwoPorts = 0
     """Port where routers hear what the prefix cache gains and loses, and on the next one ask for what they missed;
     0: nowhere."""
-    kv_events_host: str | None = None
+    kv_events_host: HostName | None = None
     """Address of these two ports; default: host. One that is not loopback needs a fleet key."""
     fleet_key_file: str | None = None
     """File of the secret that engines and routers of one service share: with it KV events are encrypted and only for

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pagefleet_protocol.kv_handoff import KvRole
-from pagefleet_protocol.settings.fields import Between, Bytes, Count, Seconds, check_limits
+from pagefleet_protocol.settings.fields import Between, Bytes, Count, HostName, Seconds, check_limits
 
 from pagefleet_kv.errors import KVConfigError
 
@@ -30,7 +30,7 @@ class KVTransferConfig:
     """prefill: computes prompts for decode engines; decode: goes on from them; both: either, and whole requests."""
     kv_port: TwoPorts = 0
     """p2p: port of its control socket; the next port takes data. 0: free ones."""
-    kv_host: str = "127.0.0.1"
+    kv_host: HostName = "127.0.0.1"
     """p2p: address of these two ports."""
     kv_peers: str | None = None
     """p2p: who may be asked for K/V, as HOST:PORT after commas; dns:NAME:PORT is every address of a name, file:PATH a

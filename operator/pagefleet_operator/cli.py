@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagefleet_protocol.settings.fields import Port
+from pagefleet_protocol.settings.fields import HostName, Port
 from pagefleet_protocol.settings.program import Program
 
 from pagefleet_operator.errors import ManifestError, OperatorError, SettingsError
@@ -29,7 +29,7 @@ class UpConfig:
 
     file: Path
     """YAML file, or folder of YAML files."""
-    host: str = "127.0.0.1"
+    host: HostName = "127.0.0.1"
     """Address of the routers."""
     port: Port = 8000
     """Port of the first router, further ones get the next free ports; 0 takes any."""

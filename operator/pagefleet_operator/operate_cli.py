@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from pagefleet_protocol.settings.fields import Between, Port, Seconds, Shown
+from pagefleet_protocol.settings.fields import Between, HostName, Port, Seconds, Shown
 from pagefleet_protocol.settings.program import Program
 
 from pagefleet_operator.errors import OperatorError, SettingsError
@@ -80,7 +80,7 @@ class Process:
     """Of the Lease of the leader."""
     leader_election: bool = True
     """Ask who leads; without it, it is the only one."""
-    host: str = "0.0.0.0"  # noqa: S104 - probes come from the node
+    host: HostName = "0.0.0.0"  # noqa: S104 - probes come from the node
     """Address of probes and metrics."""
     port: Port = 8080
     """Of /livez, /readyz and /metrics; 0 takes any."""

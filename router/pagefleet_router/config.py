@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pagefleet_protocol import headers
-from pagefleet_protocol.settings.fields import Between, Bytes, Count, Port, Seconds, Share, Shown, check_limits
+from pagefleet_protocol.settings.fields import (
+    Between,
+    Bytes,
+    Count,
+    HostName,
+    Port,
+    Seconds,
+    Share,
+    Shown,
+    check_limits,
+)
 from pagefleet_protocol.trace_collector import TracesError, traces_url
 
 from pagefleet_router.errors import ConfigError
@@ -43,7 +53,7 @@ class RouterConfig:
     """The model that the engines of --engine or --kubernetes-service serve."""
     model_alias: Annotated[tuple[str, ...], Shown("NAME")] = ()
     """Another name of the model of --model-name."""
-    host: str = "127.0.0.1"
+    host: HostName = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 takes a free one."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from pagefleet_protocol.kube_names import LIVE_PATH
 from pagefleet_protocol.model_facts import DownloadResult, Progress, encode_result
-from pagefleet_protocol.settings.fields import Port
+from pagefleet_protocol.settings.fields import HostName, Port
 from pagefleet_protocol.settings.log import set_up_logging
 from pagefleet_protocol.settings.program import Program
 
@@ -55,7 +55,7 @@ class DownloadConfig:
     """Only tell what the model is; writes nothing."""
     port: Port | None = None
     """Answer GET /progress and /livez here meanwhile."""
-    host: str | None = None
+    host: HostName | None = None
     """Of --port; default: every address (it tells numbers only)."""
     termination_message: Path | None = None
     """Write the result there too, as Kubernetes reads it."""

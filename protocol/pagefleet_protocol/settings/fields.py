@@ -75,6 +75,22 @@ class Shown:
     name: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """A name or an IP address, which sockets may be asked to listen on."""
+
+    def allow(self, value: str) -> bool:
+        """Whether it can be looked up; other text ends a look-up with an error of no operating system."""
+        try:
+            return value.isprintable() and bool(value.encode("idna"))
+        except UnicodeError:
+            return False
+
+    def __str__(self) -> str:
+        return "a host name or an IP address"
+
+
+HostName = Annotated[str, Address(), Shown("HOST")]
 Bytes = Annotated[int, Unit("bytes")]
 Seconds = Annotated[float, Unit("seconds")]
 Count = Annotated[int, Between(1)]
@@ -139,12 +155,12 @@ class Setting:
         Raises:
             ValueError: it is outside; the message says what is inside.
         """
-        limits = self._note(Between)
+        limits = self._note(Between) or self._note(Address)
         for one in value if self.is_list else (value,):
             if one is not None and ((self.choices and one not in self.choices) or (limits and not limits.allow(one))):
                 unit = self._note(Unit)
                 what = self.wanted() if self.choices else f"{limits} {unit.of}" if unit else limits
-                raise ValueError(f"{called} is {str(one if limits else repr(one))[:80]}: give {what}")
+                raise ValueError(f"{called} is {repr(one)[:80]}: give {what}")
 
     def wanted(self) -> str:
         """What to give."""

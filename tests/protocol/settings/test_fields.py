@@ -12,6 +12,7 @@ from pagefleet_protocol.settings.fields import (
     Between,
     Bytes,
     Count,
+    HostName,
     Port,
     Seconds,
     Share,
@@ -54,6 +55,8 @@ class Example:
     """A file."""
     ports: tuple[Port, ...] = ()
     """Several ports."""
+    host: HostName = "127.0.0.1"
+    """A host."""
 
     def __post_init__(self) -> None:
         check_limits(self, Mistake)
@@ -107,6 +110,10 @@ def test_a_misspelt_boolean_is_refused_with_its_name_and_what_is_allowed(word: o
         ("file", "/a b", Path("/a b")),
         ("ports", ["1", 2], (1, 2)),
         ("ports", "3", (3,)),
+        ("host", "::", "::"),
+        ("host", "fe80::1%eth0", "fe80::1%eth0"),
+        ("host", "gpu-1.example.org.", "gpu-1.example.org."),
+        ("host", "r\u00e4chner.example.org", "r\u00e4chner.example.org"),
     ],
 )
 def test_values(name: str, given: object, value: object) -> None:
@@ -142,6 +149,9 @@ def test_values(name: str, given: object, value: object) -> None:
         ("ports", ["1", "x"], "--ports is 'x': give a whole number, 0 to 65535"),
         ("ports", [70000], "--ports is 70000: give 0 to 65535"),
         ("ports", [[1]], "--ports is '[1]'"),
+        ("host", "..x", "--host is '..x': give a host name or an IP address"),
+        ("host", "x" * 64, "give a host name or an IP address"),
+        ("host", "a\0b", "--host is 'a\\x00b': give"),
     ],
 )
 def test_what_a_type_does_not_take(name: str, given: object, says: str) -> None:
@@ -181,5 +191,5 @@ def test_a_value_that_no_text_gave_is_checked_too(given: dict[str, Any], says: s
 def test_the_help_is_the_text_under_the_field() -> None:
     assert settings_of(Example)["yes"].help == "A switch over two lines."
     assert [one.value_name for one in settings_of(Example).values()] == [
-        *("BOOL", "BOOL", "N", "N", "X", "BYTES", "SECONDS", "{half,whole}", "TEXT", "TEXT", "PATH", "N"),
+        *("BOOL", "BOOL", "N", "N", "X", "BYTES", "SECONDS", "{half,whole}", "TEXT", "TEXT", "PATH", "N", "HOST"),
     ]
