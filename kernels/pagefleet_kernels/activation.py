@@ -9,7 +9,7 @@ from typing import Literal, overload
 
 import torch
 
-from pagefleet_kernels import reference, reference_quantize
+from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -51,7 +51,7 @@ def gated_activation(
         if quantize is None:
             return reference.gated_activation(gate_up_TI2, kind)
         out = reference.gated_activation(gate_up_TI2.float(), kind)
-        return Quantized(*reference_quantize.quantize(out, quantize.dtype, quantize.static_scale, quantize.group))
+        return Quantized(*reference.quantize(out, quantize.dtype, quantize.static_scale, quantize.group))
     num_tokens, width, device = gate_up_TI2.shape[0], gate_up_TI2.shape[1] // 2, gate_up_TI2.device
     dtype = gate_up_TI2.dtype if quantize is None else quantize.dtype
     out_TI = torch.empty((num_tokens, width), dtype=dtype, device=device)

@@ -15,10 +15,10 @@ from typing import Literal
 
 import torch
 
+from pagefleet_kernels.attention import varlen_attention
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.layout import KVLayout, Order
-from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import AttentionTile, LaunchTable, padded_head_dim
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 
 from pagefleet_kernels import reference_attention
+from pagefleet_kernels.attention import attend_long_and_short
 from pagefleet_kernels.attention_kernel import SHARED
 from pagefleet_kernels.attention_launch import Launch, PagedQueries, Parts, long_launch, merge, run
 from pagefleet_kernels.decode_attention import short_queries
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.prefill_attention import attend_long_and_short
 from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import LaunchTable, attention_tile, decode_splits, launch_table
 

@@ -11,7 +11,7 @@ from typing import overload
 
 import torch
 
-from pagefleet_kernels import reference, reference_quantize
+from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -117,7 +117,7 @@ def _normalise(
         if quantize is None:
             return reference.rms_norm(x_TD, weight_D, eps, unit_offset)
         normed = reference.rms_norm(x_TD.float(), weight_D.float(), eps, unit_offset)
-        return Quantized(*reference_quantize.quantize(normed, quantize.dtype, quantize.static_scale, quantize.group))
+        return Quantized(*reference.quantize(normed, quantize.dtype, quantize.static_scale, quantize.group))
     x_THD = _as_rows(x_TD)
     residual_THD = x_THD if residual_TD is None else _as_rows(residual_TD)
     num_rows, width = x_THD.shape[0] * x_THD.shape[1], x_THD.shape[2]

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from pagefleet_kernels import reference_quantize
+from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, encode_e4m3, has_native_fp8
-from pagefleet_kernels.reference_quantize import LARGEST
+from pagefleet_kernels.reference import LARGEST
 from pagefleet_kernels.tuning import launch_table, tile_warps
 
 SMALLEST_SCALE = 1e-12
@@ -86,7 +86,7 @@ def quantize(x_TI: torch.Tensor, spec: QuantizeSpec, *, backend: Backend | None 
     num_tokens, width = x_TI.shape
     scale = spec.scale_for(num_tokens, width, x_TI.device)
     if choose_backend(x_TI.device, backend) == "torch":
-        return Quantized(*reference_quantize.quantize(x_TI, spec.dtype, spec.static_scale, spec.group))
+        return Quantized(*reference.quantize(x_TI, spec.dtype, spec.static_scale, spec.group))
     values = torch.empty(x_TI.shape, dtype=spec.dtype, device=x_TI.device)
     if values.numel() == 0:
         return Quantized(values, scale)

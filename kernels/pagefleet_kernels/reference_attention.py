@@ -22,7 +22,7 @@ def varlen_attention(
     rule: ScoreRule,
     max_query_len: int,
 ) -> torch.Tensor:
-    """Twin of `prefill_attention.varlen_attention` and of `cascade_attention.cascade_attention`.
+    """Twin of `attention.varlen_attention` and of `cascade_attention.cascade_attention`.
 
     Sequences are padded to the longest: memory grows with S * N * Q * L, which is fine for an oracle.
     """

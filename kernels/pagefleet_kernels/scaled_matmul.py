@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from pagefleet_kernels import reference_quantize
+from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -41,7 +41,7 @@ def scaled_matmul(
     _check(x_TI, x_scale, weight_OI, bias_O, out_dtype)
     x_scale, weight_scale = _shaped_scales(x_TI, x_scale, weight_OI, weight_scale, block)
     if choose_backend(x_TI.device, backend) == "torch":
-        return reference_quantize.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
+        return reference.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
     library_may = backend is None and tile is None and x_scale is not None and block is None
     if library_may and _library_takes(x_TI, weight_OI, weight_scale, out_dtype):
         assert x_scale is not None

@@ -21,6 +21,7 @@ import torch
 import triton
 from pagefleet_kernels import (
     activation,
+    attention,
     attention_launch,
     cascade_attention,
     decode_attention,
@@ -29,7 +30,6 @@ from pagefleet_kernels import (
     kv_cache,
     nonfinite,
     norm,
-    prefill_attention,
     quantize,
     rounded_attention,
     sampling,
@@ -47,6 +47,7 @@ from triton.compiler import ASTSource
 
 MODULES = (
     activation,
+    attention,
     attention_launch,
     cascade_attention,
     decode_attention,
@@ -55,7 +56,6 @@ MODULES = (
     kv_cache,
     nonfinite,
     norm,
-    prefill_attention,
     quantize,
     rounded_attention,
     sampling,
@@ -179,7 +179,7 @@ def compile_attention(inputs: tuple[torch.Tensor, ...], sliding_window: int | No
     """Plain attention of long and of short queries."""
     q, cache, tables, index, lens = inputs
     rule = score_rule.ScoreRule(scale=1.0, window=sliding_window)
-    prefill_attention.varlen_attention(q, cache, tables, index, lens, rule, 4096, backend="triton")
+    attention.varlen_attention(q, cache, tables, index, lens, rule, 4096, backend="triton")
     for spec in SPECS:
         rounded_attention.rounded_attention(q, cache, tables, index, lens, rule, 1, spec, backend="triton")
     for num_splits in (1, 8):
@@ -210,7 +210,7 @@ def compile_attention_features(head_dim: int, dtype: torch.dtype) -> None:
     )
     for each in features:
         rule = score_rule.ScoreRule(**each, **scales)
-        prefill_attention.varlen_attention(q, cache, tables, index, lens, rule, 4096, backend="triton")
+        attention.varlen_attention(q, cache, tables, index, lens, rule, 4096, backend="triton")
     rule = score_rule.ScoreRule(softcap=50.0, sinks_N=per_head, **scales)
     cascade_attention.cascade_attention(q, cache, tables, index, lens, rule, 4096, 32, backend="triton")
 

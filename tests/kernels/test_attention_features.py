@@ -9,11 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pagefleet_kernels.attention import paged_attention
+from pagefleet_kernels.attention import paged_attention, varlen_attention
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.score_rule import ScoreRule
 from pagefleet_kernels.tuning import AttentionTile
 

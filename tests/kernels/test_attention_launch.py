@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pagefleet_kernels import attention_launch
-from pagefleet_kernels.prefill_attention import varlen_attention
+from pagefleet_kernels.attention import varlen_attention
 from pagefleet_kernels.score_rule import ScoreRule
 
 

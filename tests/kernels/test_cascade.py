@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_kernels import cascade_attention as cascade
+from pagefleet_kernels.attention import varlen_attention
 from pagefleet_kernels.attention_kernel import SHARED
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
-from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.score_rule import ScoreRule
 
 from tests.example_counts import examples

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.attention import varlen_attention
 from pagefleet_kernels.attention_tuning import AttentionWorkload, RandomPages
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import Order
 from pagefleet_kernels.norm import rms_norm
-from pagefleet_kernels.prefill_attention import varlen_attention
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
 from pagefleet_kernels.score_rule import ScoreRule
