@@ -113,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = OPERATE.read(sys.argv[1:] if argv is None else argv, os.environ)
         images = OPERATE.build(Images, given)
         # After parsing: --help is instant, and a mistake on the command line costs nothing.
-        from pagefleet_operator.handlers import operate  # noqa: PLC0415
+        from pagefleet_operator.handlers import operator  # noqa: PLC0415
 
-        return operate.operate(settings_from(given, images, os.environ))
+        return operator.operate(settings_from(given, images, os.environ))
     except OperatorError as error:
         status = OPERATE.tell(error)
         return status if isinstance(error, SettingsError) else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pagefleet_operator.handlers import operate
+from pagefleet_operator.handlers import operator
 from pagefleet_operator.handlers.settings import OperateSettings
 from pagefleet_operator.operate_cli import main
 
@@ -68,7 +68,7 @@ def started_with(values: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> 
         given.append(settings)
         return 0
 
-    monkeypatch.setattr(operate, "operate", take)
+    monkeypatch.setattr(operator, "operate", take)
     assert main(arguments(values)) == 0
     return given[0]
 

@@ -12,8 +12,7 @@ from typing import Any
 from kubernetes.aio.client.configuration import Configuration
 from pagefleet_operator.apply.cluster import Cluster
 from pagefleet_operator.apply.connection import credentials_of
-from pagefleet_operator.apply.kube_cluster import KubeCluster, connect
-from pagefleet_operator.apply.token_bucket import TokenBucket
+from pagefleet_operator.apply.kube_cluster import KubeCluster, TokenBucket, connect
 from pagefleet_operator.handlers.backlog import Pace
 from pagefleet_operator.handlers.lease import AlwaysLeads, Leadership, LeaseTimes
 from pagefleet_operator.handlers.metrics import OperatorMetrics

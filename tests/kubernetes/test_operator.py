@@ -18,8 +18,7 @@ import httpx
 import pytest
 from pagefleet_operator.apply.connection import load_configuration
 from pagefleet_operator.apply.kinds import BY_NAME
-from pagefleet_operator.apply.kube_cluster import KubeCluster, connect
-from pagefleet_operator.apply.token_bucket import TokenBucket
+from pagefleet_operator.apply.kube_cluster import KubeCluster, TokenBucket, connect
 from pagefleet_operator.handlers.reconciler import wake_asleep
 from pagefleet_operator.handlers.seen import stored_child
 from pagefleet_operator.plan.observed import Observed, ScalingSeen

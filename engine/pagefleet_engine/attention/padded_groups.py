@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import BatchGeometry
 
+Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
 LAUNCH_COST = 4000.0
@@ -93,8 +94,6 @@ def rounded_up(count: int) -> int:
     grain = 1 << max(0, (count - 1).bit_length() - STEPS.bit_length())
     return -(-count // grain) * grain
 
-
-Int32Array = NDArray[np.int32]
 
 QUERY_BLOCK = 128
 """Queries per block: scores of a block stay within a core's cache share (measured best of 64 to 512)."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagefleet_engine.bench.roofline import Roofline
-import os
-import platform
-import subprocess
-import sys
-from importlib import metadata
+
+
+_PACKAGES = ("torch", "triton", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +75,6 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-_PACKAGES = ("torch", "triton", "transformers")
 
 
 def describe_machine() -> dict[str, Any]:

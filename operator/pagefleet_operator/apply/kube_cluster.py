@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import aiohttp
@@ -24,7 +24,6 @@ from pagefleet_protocol.version import VERSION
 
 from pagefleet_operator.apply.cluster import Body, Fence
 from pagefleet_operator.apply.kinds import BY_NAME, EVENT, Kind
-from pagefleet_operator.apply.token_bucket import TokenBucket
 from pagefleet_operator.errors import ClusterError, Conflict, Refused, Throttled, Unavailable
 
 ANNOTATOR = f"{FIELD_MANAGER}-facts"
@@ -38,6 +37,35 @@ _TIMEOUT = aiohttp.ClientTimeout(total=MOST_REQUEST_S, connect=CONNECT_S)
 _LIST_TIMEOUT = aiohttp.ClientTimeout(total=60.0, connect=CONNECT_S)
 _DEFAULT_RETRY_AFTER_S = 1.0
 _MOST_RETRY_AFTER_S = 300.0
+
+
+class TokenBucket:
+    """Lets `burst` requests through at once, and `rate_per_s` in the long run, in the order they came."""
+
+    def __init__(
+        self,
+        rate_per_s: float,
+        burst: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Start full."""
+        self._rate_per_s = rate_per_s
+        self._burst = float(burst)
+        self._clock = clock
+        self._sleep = sleep
+        self._tokens = float(burst)
+        self._filled_at = clock()
+
+    async def take(self) -> None:
+        """Take one token; wait until there is one."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate_per_s)
+        self._filled_at = now
+        # Going below zero books a place in the queue: whoever comes next waits longer.
+        self._tokens -= 1.0
+        if self._tokens < 0:
+            await self._sleep(-self._tokens / self._rate_per_s)
 
 
 class RequestObserver(Protocol):

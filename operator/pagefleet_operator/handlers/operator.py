@@ -1,22 +1,26 @@
-"""The operator: watches in every process, reconciles in the one that leads."""
+"""The operator and its process: it watches in every process, and reconciles in the one that leads."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
+from pagefleet_protocol.settings.log import set_up_logging
 
 from pagefleet_operator.apply.applier import Applier
 from pagefleet_operator.apply.cluster import Cluster
-from pagefleet_operator.apply.connection import Credentials
+from pagefleet_operator.apply.connection import Credentials, credentials_of, load_configuration
 from pagefleet_operator.apply.kinds import CHILDREN, INFERENCE_PROFILE, INFERENCE_SERVICE, POD, children_present
+from pagefleet_operator.apply.kube_cluster import KubeCluster, TokenBucket, connect
 from pagefleet_operator.errors import ClusterError, Refused
 from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.audit import Auditor, Scope
@@ -24,11 +28,11 @@ from pagefleet_operator.handlers.autoscaler import Autoscaler
 from pagefleet_operator.handlers.cluster_view import ClusterView
 from pagefleet_operator.handlers.event_reader import EventReader
 from pagefleet_operator.handlers.health import HealthServer, Vitals
-from pagefleet_operator.handlers.lease import Election
+from pagefleet_operator.handlers.lease import AlwaysLeads, Election, Leadership
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
 from pagefleet_operator.handlers.observer import Observer, Sources
-from pagefleet_operator.handlers.pod_http import KvAnswers, PodHttp
+from pagefleet_operator.handlers.pod_http import HttpPods, KvAnswers, PodHttp
 from pagefleet_operator.handlers.reconciler import Reconciler, Tools
 from pagefleet_operator.handlers.settings import OperateSettings
 from pagefleet_operator.handlers.status_writer import StatusWriter
@@ -282,3 +286,50 @@ def _ready_condition(status: dict[str, Any]) -> tuple[str, str]:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def operate(settings: OperateSettings) -> int:
+    """Run an operator in this process until a signal stops it. Returns the exit status.
+
+    Raises:
+        OperatorError: it cannot start.
+    """
+    set_up_logging("operator")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    asyncio.run(_run(settings))
+    return 0
+
+
+async def _run(settings: OperateSettings) -> None:
+    stopping = asyncio.Event()
+    take_signals = partial(_take_signals, asyncio.get_running_loop(), stopping)
+    take_signals()
+    configuration = await load_configuration(settings.kubeconfig)
+    metrics, client, pods = OperatorMetrics(), connect(configuration), HttpPods()
+    try:
+        # The lease's own requests pass no fence and wait for no token.
+        unfenced = KubeCluster(client, AlwaysLeads(), TokenBucket(settings.writes_per_s, settings.write_burst), metrics)
+        place = (settings.cluster.operator_namespace, settings.lease_name)
+        election = (
+            Leadership(unfenced, place, settings.identity, settings.timing.lease)
+            if settings.leader_election
+            else AlwaysLeads()
+        )
+        writes = TokenBucket(settings.writes_per_s, settings.write_burst)
+        outside = Outside(
+            cluster=KubeCluster(client, election, writes, metrics),
+            election=election,
+            pods=pods,
+            credentials=partial(credentials_of, configuration),
+            metrics=metrics,
+        )
+        await Operator(settings, outside).run(stopping, take_signals)
+    finally:
+        await pods.close()
+        await client.close()
+
+
+def _take_signals(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    """Stop on a signal. kopf sets handlers of its own whenever it starts, so these are set after it again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)

@@ -1,4 +1,4 @@
-"""The client against an emulated API server: what it sends, and what becomes of each failure."""
+"""The client against an emulated API server: what it sends and when, and what becomes of each failure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.exceptions import ApiException
 from pagefleet_operator.apply.kinds import BY_NAME, CHILDREN, LEASE, Kind, children_present
-from pagefleet_operator.apply.kube_cluster import PAGE_SIZE, KubeCluster, cluster_error, connect
-from pagefleet_operator.apply.token_bucket import TokenBucket
+from pagefleet_operator.apply.kube_cluster import PAGE_SIZE, KubeCluster, TokenBucket, cluster_error, connect
 from pagefleet_operator.errors import Conflict, NotLeading, Refused, Throttled, Unavailable
 
 from tests.fakes.kube_api import KubeApi
@@ -232,3 +231,42 @@ def test_optional_kinds_are_children_where_they_exist() -> None:
     assert "ServiceMonitor" not in names
     assert {kind.kind for kind in CHILDREN if not kind.optional} < names
     assert (BY_NAME["Job"].root, BY_NAME["Pod"].root) == ("/apis/batch/v1", "/api/v1")
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def test_a_burst_passes_and_what_follows_waits_its_turn() -> None:
+    time = Time()
+    bucket = TokenBucket(10.0, 3, time.clock, time.sleep)
+
+    async def scenario() -> None:
+        for _ in range(6):
+            await bucket.take()
+
+    asyncio.run(scenario())
+    assert [round(seconds, 6) for seconds in time.slept] == [0.1, 0.2, 0.3]
+
+
+def test_it_fills_again_up_to_the_burst() -> None:
+    time = Time()
+    bucket = TokenBucket(10.0, 2, time.clock, time.sleep)
+
+    async def scenario() -> None:
+        for _ in range(2):
+            await bucket.take()
+        time.now = 100.0
+        for _ in range(3):
+            await bucket.take()
+
+    asyncio.run(scenario())
+    assert [round(seconds, 6) for seconds in time.slept] == [0.1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pagefleet_operator import operate_cli
-from pagefleet_operator.handlers import operate
+from pagefleet_operator.handlers import operator
 from pagefleet_operator.handlers.settings import OperateSettings
 
 IMAGES = ["--engine-image", "e:1", "--router-image", "r:1", "--operator-image", "o:1"]
@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[OperateSettings]:
         given.append(settings)
         return 0
 
-    monkeypatch.setattr(operate, "operate", run)
+    monkeypatch.setattr(operator, "operate", run)
     for name in [name for name in os.environ if name.startswith("PAGEFLEET_OPERATOR_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("POD_NAMESPACE", raising=False)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.graphs.modes import GraphMode
 
+LARGEST_BY_DEFAULT = 512
+"""A larger step computes for longer than the host takes to launch it. More running requests than this extend it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
@@ -91,10 +94,6 @@ def _by_num_tokens(keys: list[GraphKey]) -> list[GraphKey]:
     for key in keys:
         table += [key] * (key[1].num_tokens + 1 - len(table))
     return table
-
-
-LARGEST_BY_DEFAULT = 512
-"""A larger step computes for longer than the host takes to launch it. More running requests than this extend it."""
 
 
 def default_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
