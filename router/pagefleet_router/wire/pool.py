@@ -91,7 +91,7 @@ class EnginePool:
             result = Failure.UNREACHABLE
         except ConnectionRefusedError:
             result = Failure.REFUSED
-        except OSError:
+        except (OSError, UnicodeError):  # the second for what cannot be a host at all
             result = Failure.UNREACHABLE
         then(result)
 

@@ -106,6 +106,15 @@ def test_what_cannot_be_used_costs_its_connection_only() -> None:
     run(check)
 
 
+@pytest.mark.parametrize("host", ["..x", "x" * 64])
+def test_what_is_no_host_is_told_at_once(host: str) -> None:
+    async def check() -> None:
+        with pytest.raises(ProbeError, match="there is no such host"):
+            await Prober(f"http://{host}:80", 30.0).get("/")
+
+    run(check)
+
+
 def test_a_question_that_nobody_waits_for_any_more_takes_its_connection_along() -> None:
     async def check() -> None:
         site = _Site(b"", b"", OK)
