@@ -11,7 +11,7 @@ from pagefleet_engine.bench.shapes import named_shapes, write_shape
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.models.config_file import read_arch
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import build_model
 from safetensors.torch import save_file
 
 _SHARD_BYTES = 4 * 2**30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagefleet_engine.models.registry import MODEL_MODULES
+from pagefleet_engine.models.model import MODEL_MODULES
 from pagefleet_protocol.model_config.shape import MODEL_TYPES
 
 

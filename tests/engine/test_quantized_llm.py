@@ -14,7 +14,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.models.config_file import read_arch
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import build_model
 from safetensors.torch import save_file
 
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint

@@ -13,8 +13,7 @@ import torch
 from pagefleet_engine.attention.backend import AttentionBackend
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
 from pagefleet_engine.layers.weight import Placement
-from pagefleet_engine.models.model import Model
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import Model, build_model
 from pagefleet_engine.worker.graphs.capture import DeviceGraphs
 from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward

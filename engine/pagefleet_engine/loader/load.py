@@ -19,8 +19,7 @@ from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_byte
 from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.models.model import Model
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import Model, build_model
 
 _log = logging.getLogger(__name__)
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

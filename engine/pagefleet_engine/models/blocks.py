@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import torch
 from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, RoundingStep
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, Residual
-from pagefleet_engine.layers.quantization.kv_scales import KVScales
 from pagefleet_engine.layers.rotary import Heads, Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
@@ -119,3 +121,31 @@ class MLP:
     def add_to(self, residual_TD: Tensor, x_TD: Activations) -> Residual:
         """`residual + mlp(x)`, [T, D]; the residual must not be read afterwards."""
         return self._down_proj.add_to(residual_TD, self._gate_up_proj(x_TD, self._down_proj.rounding))
+
+
+class KVScales:
+    """Scales of a layer's KV cache: slots `k_scale` and `v_scale` where the checkpoint has them, else none."""
+
+    __slots__ = ("_arrived", "_install", "_path", "_slots")
+
+    def __init__(self, placement: Placement, install: Callable[[float, float], None]) -> None:
+        """`install` gets both scales, once; a stored number stands for itself times its scale."""
+        self._install, self._path = install, placement.path
+        self._arrived: dict[str, float] = {}
+        has_scales = placement.quantization is not None and placement.quantization.kv_scales
+        self._slots = {
+            name: Weight((1,), None, placement, partial(self._take, name), dtype=torch.float32)
+            for name in (("k_scale", "v_scale") if has_scales else ())
+        }
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from self._slots.items()
+
+    def _take(self, name: str, value: Tensor) -> None:
+        scale = float(value)
+        if not 0.0 < scale < float("inf"):
+            raise ModelLoadError(f"{self._path}.{name} is {scale}, no scale: give --kv-cache-dtype auto")
+        self._arrived[name] = scale
+        if len(self._arrived) == len(self._slots):
+            self._install(self._arrived["k_scale"], self._arrived["v_scale"])

@@ -15,8 +15,8 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import Activation
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.model import model_family
 from pagefleet_engine.models.quantization_config import read_quantization
-from pagefleet_engine.models.registry import model_family
 from pagefleet_engine.models.rope_config import read_rope
 
 _ACTIVATIONS: dict[str, Activation] = {

@@ -1,4 +1,4 @@
-"""What the worker and the loader need of a model.
+"""What the worker and the loader need of a model, and which file makes one of which `model_type`.
 
 Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
 """
@@ -6,13 +6,28 @@ Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
+from pagefleet_protocol.model_config.shape import ModelShape
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
-from pagefleet_engine.layers.weight import Weight
+from pagefleet_engine.layers.weight import Placement, Weight
 from pagefleet_engine.models.arch import ModelArch
+
+MODEL_MODULES = {
+    "gemma2": "pagefleet_engine.models.gemma2",
+    "gemma3": "pagefleet_engine.models.gemma3",
+    "gemma3_text": "pagefleet_engine.models.gemma3",
+    "llama": "pagefleet_engine.models.llama",
+    "mistral": "pagefleet_engine.models.mistral",
+    "olmo2": "pagefleet_engine.models.olmo2",
+    "phi3": "pagefleet_engine.models.phi3",
+    "qwen2": "pagefleet_engine.models.qwen2",
+    "qwen3": "pagefleet_engine.models.qwen3",
+}
+"""`model_type` of a configuration to the module that is its `ModelFamily`, imported only when it is asked for."""
 
 
 class Model(Protocol):
@@ -34,3 +49,25 @@ class Model(Protocol):
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """Every slot to fill, named as in Hugging Face checkpoints save for merged ones (`loader.weight_map`)."""
         ...
+
+
+class ModelFamily(Protocol):
+    """What a module in `models/` offers."""
+
+    def read(self, shape: ModelShape) -> ModelArch:
+        """The architecture of a configuration of the family; ModelLoadError for what cannot be run."""
+        ...
+
+    def build(self, arch: ModelArch, placement: Placement) -> Model:
+        """A model whose weights have not arrived yet."""
+        ...
+
+
+def model_family(model_type: str) -> ModelFamily:
+    """The family of a type that is in `MODEL_MODULES`."""
+    return cast(ModelFamily, import_module(MODEL_MODULES[model_type]))
+
+
+def build_model(arch: ModelArch, placement: Placement) -> Model:
+    """A model whose weights have not arrived yet."""
+    return model_family(arch.model_type).build(arch, placement)

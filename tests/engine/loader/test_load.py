@@ -17,8 +17,7 @@ from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.config_file import read_arch
-from pagefleet_engine.models.model import Model
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import Model, build_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -14,7 +14,7 @@ from pagefleet_engine.layers.quantization_scheme import fp8_on_load
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, container_free_bytes, free_bytes, weight_bytes
 from pagefleet_engine.models.config_file import read_arch
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import build_model
 
 CPU = torch.device("cpu")
 GIB = 1024**3

@@ -13,7 +13,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import arch_from_config, read_arch
-from pagefleet_engine.models.registry import MODEL_MODULES
+from pagefleet_engine.models.model import MODEL_MODULES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

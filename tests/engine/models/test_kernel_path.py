@@ -15,7 +15,7 @@ from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
-from pagefleet_engine.models.registry import build_model
+from pagefleet_engine.models.model import build_model
 from pagefleet_kernels.layout import KVLayout
 
 from tests.fakes.checkpoints import FAMILIES
