@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -136,36 +137,95 @@ def build_snapshot(
     engines: Sequence[EngineView], aliases: Mapping[str, str] = MappingProxyType({}), kept: Iterable[str] = ()
 ) -> Snapshot:
     """Group the usable engines by model; models that are `kept` are served even when no endpoint names them."""
-    by_model: dict[str, list[EngineView]] = {}
-    for engine in engines:
-        by_model.setdefault(engine.endpoint.model, []).append(engine)
-    usable, prefills = {}, {}
-    for model, its in by_model.items():
-        usable[model], prefills[model] = group(its)
+    return _snapshot(engines, _group(engines), aliases, kept)
+
+
+def _snapshot(
+    engines: Sequence[EngineView], groups: Mapping[str, _Group], aliases: Mapping[str, str], kept: Iterable[str]
+) -> Snapshot:
+    parts = {model: its.parts() for model, its in groups.items()}
+    usable = {model: whole for model, (whole, _) in parts.items()}
     usable |= {model: () for model in kept if model not in usable}
-    return Snapshot(tuple(engines), usable, aliases, {model: those for model, those in prefills.items() if those})
-
-
-def group(engines: Sequence[EngineView]) -> tuple[tuple[EngineView, ...], tuple[EngineView, ...]]:
-    """Return those of one model's engines that may get new requests, and that may compute prompts for others."""
-    found = tuple(engine for engine in engines if is_usable(engine))
-    if all(engine.role == "both" for engine in found):
-        return found, ()
-    whole = tuple(engine for engine in found if engine.role != "prefill")
-    if not whole:
-        return found, ()
-    return whole, tuple(engine for engine in found if _can_prefill(engine))
+    return Snapshot(tuple(engines), usable, aliases, {model: those for model, (_, those) in parts.items() if those})
 
 
 def _can_prefill(engine: EngineView) -> bool:
     return engine.role != "decode" and engine.facts is not None and engine.facts.kv_transfer is not None
 
 
+class _Ordered:
+    """Some engines of a list in its order: one is put in or taken out without a look at the others."""
+
+    __slots__ = ("_places", "engines")
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self.engines: list[EngineView] = []
+
+    def put(self, place: int, engine: EngineView | None) -> None:
+        """Have this engine, or none, at a place of the list."""
+        at = bisect_left(self._places, place)
+        is_there = at < len(self._places) and self._places[at] == place
+        if engine is None:
+            if is_there:
+                del self._places[at], self.engines[at]
+        elif is_there:
+            self.engines[at] = engine
+        else:
+            self._places.insert(at, place)
+            self.engines.insert(at, engine)
+
+
+class _Group:
+    """The engines of one model."""
+
+    __slots__ = ("_found", "_prefills", "_whole", "_with_role", "num_engines")
+
+    def __init__(self) -> None:
+        self.num_engines = 0
+        self._found = _Ordered()
+        """Those that may get requests."""
+        self._whole = _Ordered()
+        """Of these, those that are not for prompts alone."""
+        self._prefills = _Ordered()
+        """Of these, those that can compute prompts for others."""
+        self._with_role: set[int] = set()
+        """Of these, the places of those that are for one part."""
+
+    def put(self, place: int, engine: EngineView) -> None:
+        """Take an engine as it is now."""
+        found = engine if is_usable(engine) else None
+        role = "both" if found is None else found.role
+        self._found.put(place, found)
+        self._whole.put(place, None if role == "prefill" else found)
+        self._prefills.put(place, found if found is not None and _can_prefill(found) else None)
+        if role == "both":
+            self._with_role.discard(place)
+        else:
+            self._with_role.add(place)
+
+    def parts(self) -> tuple[tuple[EngineView, ...], tuple[EngineView, ...]]:
+        """Return those that may get new requests, and those that may compute prompts for others."""
+        if not self._with_role or not self._whole.engines:
+            return tuple(self._found.engines), ()
+        return tuple(self._whole.engines), tuple(self._prefills.engines)
+
+
+def _group(engines: Sequence[EngineView]) -> dict[str, _Group]:
+    """Return the groups of a list."""
+    groups: dict[str, _Group] = {}
+    for place, engine in enumerate(engines):
+        its = groups.setdefault(engine.endpoint.model, _Group())
+        its.num_engines += 1
+        its.put(place, engine)
+    return groups
+
+
 class EndpointTable:
     """Holds what is current, of which `snapshot` is a picture.
 
-    A picture is made when somebody looks and something has changed: of an engine that told its load its place is
-    filled anew, a model whose engines came, left or became another's is grouped anew, and all else is the last one's.
+    A picture is made when somebody looks and something has changed: an engine that did is put in its place among those
+    of its model, and all else is the last one's.
 
     `on_change` is called with the ids that left and the ids that came whenever the list itself changes. An id in
     both is another engine under an old name.
@@ -187,12 +247,10 @@ class EndpointTable:
         self._engines: list[EngineView] = []
         self._places: dict[str, int] = {}
         """By id, in the list."""
-        self._told: dict[str, EngineView] = {}
-        """Those whose load is another than the snapshot says."""
-        self._to_group: set[str] = set()
-        """Models whose usable engines may be others than the snapshot says."""
-        self._grouped: dict[str, tuple[_Places, _Places]] = {}
-        """For models that told their load: the usable ones and those that compute prompts."""
+        self._changed: set[int] = set()
+        """Places of those that the snapshot does not show as they are."""
+        self._groups: dict[str, _Group] = {}
+        """By model."""
         self.siblings: dict[str, EngineRates] = {}
         """For each model what its engines have in common: where a new one starts."""
         self.unlisted: str | None = "the engines are being looked up"
@@ -205,7 +263,7 @@ class EndpointTable:
     @property
     def snapshot(self) -> Snapshot:
         """All engines as they are now."""
-        if self._told or self._to_group:
+        if self._changed:
             self._snapshot = self._renewed(self._snapshot)
         return self._snapshot
 
@@ -257,6 +315,11 @@ class EndpointTable:
         place = self._places.get(engine_id)
         return None if place is None else self._engines[place]
 
+    def num_engines(self, model: str) -> int:
+        """Return how many engines a model has, whatever their state."""
+        its = self._groups.get(model)
+        return 0 if its is None else its.num_engines
+
     def set_ready(self, engine_id: str, ready: bool, stuck: bool = False) -> bool:
         """Note what a probe found; returns whether that is news."""
         engine = self.engine(engine_id)
@@ -286,7 +349,7 @@ class EndpointTable:
         foreign = max(0.0, running + waiting - engine.tally.num_requests)
         load = PolledLoad(running, waiting, kv_usage, foreign)
         if load != engine.load:
-            self._tell(replace(engine, load=load))
+            self._take(replace(engine, load=load))
 
     def set_facts(self, engine_id: str, facts: EngineFacts | None) -> None:
         """Note what an engine says of itself. Another incarnation of it has none of the old one's requests."""
@@ -306,28 +369,26 @@ class EndpointTable:
         """Drop the last poll's figures: the engine does not answer any more."""
         engine = self.engine(engine_id)
         if engine is not None and engine.load is not None:
-            self._tell(replace(engine, load=None))
+            self._take(replace(engine, load=None))
 
-    def _tell(self, new: EngineView) -> None:
-        """Take over an engine of which nothing changed but its load."""
-        self._engines[self._places[new.id]] = new
-        self._told[new.id] = new
+    def _take(self, new: EngineView) -> None:
+        place = self._places[new.id]
+        self._engines[place] = new
+        self._changed.add(place)
 
     def _put(self, new: EngineView) -> None:
         old = self._engines[self._places[new.id]]
         if is_usable(new) and not is_usable(old):
             new = replace(new, usable_since=self._clock())
-        self._engines[self._places[new.id]] = new
-        self._to_group.add(new.endpoint.model)
+        self._take(new)
         self._tell_watchers()
 
     def _show(self, engines: list[EngineView]) -> None:
         self._engines = engines
         self._places = {engine.id: place for place, engine in enumerate(engines)}
-        self._told.clear()
-        self._to_group.clear()
-        self._grouped.clear()
-        self._snapshot = build_snapshot(engines, self._snapshot.aliases, self._kept)
+        self._changed.clear()
+        self._groups = _group(engines)
+        self._snapshot = _snapshot(engines, self._groups, self._snapshot.aliases, self._kept)
         self._tell_watchers()
 
     def _tell_watchers(self) -> None:
@@ -336,34 +397,12 @@ class EndpointTable:
 
     def _renewed(self, old: Snapshot) -> Snapshot:
         usable, prefills = dict(old.usable), dict(old.prefills)
-        told, to_group = self._told.values(), self._to_group
-        self._told, self._to_group = {}, set()
-        for model in to_group:
-            usable[model], prefills[model] = group([one for one in self._engines if one.endpoint.model == model])
-            self._grouped.pop(model, None)
-        for model in {engine.endpoint.model for engine in told} - to_group:
-            if model not in self._grouped:
-                self._grouped[model] = _Places(usable[model]), _Places(prefills.get(model, ()))
-            its = [engine for engine in told if engine.endpoint.model == model]
-            usable[model], prefills[model] = (places.filled(its) for places in self._grouped[model])
-        return Snapshot(
-            tuple(self._engines), usable, old.aliases, {model: one for model, one in prefills.items() if one}
-        )
-
-
-class _Places:
-    """Where in a tuple each engine is, so that a few can be put in anew without a look at the others."""
-
-    __slots__ = ("_engines", "_places")
-
-    def __init__(self, engines: Sequence[EngineView]) -> None:
-        self._engines = list(engines)
-        self._places = {engine.id: place for place, engine in enumerate(engines)}
-
-    def filled(self, engines: Iterable[EngineView]) -> tuple[EngineView, ...]:
-        """Return the tuple with these as they are now."""
-        for engine in engines:
-            place = self._places.get(engine.id)
-            if place is not None:
-                self._engines[place] = engine
-        return tuple(self._engines)
+        changed, self._changed = self._changed, set()
+        for place in changed:
+            engine = self._engines[place]
+            self._groups[engine.endpoint.model].put(place, engine)
+        for model in {self._engines[place].endpoint.model for place in changed}:
+            usable[model], prefills[model] = self._groups[model].parts()
+            if not prefills[model]:
+                del prefills[model]
+        return Snapshot(tuple(self._engines), usable, old.aliases, prefills)

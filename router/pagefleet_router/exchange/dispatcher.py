@@ -120,8 +120,7 @@ class Dispatcher:
             self.policy.lost(engine.id)
             self.on_refused(engine.id)
         model = engine.endpoint.model
-        pool = [one.id for one in self.table.snapshot.engines if one.endpoint.model == model]
-        if self.outliers.failed(engine.id, self.clock(), pool):
+        if self.outliers.failed(engine.id, self.clock(), model, self.table.num_engines(model)):
             self.metrics.ejections += 1
             self.table.set_ejected(engine.id, True)
             logger.warning("engine %s is ejected after failures in a row", engine.id)

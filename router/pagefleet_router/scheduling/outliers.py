@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -11,6 +11,8 @@ class _Record:
     num_failures: int = 0
     num_ejections: int = 0
     ejected_until: float | None = None
+    model: str = ""
+    """Whose engine it was when it was ejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class OutlierDetector:
     def __init__(self, rules: OutlierRules | None = None) -> None:
         self._rules = rules or OutlierRules()
         self._records: dict[str, _Record] = {}
+        self._num_ejected: Counter[str] = Counter()
+        """Now, by model."""
 
     def succeeded(self, engine_id: str) -> None:
         """Note an answer below 500: the engine's slate is clean, ejections included."""
@@ -37,22 +41,25 @@ class OutlierDetector:
         if record is not None and record.ejected_until is None:
             del self._records[engine_id]
 
-    def failed(self, engine_id: str, now: float, pool: Collection[str]) -> bool:
+    def failed(self, engine_id: str, now: float, model: str, num_engines: int) -> bool:
         """Note a failure; returns whether the engine is ejected by it.
 
         Args:
             engine_id: who failed.
             now: the time.
-            pool: ids of the engines of its model, of which only a share may be ejected at once.
+            model: whose engine it is.
+            num_engines: that this model has, of which only a share may be ejected at once.
         """
         record = self._records.setdefault(engine_id, _Record())
         record.num_failures += 1
         if record.ejected_until is not None or record.num_failures < self._rules.failures:
             return False
-        if self.num_ejected(pool) + 1 > int(len(pool) * self._rules.most_ejected):
+        if self._num_ejected[model] + 1 > int(num_engines * self._rules.most_ejected):
             return False
         length = min(self._rules.first_ejection * 2**record.num_ejections, self._rules.longest_ejection)
         record.ejected_until = now + length
+        record.model = model
+        self._num_ejected[model] += 1
         record.num_ejections += 1
         record.num_failures = 0
         return True
@@ -66,14 +73,21 @@ class OutlierDetector:
         if record is None or record.ejected_until is None or now < record.ejected_until:
             return False
         record.ejected_until = None
+        self._count_back(record.model)
         record.num_failures = self._rules.failures - 1
         return True
 
-    def num_ejected(self, pool: Collection[str]) -> int:
-        """Return how many engines of a pool are ejected now."""
-        records = (self._records.get(engine_id) for engine_id in pool)
-        return sum(record is not None and record.ejected_until is not None for record in records)
+    def num_ejected(self, model: str) -> int:
+        """Return how many engines of a model are ejected now."""
+        return self._num_ejected[model]
 
     def forget(self, engine_id: str) -> None:
         """Drop an engine that left the list."""
-        self._records.pop(engine_id, None)
+        record = self._records.pop(engine_id, None)
+        if record is not None and record.ejected_until is not None:
+            self._count_back(record.model)
+
+    def _count_back(self, model: str) -> None:
+        self._num_ejected[model] -= 1
+        if not self._num_ejected[model]:
+            del self._num_ejected[model]

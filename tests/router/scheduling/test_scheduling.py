@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from msgspec.structs import replace
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, build_snapshot
+from pagefleet_router.errors import Failure
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.scheduling.selection import candidates
+
+from tests.fakes.exchange_scene import ExchangeScene
 
 
 def engine(name: str, *, requests: int = 0, foreign: float = 0.0, model: str = "m", **fields: object) -> EngineView:
@@ -43,9 +44,9 @@ def test_only_usable_engines_of_the_model_are_candidates() -> None:
 
 
 def fail(
-    detector: OutlierDetector, times: int, now: float, pool: Sequence[str] = "abcd", name: str = "a"
+    detector: OutlierDetector, times: int, now: float, name: str = "a", model: str = "m", num_engines: int = 4
 ) -> list[bool]:
-    return [detector.failed(name, now, pool) for _ in range(times)]
+    return [detector.failed(name, now, model, num_engines) for _ in range(times)]
 
 
 def test_five_failures_in_a_row_eject() -> None:
@@ -54,7 +55,7 @@ def test_five_failures_in_a_row_eject() -> None:
     detector.succeeded("a")
     assert fail(detector, 5, 0.0) == [False] * 4 + [True]
     assert fail(detector, 9, 1.0) == [False] * 9, "it is ejected already"
-    assert detector.num_ejected("abcd") == 1
+    assert detector.num_ejected("m") == 1
 
 
 def test_ejections_double_up_to_a_minute_and_end_by_a_probe() -> None:
@@ -62,7 +63,7 @@ def test_ejections_double_up_to_a_minute_and_end_by_a_probe() -> None:
     now, lengths = 0.0, []
     fail(detector, 4, now)
     for _ in range(6):
-        assert detector.failed("a", now, "abcd")
+        assert detector.failed("a", now, "m", 4)
         started = now
         while not detector.probed("a", now):
             now += 0.5
@@ -75,7 +76,7 @@ def test_a_success_after_an_ejection_wipes_the_slate() -> None:
     detector = OutlierDetector()
     fail(detector, 5, 0.0)
     detector.succeeded("a")  # an answer to an old request
-    assert detector.num_ejected("abcd") == 1
+    assert detector.num_ejected("m") == 1
     assert detector.probed("a", 5.0)
     detector.succeeded("a")
     assert fail(detector, 5, 6.0) == [False] * 4 + [True]
@@ -86,19 +87,30 @@ def test_a_success_after_an_ejection_wipes_the_slate() -> None:
 @pytest.mark.parametrize(("num_engines", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
 def test_at_most_half_is_ejected(num_engines: int, most: int) -> None:
     detector = OutlierDetector()
-    pool = [f"e{number}" for number in range(num_engines)]
-    for name in pool:
-        fail(detector, 5, 0.0, pool, name)
-    assert detector.num_ejected(pool) == most
+    for number in range(num_engines):
+        fail(detector, 5, 0.0, f"e{number}", "m", num_engines)
+    assert detector.num_ejected("m") == most
     detector.forget("e0")
-    assert detector.num_ejected(pool) == max(0, most - 1)
+    assert detector.num_ejected("m") == max(0, most - 1)
+    detector.forget(f"e{num_engines - 1}")
+    assert detector.num_ejected("m") == max(0, most - 1), "that one was none of them"
 
 
 def test_the_engines_of_one_model_are_a_pool() -> None:
     detector = OutlierDetector()
-    assert fail(detector, 5, 0.0, ["a", "b"])[-1]
-    assert not fail(detector, 5, 0.0, ["c"], "c")[-1], "the only one stays, however many engines other models have"
-    assert fail(detector, 5, 0.0, ["d", "e"], "d")[-1]
+    assert fail(detector, 5, 0.0, "a", "m", 2)[-1]
+    assert not fail(detector, 5, 0.0, "c", "n", 1)[-1], "the only one stays, however many engines other models have"
+    assert fail(detector, 5, 0.0, "d", "o", 2)[-1]
+
+
+def test_a_failure_costs_no_look_at_the_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = ExchangeScene(num_engines=4)
+    engine = scene.table.snapshot.engines[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(EndpointTable, "snapshot", None)
+        for _ in range(5):
+            scene.services.dispatcher.failed(engine, Failure.STATUS)
+    assert [one.ejected for one in scene.table.snapshot.engines] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("live", "allowed"), [(1, 3), (15, 3), (20, 4), (50, 10)])
