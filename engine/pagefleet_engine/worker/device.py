@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +84,17 @@ def default_cache_dir(requested: str | None) -> Path:
 
 def keep_kernels(folder: Path) -> None:
     """Have Triton keep compiled kernels in `folder`, where the next start finds them, unless the environment says
-    where; before the first is compiled. A folder that cannot be made costs the next start its time.
+    where; before the first is compiled. They run in this process: a folder that others made or may write is not used.
+    Without a folder the next start takes its time.
     """
     if "TRITON_CACHE_DIR" in os.environ:
         return
     with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code that runs: nobody else may write it
-        os.environ["TRITON_CACHE_DIR"] = str(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        is_ours = found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH
+        if is_ours and os.access(folder, os.W_OK):
+            os.environ["TRITON_CACHE_DIR"] = str(folder)
 
 
 def keep_step_memory() -> None:

@@ -130,3 +130,27 @@ def test_compiled_kernels_are_kept_where_the_environment_does_not_say_otherwise(
     keep_kernels(tmp_path / "kernels")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "kernels")
     assert (tmp_path / "kernels").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("flaw", ["others write", "another owner", "read-only"])
+def test_kernels_are_not_kept_where_others_may_put_theirs(
+    flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found in the folder runs in this process."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    folder = tmp_path / "kernels"
+    folder.mkdir(mode=0o770)
+    if flaw == "others write":
+        folder.chmod(0o777)
+    elif flaw == "another owner":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    else:
+        monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a volume that is mounted so
+    keep_kernels(folder)
+    assert "TRITON_CACHE_DIR" not in os.environ
+    monkeypatch.undo()
+    folder.chmod(0o770)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")  # put back as it was, whatever is set below
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    keep_kernels(folder)
+    assert os.environ["TRITON_CACHE_DIR"] == str(folder), "a cluster gives a volume's folders to a group"
