@@ -33,7 +33,7 @@ def test_every_question_is_answered_by_heart(pairs: FleetProcess, exchanges: Seq
 
 
 def test_long_prompts_at_once_are_computed_elsewhere_and_answered_as_by_one_engine(pairs: FleetProcess) -> None:
-    """Routers choose by cost, so it takes prompts that are long, and many at once."""
+    """Routers choose by cost, so it takes prompts that are long, and as many at once as make it pay on this machine."""
     alone = next(one.url for one in pairs.endpoints() if one.id == f"{SERVICE}-prefill-0")
 
     async def answers(url: str, prompts: Sequence[str]) -> list[str]:
@@ -45,8 +45,8 @@ def test_long_prompts_at_once_are_computed_elsewhere_and_answered_as_by_one_engi
             return await asyncio.gather(*(one(client, prompt) for prompt in prompts))
 
     before = pairs.received_blocks()
-    for number in range(20):
-        prompts = [f"Part {number} of {place}. " + f"Tell me of {place}. " * 150 for place in range(16)]
+    for number in range(1, 9):
+        prompts = [f"Part {number} of {place}. " + f"Tell me of {place}. " * 150 for place in range(16 * number)]
         assert asyncio.run(answers(pairs.url, prompts)) == asyncio.run(answers(alone, prompts))
         if pairs.received_blocks() > before:
             return
