@@ -4,6 +4,7 @@ Fake engines, load and routers share this machine, and one router runs at a time
 turning order; figures are medians over rounds. "Added" is through the router less direct, in the same round.
 
     python bench/router.py --json bench/results/router.json --sglang-router .peers/bin/sglang-router \\
+        --pagefleet-compiled .compiled/bin/pagefleet-route \\
         --vllm-router .peers/bin/vllm-router --production-stack .stack/bin/vllm-router
 """
 

@@ -54,8 +54,11 @@ STACK = (
     *("--host", "127.0.0.1", "--port", "{port}", "--service-discovery", "static", "--static-backends", "{urls}"),
     *("--static-models", "{models}", "--engine-stats-interval", "15", "--log-level", "warning"),
 )
+OURS = (*PAGEFLEET, "--policy", "auto", "--max-connections", "60000")
 ROUTERS = (
-    RouterSpec("pagefleet", "pagefleet-route", (*PAGEFLEET, "--policy", "auto", "--max-connections", "60000")),
+    RouterSpec("pagefleet", "pagefleet-route", OURS),
+    # The same out of an environment whose wheel was compiled, as an image has it.
+    RouterSpec("pagefleet compiled", "pagefleet-compiled", OURS),
     RouterSpec(
         "sglang-router", "sglang-router",
         ("launch", "--worker-urls", "{urls}", *RUST, "--policy", "cache_aware"), "/health",
