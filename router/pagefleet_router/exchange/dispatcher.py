@@ -116,6 +116,8 @@ class Dispatcher:
         self.metrics.failures[failure.value] += 1
         if failure is Failure.OWN:
             return  # until another engine shows that it can be answered
+        if self.table.engine(engine.id) is None:
+            return  # it left: nobody would ever take back what is noted now
         if failure in _NOT_THERE:
             self.policy.lost(engine.id)
             self.on_refused(engine.id)

@@ -103,6 +103,22 @@ def test_the_engines_of_one_model_are_a_pool() -> None:
     assert fail(detector, 5, 0.0, "d", "o", 2)[-1]
 
 
+def test_failures_of_an_engine_that_left_count_against_nobody() -> None:
+    """Requests that it had end later; were it ejected then, others could not be for as long as the router runs."""
+    scene = ExchangeScene(num_engines=4)
+    engines = scene.table.snapshot.engines
+    dispatcher = scene.services.dispatcher
+    scene.table.replace([engine.endpoint for engine in engines[2:]])
+    for gone in engines[:2]:
+        dispatcher.forget(gone.id)
+        for _ in range(10):
+            dispatcher.failed(gone, Failure.RESET)
+    assert dispatcher.outliers.num_ejected("m") == 0
+    for _ in range(10):
+        dispatcher.failed(engines[2], Failure.RESET)
+    assert [engine.ejected for engine in scene.table.snapshot.engines] == [True, False]
+
+
 def test_a_failure_costs_no_look_at_the_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = ExchangeScene(num_engines=4)
     engine = scene.table.snapshot.engines[0]
