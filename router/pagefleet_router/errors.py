@@ -73,6 +73,10 @@ class Failure(enum.Enum):
     """The engine answered 500, and says that the request itself is the reason."""
     ENDING = "ending"
     """The engine answered 503 and closes the connection: it stops, or its core died."""
+    STOPPING = "stopping"
+    """The same, and it says that it was told to stop: that was no request's doing."""
+    DECLINED = "declined"
+    """The engine answered 429 to a stream that was to go on there: it has no room, and has not failed."""
     STRANGER = "stranger"
     """An engine of another model answered: the address is not the engine's any more."""
     KV_LOST = "kv_lost"
@@ -95,6 +99,8 @@ _ANSWERS: Mapping[Failure, tuple[int, str, str]] = {
     Failure.STATUS: (502, _LOST, "engine_failed"),
     Failure.OWN: (502, _LOST, "engine_failed"),
     Failure.ENDING: (502, _LOST, "engine_lost"),
+    Failure.STOPPING: (502, _LOST, "engine_lost"),
+    Failure.DECLINED: (502, _LOST, "engine_lost"),
     Failure.STRANGER: (502, "No engine could be reached. Send the request again.", "engine_unreachable"),
     Failure.KV_LOST: (503, _NO_KV, "kv_load_failed"),
     Failure.HANDOFF: (503, _NO_KV, "kv_load_failed"),

@@ -96,7 +96,8 @@ class Ends:
     """Their JSON."""
     write_size: int = 1 << 20
     """Bytes of events per write."""
-    refuse_to_go_on: bool = False
+    refusals: list[tuple[int, bytes]] = field(default_factory=list)
+    """What the next requests that are to go on with a stream get in its place: status and headers."""
 
 
 class NotingEngine(FaultyEngine):
@@ -120,8 +121,10 @@ class NotingEngine(FaultyEngine):
         body, _, given = split_body(seen.body, int(seen.header(PROMPT_TOKENS) or 0), num_generated)
         ends.states.append(state)
         ends.bodies.append(body)
-        if num_generated and ends.refuse_to_go_on:
-            writer.write(b"HTTP/1.1 409 X\r\ncontent-length: 2\r\n\r\n{}")
+        if num_generated and ends.refusals:
+            status, lines = ends.refusals.pop(0)
+            body = STOPPING.removeprefix(b"data: ").strip() if b"close" in lines else b"{}"
+            writer.write(b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n%b" % (status, lines, len(body), body))
             return
         if state is None:
             parts = [noted.event for noted in whole_answer(StreamState("f" * 32, 7))]

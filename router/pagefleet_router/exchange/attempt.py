@@ -116,7 +116,7 @@ class Attempt:
                 self._owner.lost_kv(self.pair.refused)
                 return
             head, body = taken
-        if head is None or self._take_head(head, now):
+        if head is None or self._take_head(head, body, now):
             self._owner.take(body, complete, now)
 
     def on_lost(self, failure: Failure) -> None:
@@ -191,7 +191,7 @@ class Attempt:
         if not self.is_answering and not self._is_over:
             self._owner.lost_kv(failure)
 
-    def _take_head(self, head: AnswerHead, now: float) -> bool:
+    def _take_head(self, head: AnswerHead, body: bytes, now: float) -> bool:
         """Look at who answers and how; returns whether the body is for the client."""
         engine, dispatcher = self.engine, self._services.dispatcher
         self.first_byte_s = now - self._call.sent_at
@@ -204,19 +204,19 @@ class Attempt:
             return False
         if who is Identity.RESTARTED:
             dispatcher.restarted(engine)
-        if head.status >= 500 and self._failed_status(head):
+        if head.status >= 500 and self._failed_status(head, body):
             return False
         self.is_answering = True
         self._begun = head.status < 400
         return self._owner.take_head(head)
 
-    def _failed_status(self, head: AnswerHead) -> bool:
+    def _failed_status(self, head: AnswerHead, body: bytes) -> bool:
         """Note an answer of 500 or more; returns whether another engine has the request now."""
         dispatcher = self._services.dispatcher
-        failure = failure_of_status(head)
+        failure = failure_of_status(head, body)
         dispatcher.failed(self.engine, failure)
         self.span.failed(failure.value)
-        if failure is Failure.ENDING:
+        if failure in (Failure.ENDING, Failure.STOPPING):
             dispatcher.ending(self.engine)
         may_go = head.status in _TRY_ELSEWHERE or failure is Failure.OWN
         return may_go and self._owner.asks_elsewhere(failure, was_sent=True)

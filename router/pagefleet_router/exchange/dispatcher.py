@@ -25,7 +25,9 @@ from pagefleet_router.wire.client_request import ClientRequest
 
 logger = logging.getLogger(__name__)
 
-_NOT_BUDGETED = frozenset({Failure.REFUSED, Failure.RESET, Failure.ENDING, Failure.STRANGER, Failure.HANDOFF})
+_NOT_BUDGETED = frozenset(
+    {Failure.REFUSED, Failure.RESET, Failure.ENDING, Failure.STOPPING, Failure.STRANGER, Failure.HANDOFF}
+)
 """The work at the old engine is gone, so a retry replaces it and adds no load. The budget is against engines that are
 there but fail: retries are what would keep them down."""
 _KEY_PAUSE_S = 30.0

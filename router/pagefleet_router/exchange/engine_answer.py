@@ -16,6 +16,7 @@ from pagefleet_router.wire.upstream import AnswerHead
 _MODEL = headers.MODEL.encode()
 _INCARNATION = headers.INCARNATION.encode()
 _FAULT = headers.FAULT.encode()
+_STOPPING = b'"server_shutting_down"'
 
 
 class Identity(enum.Enum):
@@ -40,10 +41,10 @@ def identify(head: AnswerHead, engine: EngineView, snapshot: Snapshot) -> Identi
     return Identity.SAME
 
 
-def failure_of_status(head: AnswerHead) -> Failure:
-    """Return what an answer of 500 or more says."""
+def failure_of_status(head: AnswerHead, body: bytes = b"") -> Failure:
+    """Return what an answer of 500 or more says; `body`: as much of it as came with the head."""
     if head.status == 503 and head.closes:
-        return Failure.ENDING
+        return Failure.STOPPING if _STOPPING in body else Failure.ENDING
     return Failure.OWN if head.status == 500 and head.fields.get(_FAULT) == b"request" else Failure.STATUS
 
 

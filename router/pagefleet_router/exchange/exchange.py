@@ -133,7 +133,8 @@ class Exchange:
         assert self.attempt is not None
         engine, is_continued = self.attempt.engine, self.delivery.relayed
         if not self.delivery.take_head(head, engine.id, self.tape):
-            self.cut(refusal_of(Failure.RESET))  # it cannot go on with the stream: what was lost stays lost
+            if head.status != 429 or not self.asks_elsewhere(Failure.DECLINED, was_sent=True):
+                self.cut(refusal_of(Failure.RESET))  # it cannot go on with the stream: what was lost stays lost
             return False
         self._dispatcher.metrics.continued[engine.endpoint.model] += is_continued
         return True

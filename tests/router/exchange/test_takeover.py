@@ -16,6 +16,7 @@ from pagefleet_protocol.handoff import StreamState
 from pagefleet_router.app import Router
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
+from pagefleet_router.scheduling.retry_budget import RetryBudget, RetryRules
 
 from tests.fakes.faulty_engine import FAST_MONITOR, Answer, Fleet, chat, post
 from tests.fakes.noting_engine import NUM_EVENTS, End, Ends, NotingEngine, whole_answer
@@ -132,7 +133,7 @@ def test_a_stream_that_kills_engines_before_they_give_an_event_kills_two(tmp_pat
 @pytest.mark.parametrize(("why", "scopes"), [("alone", "s"), ("another scope", "st"), ("409", "ss")])
 def test_what_cannot_go_on_ends_with_an_error(tmp_path: Path, why: str, scopes: str) -> None:
     async def check(f: Fleet, ends: Ends) -> None:
-        ends.refuse_to_go_on = why == "409"
+        ends.refusals[:] = [(409, b"")] if why == "409" else []
         ends.plan[:] = [(2, "reset")]
         answer = await f.ask(post(chat(**REQUEST)))
         assert error_code(answer) == "engine_lost"
@@ -142,6 +143,40 @@ def test_what_cannot_go_on_ends_with_an_error(tmp_path: Path, why: str, scopes: 
         assert f.router.metrics.continued["m"] == 0
 
     run(tmp_path, check, *scopes)
+
+
+@pytest.mark.parametrize(
+    "refusal", [(429, b"retry-after: 1\r\n"), (503, b""), (503, b"connection: close\r\n")], ids=str
+)
+def test_a_third_engine_goes_on_where_the_second_refuses(tmp_path: Path, refusal: tuple[int, bytes]) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.plan[:] = [(2, "reset")]
+        ends.refusals[:] = [refusal]
+        answer = await f.ask(post(chat(**REQUEST)))
+        assert answer.body == undisturbed(answer)
+        assert f.router.metrics.streams_cut == 0
+        assert f.router.metrics.continued["m"] == 1
+        assert f.router.metrics.failures["declined"] == 0, "a full engine has not failed"
+        ends.plan[:] = [(2, "reset")]
+        ends.refusals[:] = [refusal, refusal]
+        await f.until(lambda: f.num_usable() == 3)
+        answer = await f.ask(post(chat(**REQUEST)))
+        assert (error_code(answer), ends.refusals) == ("engine_lost", []), "no engine is left"
+
+    run(tmp_path, check)
+
+
+@pytest.mark.parametrize("tokens", [0, 20])
+def test_who_refuses_a_stream_is_followed_within_the_budget(tmp_path: Path, tokens: int) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        f.router._dispatcher.budget = f.router.budget = RetryBudget(RetryRules(ratio=0.0, reserve=float(tokens)))
+        ends.plan[:] = [(2, "reset")]
+        ends.refusals[:] = [(429, b"")]
+        answer = await f.ask(post(chat(**REQUEST)))
+        assert (answer.body == undisturbed(answer)) == bool(tokens)
+        assert f.router.metrics.retries_denied == (not tokens)
+
+    run(tmp_path, check)
 
 
 FIELDS: list[dict[str, Any]] = [{}, {"temperature": 1}, {"n": 2}, {"echo": True}, {"prompt": ["a", "b"]}]
