@@ -84,7 +84,7 @@ def serve(traces: RequestTraces, request: ClientRequest, choice: Choice, served:
     attempt.context  # noqa: B018 - it is computed for the engine's headers
     attempt.set(names.STATUS, 200)
     attempt.end()
-    traces.over(span, 200, served)
+    traces.end(span, 200, served)
 
 
 def turn(tracer: Tracer, count: int, is_kept: bool) -> tuple[float, float]:

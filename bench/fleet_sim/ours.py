@@ -101,7 +101,7 @@ class OurRouter:
 
     def finished(self, job: Job, now: float) -> None:
         """See SimRouter."""
-        self._attempts.pop(job.number).over(now)
+        self._attempts.pop(job.number).end(now)
 
     def stored(self, engine: int, keys: Sequence[int], now: float) -> None:
         """See SimRouter."""

@@ -181,7 +181,7 @@ class Attempt:
             return
         self._is_over = True
         self.span.end()
-        self._in_flight.over(self._services.dispatcher.clock())
+        self._in_flight.end(self._services.dispatcher.clock())
         self._call.abandon()
         if self.pair is not None:
             self.pair.close()

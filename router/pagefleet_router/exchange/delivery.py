@@ -163,7 +163,7 @@ class Delivery:
         self._last = self._writer.end()
         self.finish()
 
-    def break_off(self, refusal: Refusal) -> bool:
+    def cut(self, refusal: Refusal) -> bool:
         """End in whichever way is still open; returns whether that is an event."""
         writer = self._writer
         if writer is None or not writer.begun:

@@ -126,7 +126,7 @@ class Exchange:
         if not self._ended:
             self._end()
             self.span.failed(refusal.code or str(refusal.status))
-            self._dispatcher.metrics.streams_cut += self.delivery.break_off(refusal)
+            self._dispatcher.metrics.streams_cut += self.delivery.cut(refusal)
 
     def take_head(self, head: AnswerHead) -> bool:
         """See AttemptOwner."""

@@ -98,7 +98,7 @@ class FrontDoor:
             self._note(responder.request, responder.status, None)
             return
         assert isinstance(responder, Exchange)
-        self._services.traces.over(responder.span, responder.delivery.status, responder)
+        self._services.traces.end(responder.span, responder.delivery.status, responder)
         self._note(responder.request, responder.delivery.status, responder)
 
     def _request_id(self, request: ClientRequest) -> bytes:

@@ -117,7 +117,7 @@ class PrefillLeg:
         self._is_over = True
         self._pieces = []
         self._call.abandon()
-        self._in_flight.over(self._services.dispatcher.clock())
+        self._in_flight.end(self._services.dispatcher.clock())
         self._span.end()
 
     def _take_head(self, head: AnswerHead) -> bool:

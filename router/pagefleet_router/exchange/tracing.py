@@ -56,7 +56,7 @@ class RequestTraces:
             span.set(names.POLICY, self.policy)
         return span
 
-    def over(self, span: Span, status: int, outcome: Outcome) -> None:
+    def end(self, span: Span, status: int, outcome: Outcome) -> None:
         """End the span of a request."""
         if span.is_kept:
             view, choice = outcome.view, outcome.choice

@@ -42,7 +42,7 @@ class InFlight:
             engine.tally.prefilled(self._prefill)
             engine.rates.first_byte(self._num_waiting, now - self.sent_at, now)
 
-    def over(self, now: float) -> None:
+    def end(self, now: float) -> None:
         """Note that nothing more comes, for whatever reason."""
         if self._is_over:
             return

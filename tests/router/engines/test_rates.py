@@ -135,10 +135,10 @@ def test_a_stream_s_tokens_count_until_its_answer_begins() -> None:
     first.answering(2.0)
     first.answering(3.0)
     assert one.tally.queued(50.0) == 1000
-    second.over(4.0)
-    second.over(4.0)
+    second.end(4.0)
+    second.end(4.0)
     assert (one.tally.num_requests, one.tally.queued(50.0)) == (1, 0)
-    first.over(5.0)
+    first.end(5.0)
     assert one.tally.num_requests == 0
     assert one.rates.prefill.value == pytest.approx(2000 / (2.0 - 0.02), rel=0.01)
 
@@ -149,7 +149,7 @@ def test_what_is_not_streamed_counts_for_the_predicted_time() -> None:
     assert one.tally.queued(0.4) == 5000
     assert one.tally.queued(0.6) == 0
     attempt.answering(9.0)
-    attempt.over(9.0)
+    attempt.end(9.0)
     assert (one.tally.num_requests, one.tally.num_tokens) == (0, 0)
     assert not one.rates.prefill.is_learned
     assert one.rates.request_seconds.value == pytest.approx(9.0)
@@ -157,7 +157,7 @@ def test_what_is_not_streamed_counts_for_the_predicted_time() -> None:
 
 def test_what_failed_teaches_nothing() -> None:
     one = engine()
-    InFlight(request(5000), Choice(one), 0.0).over(0.001)
+    InFlight(request(5000), Choice(one), 0.0).end(0.001)
     assert not one.rates.prefill.is_learned
     assert not one.rates.request_seconds.is_learned
 

@@ -221,7 +221,7 @@ def test_a_slow_engine_gets_few_requests() -> None:
             for end, attempt in list(running):
                 if end <= clock.now:
                     attempt.answering(end)
-                    attempt.over(end)
+                    attempt.end(end)
                     running.remove((end, attempt))
             attempt = InFlight(request(tokens=400), policy.choose(request(tokens=400), engines), clock.now)
             took = seconds_of_a if attempt.choice.engine.id == "a" else 0.05
@@ -247,7 +247,7 @@ def test_cold_prompts_go_where_least_was_sent() -> None:
     chosen: Counter[str] = Counter()
     for number in range(40):
         attempt = InFlight(request(number), policy.choose(request(number), engines), 0.0)
-        attempt.over(0.0)
+        attempt.end(0.0)
         chosen[attempt.choice.engine.id] += 1
     assert set(chosen.values()) == {10}
 
@@ -256,11 +256,11 @@ def test_a_cold_prompt_counts_by_its_tokens() -> None:
     """Caches fill with tokens: who took in one long prompt gets none of the short ones for a while."""
     policy = auto()
     engines = [engine(name) for name in "ab"]
-    InFlight(request(tokens=40_000), Choice(engines[0]), 0.0).over(0.0)
+    InFlight(request(tokens=40_000), Choice(engines[0]), 0.0).end(0.0)
     chosen = []
     for number in range(30):
         attempt = InFlight(request(tokens=2000), policy.choose(request(number, tokens=2000), engines), 0.0)
-        attempt.over(0.0)
+        attempt.end(0.0)
         chosen.append(attempt.choice.engine.id)
     assert set(chosen[:20]) == {"b"}, chosen
     assert Counter(chosen[20:]) == {"a": 5, "b": 5}, "both took in as much by then"

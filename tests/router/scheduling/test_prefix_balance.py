@@ -80,7 +80,7 @@ def simulate(
         while ends and ends[0][0] <= now:
             end, _, over = heapq.heappop(ends)
             over.answering(end)
-            over.over(end)
+            over.end(end)
         prefix = rng.randrange(num_prefixes)
         text = prefixes[prefix] + rng.randbytes(512 * own_pieces)
         view = RequestView("m", hash_pieces(("m",), text), len(text) // BYTES_PER_TOKEN)
