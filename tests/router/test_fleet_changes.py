@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 import uvloop
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
+from pagefleet_router.exchange.exchange import Exchange
+from pagefleet_router.wire.client_connection import ClientConnection
+from pagefleet_router.wire.client_request import ClientRequest
 
 from tests.fakes.faulty_engine import Behaviour, FaultyEngine, Fleet, chat, fleet, post, silent, stream, whole
 from tests.fakes.free_ports import free_ports
@@ -225,11 +228,7 @@ def test_nothing_is_left_after_many_requests(tmp_path: Path) -> None:
             await f.until(lambda: not f.router.connections)
             await f.until(lambda: len(asyncio.all_tasks()) <= num_tasks + 2 * 30)
             gc.collect()
-            left = [
-                one
-                for one in gc.get_objects()
-                if type(one).__name__ in ("Exchange", "ClientConnection", "ClientRequest")
-            ]
+            left = [one for one in gc.get_objects() if type(one) in (Exchange, ClientConnection, ClientRequest)]
             assert len(left) <= 2
 
     uvloop.run(scenario())

@@ -397,7 +397,7 @@ def test_a_core_that_ends_without_a_word_is_noticed() -> None:
 
 def test_closing_ends_the_core_and_removes_its_folder() -> None:
     async def scenario() -> None:
-        async with running() as client:
+        async with running("delay=0.01") as client:
             pid, folder = client.core_pid, client._process.folder
             assert folder.stat().st_mode & 0o777 == 0o700
             waiting = asyncio.create_task(tokens_of(client, 1, LONG))
