@@ -6,12 +6,16 @@ import contextlib
 import logging
 import os
 import select
+import stat
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 
 MAX_CHARS = 2**20
 """That wait for a reader; beyond them lines are dropped."""
+_GATHER_S = 0.01
+"""What comes within it is written at once: a thread that woke for every piece would take the loop's turns."""
 
 
 class LineWriter:
@@ -34,6 +38,8 @@ class LineWriter:
         self._changed = threading.Condition()
         self._is_over = False
         self._thread: threading.Thread | None = None
+        self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+        """Other processes may write to it: only a piece of its own stays whole."""
 
     def write(self, lines: str) -> None:
         """Hand whole lines on, which stay together."""
@@ -49,7 +55,7 @@ class LineWriter:
             self._changed.notify()
 
     def flush(self) -> None:
-        """Do nothing: no line waits for another."""
+        """Do nothing: lines go by themselves, within a moment."""
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Take no more lines, and give the reader a moment for those that wait."""
@@ -65,16 +71,25 @@ class LineWriter:
                 self._changed.wait_for(lambda: self._waiting or self._is_over)
                 if not self._waiting:
                     return
-                lines = self._waiting.popleft()
+                ending = self._is_over
+            if not ending:
+                time.sleep(_GATHER_S)
+            with self._changed:
+                pieces = list(self._waiting)
+                self._waiting.clear()
+            num_chars = sum(map(len, pieces))
+            if not self._is_pipe:
+                pieces = ["".join(pieces)]
             try:
-                _write_all(self._fd, lines.encode(errors="replace"))
+                for lines in pieces:
+                    _write_all(self._fd, lines.encode(errors="replace"))
             except OSError:
                 with self._changed:
                     self._is_over = True
                     self._waiting.clear()
                 return
             with self._changed:
-                self._num_chars -= len(lines)
+                self._num_chars -= num_chars
 
 
 @contextlib.contextmanager
