@@ -5,9 +5,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 FORMAT_VERSION = 1
+
+
+class OnTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A new revision that is tried out."""
+
+    revision: str
+    percent: Annotated[int, msgspec.Meta(ge=0, le=99)]
+    """Share of the requests that its engines get together; the others share the rest."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,6 +28,12 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     draining: bool = False
     """True: finish what runs there, send nothing new."""
+    coming: bool = False
+    """True: it is not ready for whoever lists it: send nothing, but look how far it is."""
+    revision: str = ""
+    """Hash of the settings that it was started with; empty: not told."""
+    on_trial: OnTrial | None = None
+    """The revision that it is of, where that is tried out; None: it is none that is tried out."""
 
 
 class EndpointsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

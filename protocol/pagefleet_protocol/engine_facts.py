@@ -62,6 +62,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """None: it passes no K/V."""
     response_store: str | None = None
     """12 hexadecimal digits that the ids of its stored responses begin with; None: it stores none."""
+    revision: str | None = None
+    """Hash of the settings that whoever started it gave it; None: not told."""
 
 
 class TextData(msgspec.Struct, frozen=True, kw_only=True):

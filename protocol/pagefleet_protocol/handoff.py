@@ -8,6 +8,9 @@ A stream that may be continued carries notes: before each event a comment line (
 with the tokens of its choice since the choice's last note, and how many characters of the choice's text the client has
 after that event. The router takes them out. An event without a note is an error.
 
+Where a prompt is made of what only its engine has (stored responses), comments before the first event tell its ids, so
+that another engine can be given them.
+
 Where events are numbered, or one token makes several, a note stands before all events that come of the same tokens and
 says how many they are. The client gets all of them or none, and the router counts what it has.
 """
@@ -37,11 +40,14 @@ ENDED = 0xFFFF_FFFE
 COUNTED = 0xFFFF_FFFD
 MARKS = frozenset({OPENED, ENDED, COUNTED})
 """What notes have among the token ids, and no vocabulary has: the event is the one that opens the answer, the one with
-its finish reason, the one with the usage. To a router they are ids like others: it counts them and hands them on."""
+its finish reason, the one with the usage. To a router they are ids like others, which it hands on."""
 
 NOTE_START = b":pf "
 _NOTE = re.compile(rb":pf ([A-Za-z0-9+/=]*) ([0-9]{1,12})(?: ([0-9]{1,6}))?(?: x([0-9]{1,6}))?\n")
 _NOTE_LINE = b"\n" + NOTE_START
+PROMPT_START = b":pp "
+_PROMPT_PIECE = 8192
+"""Ids in one comment: readers of event streams hold so much."""
 _STATE = re.compile(
     r"id=([0-9a-f]{32});created=([0-9]{1,12});tokens=([0-9]{1,9}(?:,[0-9]{1,9})*);chars=([0-9]{1,12}(?:,[0-9]{1,12})*)"
     r"(?:;events=([0-9]{1,12}))?"
@@ -129,6 +135,11 @@ def unpack_tokens(packed: bytes) -> list[int]:
     return ids.tolist()
 
 
+def count_tokens(packed: bytes) -> int:
+    """Return how many of the ids are tokens: MARKS end in three bytes that no id of a vocabulary has."""
+    return len(packed) // 4 - packed.count(b"\xff\xff\xff")
+
+
 def split_body(body: bytes, num_prompt: int, num_generated: int) -> tuple[bytes, list[int], list[int]]:
     """Return the JSON, the prompt's token ids and the generated ones.
 
@@ -187,6 +198,29 @@ def take_note(event: bytes) -> tuple[bytes, Note | None]:
     return event, note
 
 
+def encode_prompt(token_ids: Sequence[int]) -> bytes:
+    """Return the comments that tell a prompt."""
+    pieces = [token_ids[start : start + _PROMPT_PIECE] for start in range(0, len(token_ids), _PROMPT_PIECE)]
+    return b"".join(
+        b"%b%b\n\n" % (PROMPT_START, binascii.b2a_base64(pack_tokens(piece), newline=False)) for piece in pieces
+    )
+
+
+def take_prompt(comment: bytes) -> bytes:
+    """Return the packed ids of one such comment.
+
+    Raises:
+        HandoffError: it is damaged.
+    """
+    try:
+        packed = binascii.a2b_base64(comment[len(PROMPT_START) : -2], strict_mode=True)
+    except binascii.Error as error:
+        raise HandoffError(f"a part of a prompt is damaged ({error})") from None
+    if len(packed) % 4:
+        raise HandoffError("a part of a prompt holds a part of a token")
+    return packed
+
+
 def tenant_salt(tenant: str) -> str:
     """Return the cache salt of a tenant's name: the same in every router, and not the name itself."""
     return "t-" + hashlib.sha256(b"pagefleet tenant salt 1 " + tenant.encode()).hexdigest()
@@ -203,3 +237,8 @@ def combined_salt(tenants: str | None, clients: str | None) -> str | None:
     if not _SALT.fullmatch(tenants):
         raise HandoffError(f"{CACHE_SALT} is not valid")
     return tenants if clients is None else f"{tenants}/{clients}"
+
+
+def salt_owner(salt: str | None) -> str:
+    """Return what tells tenants apart in a `combined_salt`; a client's own counts where tenants have none."""
+    return "" if salt is None else salt.partition("/")[0]

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pagefleet_protocol.canary import Canary
+from pagefleet_protocol.cidr import Cidr
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_uri import ModelUriText
-from pagefleet_protocol.quantities import Quantity
+from pagefleet_protocol.quantities import Quantity, TokenCount
 from pagefleet_protocol.resource_base import Labels, NameRef, Object, ObjectMeta, ObjectName, all_different, matching
 
 _SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
@@ -50,8 +52,8 @@ class Model(Object):
     """Which model, and under which names clients ask for it."""
 
     uri: ModelUriText
-    """hf://organization/name, s3://bucket/path, gs://bucket/path, pvc://claim/path, oci://registry/repository:tag,
-    file:///absolute/path or builtin://tiny"""
+    """organization/name of the hub (hf://organization/name), s3://bucket/path, gs://bucket/path, pvc://claim/path,
+    oci://registry/repository:tag, file:///absolute/path or builtin://tiny"""
     revision: Annotated[str, *matching(_REVISION, "must be at most 128 characters without spaces", 128)] | None = None
     """Branch, tag or commit, of hf:// alone; default: main. All engines load the one commit that it meant at first."""
     name: ServedName | None = None
@@ -137,17 +139,29 @@ class Engine(Object):
     """Type of weights and activations; default auto: the checkpoint's, where the device computes in it."""
     quantization: Literal["fp8"] | None = None
     """fp8: weights are quantized while they are loaded; default: as the checkpoint is."""
-    max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
-    """Longest prompt plus answer in tokens; default: what the model was made for."""
+    max_model_len: TokenCount | None = None
+    """Longest prompt plus answer in tokens, as 4096, 32k (32,000) or 32Ki; default: what the model was made for."""
     kv_offload: KvOffload | None = None
     """Keeps the K/V that the pool gives up; default: it is computed again."""
+
+
+MAX_RANKS = 16
+"""Of one engine, which runs on one node: no node has more GPUs."""
+
+
+class Parallelism(Object):
+    """Over how many ranks each engine is spread: processes of one node, each with a GPU or its share of the cores."""
+
+    tensor: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
+    """Ranks that compute every layer together, each a part of its heads; default: one for each GPU."""
 
 
 class Resources(Object):
     """What each engine gets."""
 
-    gpus: Annotated[int, Field(ge=0, le=1)] | None = None
-    """GPUs per engine, 0 or 1; 0: computes on the CPU; default: 1 where a GPU type is named, else 0."""
+    gpus: Annotated[int, Field(ge=0, le=MAX_RANKS)] | None = None
+    """GPUs per engine, all of one node, one for each rank; 0: computes on the CPU; default: one for each rank where a
+    GPU type is named, else 0."""
     gpu_type: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Class of GPU: the InferenceProfile with this spec.gpuType gives the defaults."""
     cpu: Quantity | None = None
@@ -155,7 +169,7 @@ class Resources(Object):
     memory: Quantity | None = None
     """Memory per engine, request and limit; engine.kvOffload.memory comes on top. `pagefleet up` does not limit it."""
     shm: Quantity | None = None
-    """Size of /dev/shm, counted in memory; default 1Gi."""
+    """Size of /dev/shm, counted in memory; default 1Gi for each rank."""
 
 
 class RouterResources(Object):
@@ -185,6 +199,22 @@ class RouterQueue(Object):
     """Seconds that a request waits for the first engine where there is none: after a scale to zero, or at the start."""
 
 
+class RouterPool(Object):
+    """Gateways that know InferencePools (Gateway API Inference Extension) carry requests to engines, and ask routers
+    where each goes."""
+
+    failure_mode: Literal["FailClose", "FailOpen"] = "FailClose"
+    """What gateways do while no router answers: refuse requests, or send them to any engine."""
+    tls: bool = True
+    """Gateways ask by TLS, of a certificate that each router makes; false: by plain HTTP/2."""
+    gateway_cidrs: Annotated[
+        tuple[Cidr, ...],
+        Field(strict=False, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ] = ()
+    """Addresses of gateways that are no pods; engines take requests of these, and of pods that the Gateway API's labels
+    call gateways."""
+
+
 class Router(Object):
     """The front door of the engines."""
 
@@ -204,6 +234,11 @@ class Router(Object):
     """Header by which clients name their session; default x-pagefleet-session."""
     explain: bool = False
     """True: requests with the header x-pagefleet-explain are told the score of each engine."""
+    console: bool = True
+    """Routers serve a page for browsers at their address: a chat, and how the fleet is. It asks for a key where auth
+    does."""
+    inference_pool: RouterPool | None = None
+    """An InferencePool, whose endpoint picker the routers are; default: none."""
     queue: RouterQueue = RouterQueue()
     """Where requests wait that no engine has room for."""
     auth: RouterAuth | None = None
@@ -299,6 +334,8 @@ class Rollout(Object):
     many, for those that go on at another engine."""
     progress_seconds: Annotated[int, Field(ge=30, le=86_400)] = 1800
     """A new revision that makes no progress for so long has failed; the old one keeps serving."""
+    canary: Canary | None = None
+    """A new revision is tried out on some requests first; default: it replaces the old one at once."""
 
 
 class GatewayRef(Object):
@@ -366,6 +403,8 @@ class InferenceServiceSpec(Object):
     """Prompts and answers by different engines; {} is enough. Replicas and autoscaling are then those of its parts."""
     resources: Resources = Resources()
     """What each engine gets."""
+    parallelism: Parallelism = Parallelism()
+    """Over how many ranks each engine is spread; default: one for each of resources.gpus."""
     router: Router = Router()
     """The front door of the engines."""
     rollout: Rollout = Rollout()

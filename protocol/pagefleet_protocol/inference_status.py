@@ -60,7 +60,7 @@ class RoleStatus(Object):
 
 
 class ResolvedMemory(Object):
-    """What one engine needs of its device's memory, in GiB."""
+    """What one engine, or each of its ranks with a GPU, needs of its device's memory, in GiB."""
 
     weights: float
     """The model's weights."""
@@ -87,6 +87,8 @@ class ResolvedStatus(Object):
     """How engines get at the model: none, pvc, hostPath, image, builtin or file."""
     gpus: int = 0
     """GPUs per engine."""
+    tensor: int = 1
+    """Ranks per engine that compute every layer together."""
     max_model_len: int | None = None
     """Longest prompt plus answer in tokens."""
     memory: ResolvedMemory | None = None
@@ -149,6 +151,24 @@ class RatioAdvice(Object):
     """When it was written, RFC 3339."""
 
 
+class CanaryStatus(Object):
+    """How far a new revision is that is tried out, or how its trial ended."""
+
+    revision: str
+    """The new one."""
+    phase: Literal["Starting", "Analysing", "Promoted", "RolledBack"]
+    """Starting: the step's engines are not all there yet. Analysing: they get their share. Promoted: it replaces the
+    old one. RolledBack: it was worse, and gets nothing until the spec is another one."""
+    step: int
+    """Of spec.rollout.canary.steps, from 1."""
+    percent: int
+    """Share of the requests that it gets now."""
+    message: str
+    """What was found, or is waited for."""
+    since: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    """When phase or step last changed, RFC 3339."""
+
+
 class InferenceServiceStatus(Object):
     """What is so."""
 
@@ -198,5 +218,7 @@ class InferenceServiceStatus(Object):
         ),
     ] = ()
     """What the autoscalers of prefill and decode decided, and why."""
+    canary: CanaryStatus | None = None
+    """The new revision that is tried out, or was last."""
     ratio: RatioAdvice | None = None
     """Prefill and decode engines by the measured load, where there is disaggregation and enough load to tell."""

@@ -11,9 +11,11 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import unquote_plus
 
 from pagefleet_protocol.tenants import KeyLineError, Tenant, read_key_line
 
@@ -53,12 +55,7 @@ class KeyFile:
     def tenant_of(self, key: bytes) -> Tenant | None:
         """Return whose a key is, after comparing it with all, in a time that does not tell which one came close."""
         self._reload_if_changed()
-        digest = hashlib.sha256(key).digest()
-        found = None
-        for known, tenant in self._tenants.items():
-            if hmac.compare_digest(known, digest):
-                found = tenant
-        return found
+        return _tenant_of(key, self._tenants)
 
     @property
     def num_tenants(self) -> int:
@@ -95,6 +92,28 @@ class KeyFile:
             self._logger.warning("api_key_file has no key any more: nobody is let in until one is written")
 
 
+class KeyList:
+    """Keys that never change, each of a tenant of its own.
+
+    Raises:
+        KeyFileError: there is none, or one is no key.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        if not keys or not all(key.isprintable() and key and " " not in key for key in keys):
+            raise KeyFileError("has no key, or one with spaces or control characters: give words")
+        self._tenants = {hashlib.sha256(key.encode()).digest(): read_key_line(key)[1] for key in keys}
+
+    def tenant_of(self, key: bytes) -> Tenant | None:
+        """Return whose a key is, as `KeyFile.tenant_of` does."""
+        return _tenant_of(key, self._tenants)
+
+    @property
+    def num_tenants(self) -> int:
+        """One for each key."""
+        return len(self._tenants)
+
+
 API_KEY = "x-api-key"
 """Header of a bare key, as Anthropic's clients send it."""
 KEY_WANTED = "Give a valid API key as one header: 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
@@ -113,10 +132,31 @@ def read_key(authorization: Sequence[bytes], api_key: Sequence[bytes]) -> bytes 
     return given.pop() if len(given) == 1 else None
 
 
+KEY_IN_URL = (
+    "A key does not belong into a URL, which logs, proxies and browsers keep: "
+    "send it as a header, 'Authorization: Bearer KEY' or 'x-api-key: KEY', and replace this one, which may be known."
+)
+_QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "token", "access_token"})
+
+
+def has_key_in_query(query: str) -> bool:
+    """Whether a URL's query (what follows the `?`) has a parameter that is meant for a key, whatever its value."""
+    return any(unquote_plus(part.partition("=")[0]).lower() in _QUERY_NAMES for part in re.split("[&;]", query))
+
+
 def read_bearer_key(authorization: bytes) -> bytes | None:
     """Return the key in the value of an `Authorization` header; None when it is not of the form `Bearer KEY`."""
     scheme, _, key = authorization.partition(b" ")
     return key.strip(b" ") if scheme.lower() == b"bearer" else None
+
+
+def _tenant_of(key: bytes, tenants: Mapping[bytes, Tenant]) -> Tenant | None:
+    digest = hashlib.sha256(key).digest()
+    found = None
+    for known, tenant in tenants.items():
+        if hmac.compare_digest(known, digest):
+            found = tenant
+    return found
 
 
 def _read_tenants(path: Path) -> dict[bytes, Tenant]:

@@ -35,6 +35,9 @@ LABEL_REVISION = f"{GROUP}/revision"
 """On pods: hash of all that needs a new pod when it changes."""
 LABEL_ROLE = f"{GROUP}/role"
 """On engines of a disaggregated service: prefill or decode."""
+LABEL_CANARY = f"{GROUP}/canary"
+"""On the engines' Service, from which Kubernetes copies it to the EndpointSlices that routers follow:
+`REVISION.PERCENT` of what is tried out, whose pods' names begin with the Service's and the revision."""
 ANNOTATION_APPLIED = f"{GROUP}/applied"
 """On children: hash of the object as the operator last wanted it."""
 
@@ -49,6 +52,9 @@ KV_EVENTS_PORT = 8100
 """Where engines in pods publish KV events; the next one answers for what was missed."""
 KV_CONTROL_PORT = 8102
 """Where prefill engines in pods answer those that want K/V; the next one takes data."""
+
+PICKER_PORT = 9002
+"""Where routers in pods are asked by gateways."""
 
 COMPILED_FOLDER = ".compiled"
 """In the folder of a model that was downloaded: what engines have compiled for it, as a claim keeps it."""

@@ -3,7 +3,10 @@
 ENGINE_REQUESTS_RUNNING = "pagefleet_engine_requests_running"
 ENGINE_REQUESTS_WAITING = "pagefleet_engine_requests_waiting"
 ENGINE_KV_USAGE_RATIO = "pagefleet_engine_kv_usage_ratio"
+ENGINE_PROMPT_TOKENS = "pagefleet_engine_prompt_tokens_total"
 ENGINE_GENERATION_TOKENS = "pagefleet_engine_generation_tokens_total"
+ENGINE_FIRST_TOKEN_SECONDS = "pagefleet_engine_time_to_first_token_seconds"  # noqa: S105
+"""Histogram, from a request's arrival at the engine to its first token."""
 ENGINE_PREFIX_CACHE_QUERIES_TOKENS = "pagefleet_engine_prefix_cache_queries_tokens_total"
 ENGINE_PREFIX_CACHE_HITS_TOKENS = "pagefleet_engine_prefix_cache_hits_tokens_total"
 ENGINE_GPU_IDLE_SECONDS = "pagefleet_engine_gpu_idle_seconds_total"
@@ -41,6 +44,16 @@ ROUTER_FIRST_TOKEN_SECONDS = "pagefleet_router_time_to_first_token_seconds"  # n
 ROUTER_TOKEN_SECONDS = "pagefleet_router_inter_token_seconds"  # noqa: S105
 """Histogram of streams: mean time between two of their reads."""
 
+# What attempts became while a revision is tried out, by revision (`stable`: the others): add them up over the routers.
+ROUTER_REVISION_REQUESTS = "pagefleet_router_revision_requests_total"
+"""By outcome: answered, refused (4xx) or failed."""
+ROUTER_REVISION_FIRST_TOKEN = "pagefleet_router_revision_first_token_seconds"  # noqa: S105
+"""Histogram of streams, from the attempt's beginning to its first byte."""
+ROUTER_REVISION_TOKEN = "pagefleet_router_revision_inter_token_seconds"  # noqa: S105
+"""Histogram of streams: mean time between two of their reads."""
+STABLE = "stable"
+"""Stands for all revisions but the one that is tried out."""
+
 # How prompts are read, over all models: add them up over the routers of a fleet.
 ROUTER_PROMPTS_TOKENIZED = "pagefleet_router_prompts_tokenized_total"
 """Prompts that went on with their tokens or blocks."""
@@ -48,6 +61,11 @@ ROUTER_PROMPTS_LATE = "pagefleet_router_prompts_late_total"
 """Prompts that went on without: they took too long, or too many waited."""
 ROUTER_SEGMENTS_REUSED = "pagefleet_router_prompt_segments_reused_total"
 """Parts of prompts whose tokens were remembered."""
+
+ROUTER_PICKS = "pagefleet_router_picks_total"
+"""Requests of gateways that ask where they go, by outcome."""
+ROUTER_PICK_SECONDS = "pagefleet_router_pick_seconds"
+"""From such a request's body to the choice, the wait for an engine with room apart."""
 
 ROUTER_TRACE_SPANS = "pagefleet_router_trace_spans_total"
 ENGINE_TRACE_SPANS = "pagefleet_engine_trace_spans_total"

@@ -1,14 +1,15 @@
-"""Where a model is: `hf:// s3:// gs:// pvc:// oci:// file:// builtin://tiny`, taken apart."""
+"""Which model somebody means: `Qwen/Qwen3-0.6B`, a path, or `hf:// s3:// gs:// pvc:// oci:// file:// builtin://tiny`."""
 
 from __future__ import annotations
 
+import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from pagefleet_protocol.resource_base import wrong
 
@@ -29,9 +30,11 @@ _FORMS: Mapping[Scheme, tuple[str, str]] = {
     "file": (r"/[^\x00]+", "file:///absolute/path"),
     "builtin": (r"tiny", "builtin://tiny"),
 }
-PATTERN = "^(" + "|".join(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items()) + ")$"
-"""Of every URI; means the same to Python and to Go."""
-EXAMPLES = ", ".join(example for _, example in _FORMS.values())
+_NAME, _ = _FORMS["hf"]
+PATTERN = "^(" + "|".join([_NAME, *(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items())]) + ")$"
+"""Of every URI, and of names of the hub; means the same to Python and to Go."""
+EXAMPLES = ", ".join(["organization/name", *(example for _, example in _FORMS.values())])
+_PATH_BEGINS = ("/", "./", "../", "~")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +89,32 @@ def parse_model_uri(uri: str) -> ModelUri:
     raise wrong(f"give one of {EXAMPLES}; not {uri[:60]!a}")
 
 
-ModelUriText = Annotated[str, Field(max_length=_MAX_LENGTH)]
+def model_named(text: str, exists: Callable[[str], bool]) -> ModelUri:
+    """Decide what a person means who names a model where paths are possible.
+
+    A path is what is there, or begins with `/`, `./`, `../` or `~`; `organization/name` is a model of the hub.
+
+    Args:
+        text: as it was typed.
+        exists: whether there is something at a path.
+
+    Raises:
+        PydanticCustomError: it can be none of this; the message says what to write.
+    """
+    if "://" in text:
+        return parse_model_uri(text)
+    path = os.path.expanduser(text)
+    if text in (".", "..") or text.startswith(_PATH_BEGINS) or (text and exists(path)):
+        return ModelUri("file", quote(os.path.abspath(path)))
+    if re.fullmatch(_NAME, text):
+        return ModelUri("hf", text)
+    raise wrong(f"{text[:80]!a}: no such folder, and no name of a model: give a folder, or one of {EXAMPLES}")
+
+
+def _with_scheme(text: str) -> str:
+    """Write a name of the hub as its URI: `hf://organization/name`; anything else stays as it is."""
+    return f"hf://{text}" if re.fullmatch(_NAME, text) else text
+
+
+ModelUriText = Annotated[str, Field(max_length=_MAX_LENGTH), AfterValidator(_with_scheme)]
 """A rule of the resource sees to its form: it says how to write it, where a pattern would only show itself."""

@@ -152,6 +152,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """How much of the answer was a thought."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, over all its choices; a prompt counts once whatever `n`."""
 
@@ -159,12 +165,14 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, thought_tokens: int = 0) -> Usage:
     """Build the counts with their sum."""
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+    of_prompt, of_completion = PromptTokensDetails(cached_tokens), CompletionTokensDetails(thought_tokens)
+    return Usage(prompt_tokens, completion_tokens, total, of_prompt, of_completion)
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +181,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: int
     max_model_len: int
+    input_modalities: tuple[str, ...] = ("text",)
+    """What a message may hold."""
     object: str = "model"
     owned_by: str = "pagefleet"
 

@@ -1,12 +1,14 @@
-"""Kubernetes quantities: `2`, `500m`, `8Gi`.
+"""Kubernetes quantities: `2`, `500m`, `8Gi`; and numbers of tokens: `4096`, `32k`.
 
 Source: Kubernetes documentation, "Quantity" of k8s.io/apimachinery/pkg/api/resource.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -25,6 +27,14 @@ def quantity(text: str) -> float:
     """Return the number that a quantity stands for."""
     number = text.rstrip("mkKMGTPi")
     return float(number) * _SUFFIX[text[len(number) :]]
+
+
+def scaled(text: str, factor: Fraction) -> str:
+    """Return a quantity `factor` times as large, in its own unit, rounded up to thousandths of it."""
+    number = text.rstrip("mkKMGTPi")
+    thousandths = math.ceil(Fraction(number) * factor * 1000)
+    whole, rest = divmod(thousandths, 1000)
+    return f"{whole}{f'.{rest:03}'.rstrip('0') if rest else ''}{text[len(number) :]}"
 
 
 def _check_quantity(value: object) -> object:
@@ -50,3 +60,31 @@ Quantity = Annotated[
         }
     ),
 ]
+
+
+_TOKENS = r"^[1-9][0-9]{0,3}(k|K|Ki)$"
+
+
+def _in_full(value: object) -> object:
+    """Write `32k` as 32,000, and `32K` or `32Ki` as 32,768; anything else stays as it is."""
+    if not isinstance(value, str) or not re.fullmatch(_TOKENS[1:-1], value):
+        return value
+    number = value.rstrip("kKi")
+    return int(number) * (1000 if value.endswith("k") else 1024)
+
+
+TokenCount = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=2**24,
+        json_schema_extra={
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 6,
+            "pattern": _TOKENS,
+            "x-kubernetes-int-or-string": True,
+        },
+    ),
+    BeforeValidator(_in_full),
+]
+"""As flags and vLLM read them: a small letter is a power of 1000."""

@@ -1,9 +1,10 @@
-"""What all resources of pagefleet.dev share: strictness, metadata, and references to other objects."""
+"""What all resources of pagefleet.dev share: strictness, metadata, references to other objects, the form of rules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -125,3 +126,23 @@ class NameRef(Object):
 
     name: ObjectName
     """Its name."""
+
+
+ITEMS = "[]"
+"""In a rule's place: every entry of the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What has to hold at one place of a resource."""
+
+    at: tuple[str, ...]
+    """The node that the rule looks at, from the resource on: `spec`, `engine`, ..."""
+    cel: str
+    """True where `self`, the node with its defaults, is right."""
+    message: str
+    """What is wrong, and so what to change."""
+    holds: Callable[[Any], bool]
+    """The same as `cel`, of the node as our types have it."""
+    field: str = ""
+    """Field below the node that has to change, with dots; empty: the node itself."""

@@ -11,7 +11,8 @@ from pydantic.alias_generators import to_snake
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument, Path, field_errors
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.resource_rules import ITEMS, PROFILE_RULES, SERVICE_RULES, Rule
+from pagefleet_protocol.resource_base import ITEMS, Rule
+from pagefleet_protocol.resource_rules import PROFILE_RULES, SERVICE_RULES
 
 _Resource = TypeVar("_Resource", InferenceService, InferenceProfile)
 

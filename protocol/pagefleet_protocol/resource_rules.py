@@ -7,18 +7,15 @@ Source: Kubernetes documentation, "Validation rules" of CustomResourceDefinition
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from pydantic.alias_generators import to_snake
 
+from pagefleet_protocol.engine_rules import ENGINE_RULES, PART_RULES, RANK_RULES
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import (
     Autoscaling,
     DisaggregatedRole,
     Disaggregation,
-    EnvVar,
     InferenceService,
     InferenceServiceSpec,
     Model,
@@ -26,41 +23,10 @@ from pagefleet_protocol.inference_service import (
     ScalingTarget,
 )
 from pagefleet_protocol.kube_names import DOTTED_SUFFIX, RESERVED_SUFFIXES
-from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
-from pagefleet_protocol.quantities import quantity
+from pagefleet_protocol.resource_base import Rule
 
 MAX_NAME_LENGTH = 40
-ITEMS = "[]"
-"""In a rule's place: every entry of the list."""
-_FLEETS = "left to the fleet"
-_OFFLOAD = "set spec.engine.kvOffload"
-OWN_FLAGS = {
-    "--host": _FLEETS,
-    "--port": _FLEETS,
-    "--kv-events-host": _FLEETS,
-    "--fleet-key-file": _FLEETS,
-    "--kv-host": _FLEETS,
-    "--kv-port": _FLEETS,
-    "--kv-peers": _FLEETS,
-    "--kv-offload-dir": _FLEETS,
-    "--served-model-name": "set spec.model.name",
-    "--dtype": "set spec.engine.dtype",
-    "--quantization": "set spec.engine.quantization",
-    "--max-model-len": "set spec.engine.maxModelLen",
-    "--drain-timeout": "set spec.rollout.drainSeconds",
-    "--kv-events-port": "set spec.router.kvEvents",
-    "--kv-offload-memory": _OFFLOAD,
-    "--kv-offload-disk": _OFFLOAD,
-    "--kv-offload-policy": _OFFLOAD,
-    "--kv-connector": f"{_OFFLOAD} or spec.disaggregation",
-    "--kv-role": "set spec.disaggregation",
-    "--kv-data-plane": "set spec.disaggregation.dataPlane",
-    "--kv-send-type": "set spec.disaggregation.sendType",
-}
-"""Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
-LEAST_ROOM = "1Mi"
-"""Of kvOffload: less is a number without its unit."""
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _SERVICE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _RESERVED = f"({'|'.join(RESERVED_SUFFIXES)}|{DOTTED_SUFFIX})$"
@@ -73,22 +39,6 @@ _CACHE_TYPES = {
     "file": ("auto", "none"),
     "builtin": ("auto", "none"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What has to hold at one place of a resource."""
-
-    at: tuple[str, ...]
-    """The node that the rule looks at, from the resource on: `spec`, `engine`, ..."""
-    cel: str
-    """True where `self`, the node with its defaults, is right."""
-    message: str
-    """What is wrong, and so what to change."""
-    holds: Callable[[Any], bool]
-    """The same as `cel`, of the node as our types have it."""
-    field: str = ""
-    """Field below the node that has to change, with dots; empty: the node itself."""
 
 
 def _name_fits(resource: InferenceService | InferenceProfile, pattern: str = _NAME) -> bool:
@@ -133,21 +83,6 @@ def _rollout_moves(rollout: Rollout) -> bool:
     return rollout.max_surge != 0 or rollout.max_unavailable != 0
 
 
-def _one_value(variable: EnvVar) -> bool:
-    return (variable.value is None) != (variable.value_from is None)
-
-
-def _no_own_flag(args: tuple[str, ...]) -> bool:
-    """Command lines may shorten a flag, so the beginnings of our own flags count as well."""
-    flags = [arg.partition("=")[0] for arg in args if re.match("--[a-z]", arg)]
-    return not any(own.startswith(flag) for own in OWN_FLAGS for flag in flags)
-
-
-def _offload_has_room(offload: KvOffload) -> bool:
-    sizes = (offload.memory, *((offload.disk.size,) if offload.disk else ()))
-    return all(quantity(size) >= quantity(LEAST_ROOM) for size in sizes)
-
-
 def _exposure_is_whole(spec: InferenceServiceSpec) -> bool:
     expose = spec.expose
     return (
@@ -180,6 +115,10 @@ def _roles_have_the_engines(spec: InferenceServiceSpec) -> bool:
     return spec.disaggregation is None or (spec.replicas == 1 and spec.autoscaling is None)
 
 
+def _pool_has_whole_engines(spec: InferenceServiceSpec) -> bool:
+    return spec.router.inference_pool is None or spec.disaggregation is None
+
+
 def _both_or_none(disaggregation: Disaggregation) -> bool:
     prefill, decode = disaggregation.prefill, disaggregation.decode
     rests = [role.autoscaling.scale_to_zero if role.autoscaling else None for role in (prefill, decode)]
@@ -210,28 +149,15 @@ def _cel_rests(name: str) -> str:
     return f"(has(self.{name}.autoscaling) && has({rest}) ? {rest}.after : 0)"
 
 
-def _cel_has_room(size: str) -> str:
-    """Return CEL for a size that is large enough; one that is no quantity at all breaks its own pattern."""
-    text = f"string(self.{size})"
-    return f"(!isQuantity({text}) || quantity({text}).compareTo(quantity('{LEAST_ROOM}')) >= 0)"
-
-
-def _offload_rule(*at: str) -> Rule:
-    return Rule(
-        at,
-        f"{_cel_has_room('memory')} && (!has(self.disk) || {_cel_has_room('disk.size')})",
-        f"takes {LEAST_ROOM} or more as memory, and as disk.size: give a unit with the number, as in 8Gi",
-        _offload_has_room,
-    )
-
-
 def _cel_cache_types() -> str:
     """Of a URI that is none of these, its own rule tells."""
     by_types: dict[tuple[str, ...], list[str]] = {}
     for scheme, types in _CACHE_TYPES.items():
         by_types.setdefault(types, []).append(scheme)
+    names = "|^[^:]*$"
     return " && ".join(
-        f"(!self.model.uri.matches('^({'|'.join(schemes)})://') || self.cache.type in {list(types)})"
+        f"(!self.model.uri.matches('^({'|'.join(schemes)})://{names if 'hf' in schemes else ''}') || "
+        f"self.cache.type in {list(types)})"
         for types, schemes in by_types.items()
     )
 
@@ -245,21 +171,6 @@ _ENGINE = ("spec", "engine")
 _DISAGGREGATION = ("spec", "disaggregation")
 _PREFILL_TARGETS = ("ttftMs", "queue")
 _DECODE_TARGETS = ("itlMs", "kvUsage")
-_ARGS_CEL = f"self.all(arg, !arg.matches('^--[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
-_ARGS_MESSAGE = "must not hold " + "; ".join(
-    f"{', '.join(flag for flag, one in OWN_FLAGS.items() if one == remedy)} ({remedy})"
-    for remedy in dict.fromkeys(OWN_FLAGS.values())
-)
-ENGINE_RULES = (
-    Rule((*_ENGINE, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag),
-    Rule(
-        (*_ENGINE, "env", ITEMS),
-        "has(self.value) != has(self.valueFrom)",
-        "give either value or valueFrom",
-        _one_value,
-    ),
-    _offload_rule(*_ENGINE, "kvOffload"),
-)
 PROFILE_RULES = (
     Rule(
         (),
@@ -298,9 +209,9 @@ SERVICE_RULES = (
     ),
     Rule(
         _MODEL,
-        "(!has(self.revision) || self.uri.startsWith('hf://')) && "
-        "(!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')) && "
-        "(!has(self.endpoint) || self.uri.matches('^(hf|s3)://'))",
+        "(!has(self.revision) || self.uri.matches('^hf://|^[^:]*$')) && "
+        "(!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://|^[^:]*$')) && "
+        "(!has(self.endpoint) || self.uri.matches('^(hf|s3)://|^[^:]*$'))",
         "takes revision for hf:// alone, secretRef for hf://, s3:// and gs:// (images are pulled with "
         "imagePullSecrets), endpoint for hf:// and s3://: leave out what the URI has no use for",
         _store_has_a_use,
@@ -381,6 +292,13 @@ SERVICE_RULES = (
         "disaggregation",
     ),
     Rule(
+        _SPEC,
+        "!has(self.router.inferencePool) || !has(self.disaggregation)",
+        "is for engines that compute whole requests, since a gateway asks one engine: leave it out, or disaggregation",
+        _pool_has_whole_engines,
+        "router.inferencePool",
+    ),
+    Rule(
         _DISAGGREGATION,
         f"(self.prefill.replicas == 0) == (self.decode.replicas == 0) && "
         f"{_cel_rests('prefill')} == {_cel_rests('decode')}",
@@ -403,8 +321,8 @@ SERVICE_RULES = (
         lambda both: _scales_within(both.decode, _PREFILL_TARGETS),
         "decode",
     ),
-    *(Rule((*_DISAGGREGATION, role, "args"), _ARGS_CEL, _ARGS_MESSAGE, _no_own_flag) for role in ("prefill", "decode")),
-    *(_offload_rule(*_DISAGGREGATION, role, "kvOffload") for role in ("prefill", "decode")),
     *ENGINE_RULES,
+    *RANK_RULES,
+    *PART_RULES,
 )
 """Rules of InferenceService."""

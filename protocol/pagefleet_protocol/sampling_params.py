@@ -6,8 +6,10 @@ sender wrote, take the same values and refuse all others in the same words.
 
 from __future__ import annotations
 
+import copy
+import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -59,12 +61,24 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100.0),
 }
 """With these, and a logit's bias of 100 at most, no finite logit becomes infinite."""
+_SEQUENCES = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 _BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
 _NONE_COUNTS = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Parameters of one request; immutable.
+class RequestOutputKind(enum.IntEnum):
+    """What each output of a request that streams holds."""
+
+    CUMULATIVE = 0
+    """All so far."""
+    DELTA = 1
+    """What is new."""
+    FINAL_ONLY = 2
+    """Nothing before the end, then all."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Parameters of one request. A field may be set anew until they are submitted: who submits them takes a `clone`.
 
     Raises:
         InvalidRequest: a value is out of its range; `param` names the field.
@@ -105,21 +119,56 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """None: the output is all answer."""
     extra_args: dict[str, Any] | None = None
     """Name -> what a logits processor of the engine reads; a name that none reads is refused."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """Of outputs that come one by one: those of `LLMEngine` and `AsyncLLM`."""
     logits_processors: Any = None
     """Functions of vLLM's older scripts, which are refused: a processor is made once per engine, and named there."""
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
-            value = getattr(self, name)
-            if value is None and name != "allowed_token_ids":  # vLLM's defaults, which scripts spell out
-                msgspec.structs.force_setattr(self, name, ())
-            elif isinstance(value, str):
-                msgspec.structs.force_setattr(self, name, (value,))
-            elif isinstance(value, list):
-                msgspec.structs.force_setattr(self, name, tuple(value))
+        for name in _SEQUENCES:
+            msgspec.structs.force_setattr(self, name, _sequence(name, getattr(self, name)))
         _check(self)
+        _check_together(self)
         if 0.0 < self.temperature < MIN_TEMPERATURE:
             msgspec.structs.force_setattr(self, "temperature", MIN_TEMPERATURE)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a field anew; whether it goes with the others is checked when the parameters are submitted.
+
+        Raises:
+            InvalidRequest: the value is out of its range; the field is as before.
+        """
+        before = getattr(self, name, None)
+        super().__setattr__(name, _sequence(name, value) if name in _SEQUENCES else value)
+        try:
+            _check(self)
+        except InvalidRequest:
+            super().__setattr__(name, before)
+            raise
+
+    def clone(self) -> Self:
+        """Return a copy that shares nothing with this one that could change.
+
+        Raises:
+            InvalidRequest: fields that were set do not go together.
+        """
+        own = {name: copy.deepcopy(getattr(self, name)) for name in ("logit_bias", "extra_args")}
+        return msgspec.structs.replace(self, **own)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Make parameters of which None means the default, where it is no value; biases are cut to -100 to 100.
+
+        Raises:
+            InvalidRequest: a value is out of its range.
+            TypeError: there is no such field.
+        """
+        biases = given.pop("logit_bias", None)
+        known = {name: value for name, value in given.items() if value is not None or name in _NONE_COUNTS}
+        if biases is None:
+            return cls(**known)
+        cut = {int(token): min(100.0, max(-100.0, bias)) for token, bias in biases.items()}
+        return cls(**known, logit_bias=cut)
 
     @property
     def forbids_tokens(self) -> bool:
@@ -157,10 +206,24 @@ def _check(p: SamplingParams) -> None:
         for token, bias in checked_object(p.logit_bias, "logit_bias", MAX_LOGIT_BIAS).items():
             checked_integer(token, "logit_bias", 0, MAX_TOKEN_ID)
             checked_number(bias, f"logit_bias.{token}", -100.0, 100.0)
+    _check_objects(p)
+    _check_plugins(p)
+
+
+def _sequence(name: str, value: Any) -> Any:
+    """Return what vLLM's scripts give for a list: None, which its defaults spell out, one text, or a list."""
+    if value is None and name != "allowed_token_ids":
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_objects(p: SamplingParams) -> None:
+    if not isinstance(p.output_kind, RequestOutputKind):
+        raise wrong_type("output_kind", "RequestOutputKind", p.output_kind)
     if p.thinking is not None and not isinstance(p.thinking, Thinking):
         raise InvalidRequest("'thinking' takes a Thinking.", "thinking", "invalid_type")
-    _check_plugins(p)
-    _check_together(p)
 
 
 def _check_plugins(p: SamplingParams) -> None:

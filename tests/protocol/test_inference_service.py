@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ipaddress
 from typing import Any
 
 import pytest
@@ -89,7 +90,8 @@ def test_every_field_arrives() -> None:
                 "target": {"queue": 4, "kvUsage": 0.8},
                 "scaleToZero": {"after": 300},
             },
-            "resources": {"gpus": 1, "gpuType": "h100", "cpu": "1500m", "memory": "8Gi", "shm": "2Gi"},
+            "resources": {"gpus": 4, "gpuType": "h100", "cpu": "1500m", "memory": "8Gi", "shm": "2Gi"},
+            "parallelism": {"tensor": 4},
             "router": {
                 "replicas": 2,
                 "workers": 2,
@@ -97,6 +99,7 @@ def test_every_field_arrives() -> None:
                 "kvEvents": False,
                 "sessionHeader": "X-Session",
                 "explain": True,
+                "console": False,
                 "queue": {"max": 100, "timeout": 10, "coldStartTimeout": 300},
                 "auth": {"secretRef": {"name": "keys", "key": "api"}},
                 "resources": {"cpu": "1", "memory": "1Gi"},
@@ -173,7 +176,11 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         ("metadata.name", "qwen\n", "metadata.name: must be at most 40"),
         ("metadata.namespace", "-x", "metadata.namespace: must be at most 63"),
         ("metadata.labels", {"a": 1}, "metadata.labels.a: must be text (put it in quotes), not the number 1"),
-        ("spec.model.uri", "hf://Qwen3-8B", "spec.model.uri: must be one of hf://organization/name, s3://bucket/path,"),
+        (
+            "spec.model.uri",
+            "hf://Qwen3-8B",
+            "spec.model.uri: must be one of organization/name, hf://organization/name,",
+        ),
         ("spec.model.uri", "s3://bucket/../x", "spec.model.uri: must be one of"),
         ("spec.model.uri", "/models/qwen", "spec.model.uri: must be one of"),
         ("spec.model.uri", "file://relative", "file:///absolute/path, builtin://tiny"),
@@ -239,7 +246,9 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         ("spec.replicas", True, "spec.replicas: must be a whole number, not the truth value True"),
         ("spec.replicas", -1, "spec.replicas: must be at least 0, not the number -1"),
         ("spec.replicas", 257, "spec.replicas: must be at most 256"),
-        ("spec.resources.gpus", 2, "spec.resources.gpus: must be at most 1"),
+        ("spec.resources.gpus", 17, "spec.resources.gpus: must be at most 16"),
+        ("spec.parallelism.tensor", 17, "spec.parallelism.tensor: must be at most 16"),
+        ("spec.parallelism.tensor", 0, "spec.parallelism.tensor: must be at least 1"),
         (
             "spec.resources.cpu",
             0.25,
@@ -268,7 +277,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     wrong["spec"]["rooter"] = {}
     found = problems(wrong)
     assert [line.partition(":")[0] for line in found] == ["spec.model.uri", "spec.replicas", "spec.rooter"]
-    assert found[0].startswith("spec.model.uri: is required: hf://organization/name, s3://bucket/path")
+    assert found[0].startswith("spec.model.uri: is required: organization/name of the hub (hf://organization/name), s3")
     assert "Did you mean router?" in found[2]
 
 
@@ -351,3 +360,43 @@ def test_whatever_is_written_is_accepted_or_refused_in_words(path: str, value: o
     assert all("pydantic" not in str(error) and "\n" not in error.message for error in errors)
     if service:
         assert InferenceService.model_validate_json(service.model_dump_json(exclude_none=True)) == service
+
+
+@pytest.mark.parametrize(("written", "tokens"), [(4096, 4096), ("32k", 32_000), ("32K", 32_768), ("8Ki", 8192)])
+def test_a_length_as_people_write_it(written: object, tokens: int) -> None:
+    assert parse_inference_service(document("spec.engine.maxModelLen", written)).spec.engine.max_model_len == tokens
+
+
+CIDRS = "spec.router.inferencePool.gatewayCidrs"
+
+
+@pytest.mark.parametrize(
+    "cidr",
+    ["0.0.0.0/0", "10.1.2.3/8", "255.249.199.9/32", "::/0", "FD00::A:1/128", "1:2:3:4:5:6:7::/9"],
+)
+def test_gateways_may_have_these_addresses(cidr: str) -> None:
+    parse_inference_service(document(CIDRS, [cidr]))
+
+
+@pytest.mark.parametrize(
+    "cidr",
+    ["999.1.1.1/9", "1.1.1.1/33", "1.1.1/8", "01.1.1.1/8", "1.1.1.1", "1::2::3/64", "::/129", "1:2/8"],
+)
+def test_gateways_cannot_have_these_addresses(cidr: str) -> None:
+    (problem,) = problems(document(CIDRS, [cidr]))
+    assert problem.startswith(f"{CIDRS}[0]: must be addresses such as 10.0.0.0/8")
+
+
+_GROUPS = st.lists(st.sampled_from(["", "0", "fd00", "ABCD", "12345"]), min_size=1, max_size=9).map(":".join)
+_BYTES = st.lists(st.integers(0, 300).map(str), min_size=3, max_size=5).map(".".join)
+
+
+@given(_GROUPS | _BYTES | st.ip_addresses().map(lambda one: one.exploded), st.integers(0, 140))
+def test_addresses_of_gateways_are_those_that_python_knows(address: str, length: int) -> None:
+    cidr = f"{address}/{length}"
+    try:
+        ipaddress.ip_network(cidr, strict=False)
+    except ValueError:
+        problems(document(CIDRS, [cidr]))
+    else:
+        parse_inference_service(document(CIDRS, [cidr]))

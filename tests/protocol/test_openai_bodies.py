@@ -59,7 +59,8 @@ def test_both_bodies_read_the_same_sampling_fields() -> None:
     assert sampling == msgspec.structs.replace(completion, max_tokens=None)
     read = msgspec.structs.asdict(sampling)
     other = {"max_tokens", "logprobs", "detokenize", "bad_words_token_ids", "structured_outputs", "thinking"} | {
-        "logits_processors"
+        "logits_processors",
+        "output_kind",
     }
     assert set(read) - other == (set(fields) - {"vllm_xargs"}) | {"extra_args"}, (
         "a field is read from nowhere, or not tested here"
@@ -149,4 +150,5 @@ def test_usage_adds_up() -> None:
         "completion_tokens": 7,
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }

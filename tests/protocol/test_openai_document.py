@@ -9,7 +9,7 @@ from pagefleet_protocol import openai_common, openai_completions, sampling_param
 from pagefleet_protocol.openai_common import REFUSED
 from pagefleet_protocol.sampling_params import SamplingParams
 
-OFFLINE = {"detokenize", "bad_words_token_ids", "thinking", "extra_args"}
+OFFLINE = {"detokenize", "bad_words_token_ids", "thinking", "extra_args", "output_kind"}
 TEXT = (Path(__file__).parents[2] / "docs" / "openai-api.md").read_text()
 OPENAI_FIELDS = {
     "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_protocol import sampling_params
 from pagefleet_protocol.openai_json import InvalidRequest
-from pagefleet_protocol.sampling_params import MIN_TEMPERATURE, SamplingParams
+from pagefleet_protocol.sampling_params import MIN_TEMPERATURE, RequestOutputKind, SamplingParams
 from pagefleet_protocol.thinking import Thinking
 
 
@@ -92,3 +92,47 @@ def test_no_value_of_the_table_makes_a_logit_infinite(logit: float, end: str) ->
     penalty, temperature = sampling_params._NUMBERS["repetition_penalty"][at], MIN_TEMPERATURE
     for edited in (logit / penalty, logit * penalty):
         assert abs((edited + 100) / temperature) < 3e38, "the largest number of float32"
+
+
+def test_parameters_may_be_set_anew() -> None:
+    params = SamplingParams(max_tokens=4)
+    params.max_tokens, params.stop, params.logit_bias = 8, "x", {1: 2.0}  # type: ignore[assignment]
+    assert params == SamplingParams(max_tokens=8, stop=("x",), logit_bias={1: 2.0})
+    with pytest.raises(InvalidRequest, match="temperature"):
+        params.temperature = 3.0
+    assert params.temperature == 1.0
+    with pytest.raises(AttributeError):
+        params.no_such_field = 1
+
+
+def test_what_was_set_goes_together_only_when_it_is_taken() -> None:
+    params = SamplingParams(max_tokens=4)
+    params.min_tokens = 6
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        params.clone()
+    params.max_tokens = 8
+    assert params.clone() == params
+
+
+def test_a_clone_shares_nothing_that_could_change() -> None:
+    params = SamplingParams(logit_bias={1: 2.0}, extra_args={"a": [1]})
+    own = params.clone()
+    assert params.logit_bias is not None
+    assert params.extra_args is not None
+    params.logit_bias[1] = 5.0
+    params.extra_args["a"].append(2)
+    params.n = 3
+    assert own == SamplingParams(logit_bias={1: 2.0}, extra_args={"a": [1]})
+
+
+def test_none_means_the_default_where_it_is_no_value() -> None:
+    params = SamplingParams.from_optional(n=None, temperature=None, stop=None, max_tokens=None, logit_bias={"7": 300})
+    assert params == SamplingParams(max_tokens=None, logit_bias={7: 100.0})
+    assert SamplingParams.from_optional() == SamplingParams()
+    with pytest.raises(TypeError):
+        SamplingParams.from_optional(no_such_field=1)
+
+
+def test_what_outputs_hold_travels_with_the_rest() -> None:
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

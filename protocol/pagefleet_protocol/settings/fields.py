@@ -19,13 +19,21 @@ import sys
 import types
 import typing
 from collections.abc import Hashable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+Takes = Literal["switch", "value", "words"]
+"""What follows a flag: nothing, one word, or as many as come."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """How a boolean is written, in any case."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)", re.IGNORECASE)
 _SIZE_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])|([KMGT])i?)")
+_COUNT_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, **_SIZE_FACTORS}
+"""As vLLM reads numbers of people: 32k is 32,000, and 32K is 32,768."""
+_LARGE = 65535
+"""What cannot be larger, such as a port, nobody abbreviates."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_FACTORS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _Note = TypeVar("_Note")
@@ -76,6 +84,11 @@ class Shown:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Words:
+    """A text of words with commas between them, which may also be given as a list."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Address:
     """A name or an IP address, which sockets may be asked to listen on."""
 
@@ -121,6 +134,13 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def takes(self) -> Takes:
+        """What follows the flag."""
+        if self.kind is bool and not self.is_list:
+            return "switch"
+        return "words" if self.is_list or self._note(Words) is not None else "value"
+
+    @property
     def value_name(self) -> str:
         """What the help calls a value."""
         if self.choices:
@@ -147,6 +167,8 @@ class Setting:
         if self.is_list:
             entries = value if isinstance(value, list | tuple) else [value]
             return tuple(self._parse_one(entry, called) for entry in entries)
+        if isinstance(value, list | tuple) and self._note(Words) is not None:
+            value = ",".join(str(self._parse_one(entry, called)) for entry in value)
         return self._parse_one(value, called)
 
     def check(self, value: Any, called: str) -> None:
@@ -169,6 +191,8 @@ class Setting:
             return "one of " + ", ".join(self.choices)
         plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
         what = plain[self.kind]
+        if self._is_count():
+            what += " such as 4096, 32k (32,000) or 32K (32,768)"
         if unit:
             what = "bytes, or a size such as 512M or 4G" if unit.of == "bytes" else "seconds, or such as 500ms or 5m"
         return f"{what}, {limits}" if limits else what
@@ -194,10 +218,18 @@ class Setting:
         try:
             if unit and (match := pattern.fullmatch(text)):
                 return self.kind(float(match[1]) * factors[match[2].upper() if unit.of == "bytes" else match[2]])
+            if self._is_count() and (match := _COUNT.fullmatch(text)):
+                count = Fraction(match[1]) * _COUNT_FACTORS[match[2] or match[3]]
+                return count.numerator if count.denominator == 1 else None
             number = self.kind(text)
             return number if math.isfinite(number) else None
         except (ValueError, OverflowError):
             return None
+
+    def _is_count(self) -> bool:
+        """Whether it is a whole number that people may abbreviate."""
+        limits = self._note(Between)
+        return self.kind is int and self._note(Unit) is None and (limits is None or limits.high > _LARGE)
 
     def _note(self, kind: type[_Note]) -> _Note | None:
         return next((note for note in self.notes if isinstance(note, kind)), None)

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from typing import TextIO
 
 LOG_LEVEL = "PAGEFLEET_LOG_LEVEL"
 """Variable of the level, for every program."""
@@ -13,14 +14,18 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class LineFormatter(logging.Formatter):
-    r"""`2026-11-21 11:15:13 INFO engine core: text`. What a client sent cannot forge a second line: `\n` is shown."""
+    r"""`2026-11-21 11:15:13 INFO engine core: text`. What a client sent cannot forge a second line: `\n` is shown.
 
-    def __init__(self, process: str) -> None:
+    `over_a_bar`: the line is a terminal's, and erases what a bar may have drawn there.
+    """
+
+    def __init__(self, process: str, over_a_bar: bool = False) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process}: %(message)s", "%Y-%m-%d %H:%M:%S")
+        self._before = "\x1b[K" if over_a_bar else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the standard library's name
         """Format the line; a traceback, which is ours, follows it on lines of its own."""
-        return escape_control(super().formatMessage(record))
+        return self._before + escape_control(super().formatMessage(record))
 
 
 def escape_control(text: str) -> str:
@@ -28,6 +33,11 @@ def escape_control(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def can_erase(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether a stream is a terminal that can erase what stands in a line."""
+    return stream.isatty() and environment.get("TERM", "dumb") != "dumb"
 
 
 def log_level(environment: Mapping[str, str]) -> str:
@@ -53,7 +63,7 @@ def set_up_logging(process: str, *packages: str) -> None:
         ValueError: there is no such level.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(process))
+    handler.setFormatter(LineFormatter(process, can_erase(sys.stderr, os.environ)))
     for package in packages or ("",):
         logger = logging.getLogger(package)
         logger.handlers[:] = [handler]

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pagefleet_protocol.exit_status import MISTAKE
+from pagefleet_protocol.settings.arguments import NO_SWITCH, SWITCH, Flag, spelled_out, write_each, write_once
 from pagefleet_protocol.settings.fields import Setting, settings_of
+from pagefleet_protocol.settings.foreign import ForeignOption
 from pagefleet_protocol.settings.log import LEVELS, LOG_LEVEL, log_level
 from pagefleet_protocol.spelling import near_words
 
@@ -37,8 +38,10 @@ class Program:
     error: type[Exception]
     """What a mistake raises: the component's own."""
     positional: tuple[str, ...] = ()
-    """Settings that are given without a flag, in order."""
+    """Settings that may be given without a flag, in order."""
     epilog: str = ""
+    foreign: Callable[[], Mapping[str, ForeignOption]] = dict
+    """Returns options of another program that are understood, by their names there."""
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -52,14 +55,40 @@ class Program:
             error: a flag, a name in the file or a value is wrong; the message is one line and says what to do.
             SystemExit: the help was asked for and has been shown.
         """
+        neutral: list[str] = []
         try:
             log_level(environment)
-            given = self._read_flags(arguments)
+            given = self._read_flags(arguments, neutral)
             file = given.pop(_CONFIG, None)
-            values = self._read_file(Path(file)) if file else {}
-            return {**values, **self._read_environment(environment), **given}
+            values = self._read_file(Path(file), neutral) if file else {}
+            values = {**values, **self._read_environment(environment), **given}
         except ValueError as wrong:
             raise self.error(str(wrong)) from None
+        if neutral:
+            self.say(f"nothing changes by {', '.join(neutral)}: ignored")
+        return values
+
+    def meaning(self, name: str, value: object, called: str, neutral: list[str]) -> Mapping[str, Any]:
+        """Return the settings that a name stands for: itself, or what an option of the other program means.
+
+        Args:
+            name: of a setting, or of the other program's option.
+            value: text, or what YAML or a caller makes of it.
+            called: what it is called where it was found.
+            neutral: gets what is called so if it changes nothing here.
+
+        Raises:
+            ValueError: the value cannot be, or nothing here is what the option asks for.
+        """
+        option = self.foreign().get(name)
+        if option is not None and (option.is_neutral(value) or (value is None and name not in self.settings)):
+            neutral.append(called)
+            return {}
+        if name in self.settings:
+            return {name: self.settings[name].parse(value, called)}
+        assert option is not None, f"{name} is neither a setting nor an option"
+        meant = option.settings(value, called)
+        return {found: self.settings[found].parse(one, called) for found, one in meant.items()}
 
     def build(self, group: type[_Group], values: Mapping[str, Any]) -> _Group:
         """Make a configuration of those values that are its fields.
@@ -69,17 +98,21 @@ class Program:
         """
         fields = settings_of(group)
         missing = [
-            one for name, one in fields.items() if one.default is dataclasses.MISSING and values.get(name) is None
+            name for name, one in fields.items() if one.default is dataclasses.MISSING and values.get(name) is None
         ]
         if missing:
-            why = f": {missing[0].help}" if len(missing) == 1 else f" (see {self.name} --help)"
+            why = f": {fields[missing[0]].help}" if len(missing) == 1 else f" (see {self.name} --help)"
             raise self.error(f"give {', '.join(map(self._called, missing))}{why}")
         return group(**{name: value for name, value in values.items() if name in fields})
+
+    def say(self, text: str) -> None:
+        """Print a line as `pagefleet VERB: ...`."""
+        print(f"{self.name}: {text}", file=sys.stderr)
 
     def tell(self, error: Exception) -> int:
         """Print what went wrong, each line of it as `pagefleet VERB: error: ...`; returns the status for a mistake."""
         for line in str(error).splitlines():
-            print(f"{self.name}: error: {line}", file=sys.stderr)
+            self.say(f"error: {line}")
         return MISTAKE
 
     def parser(self) -> argparse.ArgumentParser:
@@ -102,12 +135,24 @@ class Program:
             for name, setting in settings_of(group).items():
                 if name not in self.positional:
                     add_flag(section, setting, name)
+        for name, option in self.foreign().items():
+            self._add_foreign(parser, name, option)
         return parser
 
-    def _read_flags(self, arguments: Sequence[str]) -> dict[str, Any]:
+    def _add_foreign(self, parser: argparse.ArgumentParser, name: str, option: ForeignOption) -> None:
+        flags = [*option.flags] if name in self.settings else [_flag(name), *option.flags]
+        if not flags:
+            return
+        if option.takes == "switch":
+            parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+        else:
+            several = "+" if option.takes == "words" else None
+            parser.add_argument(*flags, dest=name, nargs=several, help=argparse.SUPPRESS)
+
+    def _read_flags(self, arguments: Sequence[str], neutral: list[str]) -> dict[str, Any]:
         parser = self.parser()
         try:
-            parsed, unknown = parser.parse_known_args([*self._spelled_out(arguments)])
+            parsed, unknown = parser.parse_known_args([*spelled_out(arguments, self._flags(), len(self.positional))])
         except FlagError as wrong:
             raise ValueError(str(wrong)) from None
         if unknown:
@@ -115,27 +160,25 @@ class Program:
             near = near_words(flag, ["--config", *(setting.flag for setting in self.settings.values())])
             hint = f"; did you mean {near[0]}?" if near and flag.startswith("--") else ""
             raise ValueError(f"unknown argument {ascii(flag)[:80]}{hint} (see {self.name} --help)")
-        values = vars(parsed)
-        for name in values.keys() - {_CONFIG}:
-            setting = self.settings[name]
-            values[name] = setting.parse(values[name], self._called(setting))
+        values: dict[str, Any] = {}
+        for name, value in vars(parsed).items():
+            values |= {name: value} if name == _CONFIG else self.meaning(name, value, self._called(name), neutral)
         return values
 
-    def _called(self, setting: Setting) -> str:
-        return setting.name.upper() if setting.name in self.positional else setting.flag
+    def _called(self, name: str) -> str:
+        return name.upper() if name in self.positional else _flag(name)
 
-    def _spelled_out(self, arguments: Sequence[str]) -> Iterator[str]:
-        """Write `--flag=false` of a boolean as `--no-flag`."""
-        flags = {setting.flag: setting for setting in self.settings.values() if setting.kind is bool}
-        rest = iter(arguments)
-        for argument in rest:
-            flag, equals, text = argument.partition("=")
-            if argument == "--":
-                yield from itertools.chain([argument], rest)
-            elif equals and flag in flags:
-                yield flag if flags[flag].parse(text, flag) else f"--no-{flag.removeprefix('--')}"
-            else:
-                yield argument
+    def _flags(self) -> Mapping[str, Flag]:
+        """Every flag, as a command line may have it."""
+        flags = {"--config": Flag("value", write=write_once)}
+        for name, option in self.foreign().items():
+            flag = SWITCH if option.takes == "switch" else Flag(option.takes)
+            flags |= dict.fromkeys([_flag(name), *option.flags], flag)
+        for name, setting in self.settings.items():
+            own = Flag(setting.takes, name in self.positional, write_each if setting.is_list else write_once)
+            flags[setting.flag] = SWITCH if setting.takes == "switch" else own
+        off = {f"--no-{flag[2:]}": NO_SWITCH for flag, how in flags.items() if how is SWITCH}
+        return flags | off
 
     def _read_environment(self, environment: Mapping[str, str]) -> dict[str, Any]:
         """Take the variables that name a setting.
@@ -154,7 +197,7 @@ class Program:
             found[name] = variable, entries if setting is not None and setting.is_list else text
         return self._parse_named(found)
 
-    def _read_file(self, file: Path) -> dict[str, Any]:
+    def _read_file(self, file: Path, neutral: list[str]) -> dict[str, Any]:
         import yaml  # noqa: PLC0415 - only this option needs it
 
         try:
@@ -166,14 +209,21 @@ class Program:
         if not isinstance(content, dict):
             raise ValueError(f"--config {file} holds no settings: write lines such as `port: 8000`")
         found = {}
+        foreign: dict[str, Any] = {}
         for written, value in content.items():
             name = str(written).replace("-", "_")
+            option = self.foreign().get(name)
+            if option is not None and (name not in self._names() or option.is_neutral(value)):
+                ignored: list[str] = []
+                foreign |= self.meaning(name, value, f"--config {file}: {name}", ignored)
+                neutral += [name] * len(ignored)
+                continue
             if name not in self._names():
                 near = near_words(name, self.settings)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ValueError(f"--config {file}: {name[:80]!a} is not a setting{hint}")
             found[name] = f"--config {file}: {name}", value
-        return self._parse_named(found)
+        return {**foreign, **self._parse_named(found)}
 
     def _names(self) -> list[str]:
         """What a variable or a line may name: settings, and `no_NAME` for a boolean."""
@@ -192,6 +242,10 @@ class Program:
                 parsed = not parsed
             values[name] = parsed
         return values
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 class FlagError(Exception):

@@ -89,6 +89,12 @@ def test_a_misspelt_boolean_is_refused_with_its_name_and_what_is_allowed(word: o
     [
         ("number", "7", 7),
         ("number", 7, 7),
+        ("number", "32k", 32_000),
+        ("number", "32K", 32_768),
+        ("number", "25.6k", 25_600),
+        ("number", "1.5 Ki", 1536),
+        ("number", "1m", 1_000_000),
+        ("number", "2G", 2**31),
         ("number", "none", None),
         ("number", None, None),
         ("size", "512", 512),
@@ -123,7 +129,12 @@ def test_values(name: str, given: object, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "says"),
     [
-        ("number", "x", "--number is 'x': give a whole number, at least 1"),
+        ("number", "x", "--number is 'x': give a whole number such as 4096, 32k (32,000) or 32K (32,768), at least 1"),
+        ("number", "0.3K", "--number is '0.3K': give a whole number"),
+        ("number", "32kB", "--number is '32kB': give a whole number such as 4096, 32k"),
+        ("number", "-1k", "--number is '-1k': give a whole number"),
+        ("number", "9" * 5000 + "k", "': give a whole number"),
+        ("port", "8k", "--port is '8k': give a whole number, 0 to 65535"),
         ("number", "1.5", "--number is '1.5': give a whole number"),
         ("number", 0, "--number is 0: give at least 1"),
         ("number", True, "--number is 'True': give a whole number"),

@@ -1,0 +1,1 @@
+"""What is here, and what is wrong with it: `pagefleet collect-env`, `pagefleet doctor`. Needs the standard library."""

@@ -1,0 +1,64 @@
+"""What a person means who names a model."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from pagefleet_protocol.model_uri import PATTERN, model_named
+from pagefleet_protocol.resource_documents import parse_inference_service
+from pydantic_core import PydanticCustomError
+
+from tests.fakes.resource_documents import service_document
+
+
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        ("Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B"),
+        ("hf://Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B"),
+        ("/models/a b%", "file:///models/a%20b%25"),
+        ("/models/../x/", "file:///x"),
+        ("s3://bucket/path", "s3://bucket/path"),
+        ("builtin://tiny", "builtin://tiny"),
+    ],
+)
+def test_names_paths_and_uris(text: str, uri: str) -> None:
+    assert model_named(text, lambda _: False).text == uri
+
+
+@pytest.mark.parametrize("text", ["./org/name", "../org/name", ".", "~/models/x"])
+def test_what_begins_as_a_path_is_one(text: str) -> None:
+    found = model_named(text, lambda _: False)
+    assert found.scheme == "file"
+    assert found.local_path == os.path.abspath(Path(text).expanduser())
+
+
+def test_what_exists_is_a_path_before_it_is_a_name() -> None:
+    assert model_named("org/name", {"org/name"}.__contains__).local_path == os.path.abspath("org/name")
+    assert model_named("folder", lambda _: True).local_path == os.path.abspath("folder")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "name", "org/..", "org/../x", "org/name/more", "org name/x", "-org/x", "org/name@v1"]
+)
+def test_what_is_none_of_them_says_what_to_write(text: str) -> None:
+    with pytest.raises(PydanticCustomError, match="no such folder, and no name of a model: give a folder, or one of "):
+        model_named(text, lambda _: False)
+
+
+def test_a_service_takes_a_name_of_the_hub_with_all_that_goes_with_it() -> None:
+    model = {
+        "uri": "Qwen/Qwen3-8B",
+        "revision": "v1",
+        "endpoint": "https://mirror.example",
+        "secretRef": {"name": "hf"},
+    }
+    service = parse_inference_service(service_document(model=model, cache={"type": "pvc", "claim": "models"}))
+    assert service.spec.model.uri == "hf://Qwen/Qwen3-8B"
+    for uri in ("Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"):
+        assert re.fullmatch(PATTERN[1:-1], uri)
+    for uri in ("Qwen", "./Qwen/x", "a/b/c", "/a/b"):
+        assert not re.fullmatch(PATTERN[1:-1], uri)
