@@ -14,7 +14,7 @@ from torch import Tensor
 from pagefleet_kernels.reference_truncation import NEGATIVE_INFINITY, Cuts, cut_candidates, cut_vocabulary
 from pagefleet_kernels.sampling_noise import row_keys, spread_token_ids, subtract_log_exponential_
 from pagefleet_kernels.sampling_record import TokenRecord
-from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, DrawGroup, SamplingRows
+from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, DrawGroup, SamplingRows, VocabularyPart
 
 _ARGMAX_BLOCK = 128
 """Columns whose maximum is taken without its index, which on the CPU is many times quicker."""
@@ -39,6 +39,35 @@ def sample_tokens(logits_RV: Tensor, rows: SamplingRows, lens_R: Tensor) -> Tens
         token_R[~torch.from_numpy(finite_R)] = NOT_NUMBERS
         token_R[best_R == NEGATIVE_INFINITY] = NOTHING_LEFT
     return token_R.to(torch.int32)
+
+
+def sample_part(logits_RW: Tensor, rows: SamplingRows, lens_R: Tensor, part: VocabularyPart) -> Tensor:
+    """As `sample_tokens`, with the logits of one rank's W tokens; every rank gets every token, from a few numbers each.
+
+    Scores are those that one rank with all logits would give, so that the same tokens win.
+    """
+    logits_RW = logits_RW.float().contiguous()
+    best_R, token_R = row_maxima(logits_RW)
+    best = score_R = best_R
+    if rows.any_random:
+        best = part.gather(best_R.unsqueeze(1), (1,) * len(part.widths)).amax(1)
+        score_R = best_R.clone()
+        keys_R2 = _keys(rows, lens_R)
+        own = slice(part.first_token, part.first_token + logits_RW.shape[1])
+        spread_ids_W = _spread_vocabulary(sum(part.widths), logits_RW.device)[own]
+        for group in rows.groups:
+            at = group.rows_R
+            scores_RW = logits_RW[at].sub_(best[at].unsqueeze(1)).mul_(group.inverse_temperature_R1)
+            score_R[at], token_R[at] = subtract_log_exponential_(scores_RW, spread_ids_W, keys_R2[at]).max(1)
+    found_R2 = torch.stack((score_R.double(), (token_R + part.first_token).double()), -1)
+    found_RP2 = part.gather(found_R2, (2,) * len(part.widths)).view(len(rows), -1, 2)
+    scores_RP, tokens_RP = found_RP2.unbind(-1)
+    winner_R1 = scores_RP.argmax(1, keepdim=True)  # the first of equals has the smaller tokens
+    token_R = tokens_RP.gather(1, winner_R1).squeeze(1).to(torch.int32)
+    best = best if rows.any_random else scores_RP.amax(1)
+    token_R[~best.isfinite()] = NOT_NUMBERS
+    token_R[best == NEGATIVE_INFINITY] = NOTHING_LEFT
+    return token_R
 
 
 def draw(scores_RV: Tensor, keys_R2: Tensor, spread_ids_V: Tensor, group: DrawGroup) -> Tensor:

@@ -17,14 +17,20 @@ from pagefleet_kernels.dispatch import Backend, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.sampling_noise import gumbel_noise
 from pagefleet_kernels.sampling_record import TokenRecord, record_token
-from pagefleet_kernels.sampling_rows import SamplingRows
+from pagefleet_kernels.sampling_rows import SamplingRows, VocabularyPart
 from pagefleet_kernels.sampling_truncation import draw_truncated, vocabulary_block
 
 _NUM_WARPS = 8
 
 
 def sample_tokens(
-    logits_RV: Tensor, rows: SamplingRows, lens_R: Tensor, record: TokenRecord, *, backend: Backend | None = None
+    logits_RV: Tensor,
+    rows: SamplingRows,
+    lens_R: Tensor,
+    record: TokenRecord,
+    *,
+    part: VocabularyPart | None = None,
+    backend: Backend | None = None,
 ) -> Tensor:
     """Draw a token per row; int32 [R], NOT_NUMBERS or NOTHING_LEFT where there is none (then nothing is recorded).
 
@@ -35,8 +41,12 @@ def sample_tokens(
         rows: what the rows ask for.
         lens_R: int32, tokens that each row knows.
         record: where the tokens go.
+        part: of the vocabulary, where the logits are those of one rank's tokens; no row may be truncated then.
     """
-    num_rows, vocab_size = logits_RV.shape
+    num_rows, width = logits_RV.shape
+    widths, first_token = ((width,), 0) if part is None else (part.widths, part.first_token)
+    if part is not None and rows.any_truncated:
+        raise UnsupportedShapeError("top-k, top-p and min-p need the logits of all tokens on each rank")
     if logits_RV.stride(1) != 1 or record.tokens_SL.stride(1) != 1:
         raise UnsupportedShapeError("rows of logits and of tokens must be contiguous")
     if not num_rows == len(rows) == len(lens_R) == len(record.slots_R):
@@ -45,14 +55,18 @@ def sample_tokens(
             f"not {len(rows)}, {len(lens_R)} and {len(record.slots_R)}"
         )
     if choose_backend(logits_RV.device, backend) == "torch":
-        token_R = reference_sampling.sample_tokens(logits_RV, rows, lens_R)
+        if part is None:
+            token_R = reference_sampling.sample_tokens(logits_RV, rows, lens_R)
+        else:
+            token_R = reference_sampling.sample_part(logits_RV, rows, lens_R, part)
         reference_sampling.record_tokens(token_R, lens_R, record)
         return token_R
     token_R = torch.empty(num_rows, dtype=torch.int32, device=logits_RV.device)
     if num_rows == 0:
         return token_R
     block = vocabulary_block(logits_RV.device)
-    num_blocks = -(-vocab_size // block)
+    blocks = [-(-tokens // block) for tokens in widths]
+    num_blocks = -(-width // block)
     maxima_2RB = torch.empty((2, num_rows, num_blocks), dtype=torch.float32, device=logits_RV.device)
     place_RB = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=logits_RV.device)
     best_R = torch.empty(num_rows, dtype=torch.float32, device=logits_RV.device)
@@ -65,12 +79,16 @@ def sample_tokens(
         lens_R,
         logits_RV.stride(0),
         num_rows,
-        vocab_size,
+        width,
+        first_token,
         RANDOM=rows.any_random,
         BLOCK=block,
         num_warps=_NUM_WARPS,
         **COMPILE_OPTIONS,
     )
+    if part is not None:
+        maxima_2RB, place_RB = part.gather(maxima_2RB, blocks), part.gather(place_RB, blocks)
+        num_blocks = sum(blocks)
     _join_blocks_kernel[(num_rows,)](
         token_R,
         best_R,
@@ -78,7 +96,7 @@ def sample_tokens(
         place_RB,
         rows.fields,
         lens_R,
-        *record.kernel_arguments(vocab_size),
+        *record.kernel_arguments(sum(widths)),
         num_rows,
         num_blocks,
         COUNTED=record.counts_PV is not None,
@@ -91,7 +109,7 @@ def sample_tokens(
     return token_R
 
 
-@jit(do_not_specialize=("num_rows",))
+@jit(do_not_specialize=("num_rows", "first_token"))
 def _block_maxima_kernel(  # type: ignore[no-untyped-def]
     maxima_ptr,
     place_ptr,
@@ -101,16 +119,18 @@ def _block_maxima_kernel(  # type: ignore[no-untyped-def]
     lens_ptr,
     stride_row,
     num_rows,
-    vocab_size,
+    width,
+    first_token,
     RANDOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """For one row and block: the largest logit (infinity for NaN), the largest noisy score and its token."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocab_size
-    x = tl.load(logits_ptr + row * stride_row + token, mask=inside, other=float("-inf")).to(tl.float32)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    token = first_token + column
+    x = tl.load(logits_ptr + row * stride_row + column, mask=inside, other=float("-inf")).to(tl.float32)
     # NaN compares as false; as infinity it is the maximum and makes the row unusable
     x = tl.where(x <= float("inf"), x, float("inf"))
     best = tl.max(x, axis=0)
@@ -123,7 +143,7 @@ def _block_maxima_kernel(  # type: ignore[no-untyped-def]
             inverse_temperature = tl.load(floats_ptr + 4 * num_rows + row).to(tl.float32)
             noisy = x * inverse_temperature + gumbel_noise(seed, position, token)
     most = tl.max(noisy, axis=0)
-    place = tl.min(tl.where(inside & (noisy == most), token, vocab_size), axis=0)
+    place = tl.min(tl.where(inside & (noisy == most), token, first_token + width), axis=0)
     out = row * tl.num_programs(1) + block
     tl.store(maxima_ptr + out, best)
     tl.store(maxima_ptr + num_rows.to(tl.int64) * tl.num_programs(1) + out, most)

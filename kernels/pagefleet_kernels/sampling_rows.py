@@ -5,6 +5,7 @@ Made once per set of rows and kept while the rows stay the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -113,6 +114,23 @@ class SamplingRows:
                 log_min_p_R=send(p.log_min_p[rows], self._device),
             ),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VocabularyPart:
+    """The tokens that one rank has logits of; ranks have consecutive ranges of the vocabulary, in their order."""
+
+    widths: tuple[int, ...]
+    """Tokens of each rank."""
+    index: int
+    """Which of them this is."""
+    gather: Callable[[Tensor, Sequence[int]], Tensor]
+    """Joins the last dimension of all ranks' tensors, which are so wide each."""
+
+    @property
+    def first_token(self) -> int:
+        """The first of this rank's."""
+        return sum(self.widths[: self.index])
 
 
 def send(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, tl
@@ -16,6 +17,17 @@ from pagefleet_kernels.tuning import launch_table
 
 TOKENS_PER_WORD = 32
 NEGATIVE_INFINITY = float("-inf")
+_INTEGERS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+"""As wide as a float."""
+_BANNED = {kind: int(torch.tensor(NEGATIVE_INFINITY, dtype=kind).view(wide)) for kind, wide in _INTEGERS.items()}
+_BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_KEEPS_OF_BYTE = {size: -_BITS_OF_BYTE.astype(f"i{size}") for size in (2, 4, 8)}
+"""[256, 8]: all bits of an integer where a byte's token may come, else none."""
 
 
 def num_words(vocab_size: int) -> int:
@@ -38,12 +50,10 @@ def mask_tokens_(logits_RV: Tensor, allowed_RW: Tensor, *, backend: Backend | No
         )
     if logits_RV.stride(1) != 1 or not allowed_RW.is_contiguous():
         raise UnsupportedShapeError("rows of logits, and the mask, must be contiguous")
-    if choose_backend(logits_RV.device, backend) == "torch":
-        packed = allowed_RW.cpu().numpy().view(np.uint8)
-        banned = np.unpackbits(~packed, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
-        logits_RV.masked_fill_(torch.from_numpy(banned).to(logits_RV.device), NEGATIVE_INFINITY)
-        return
     if num_rows == 0:
+        return
+    if choose_backend(logits_RV.device, backend) == "torch":
+        _mask_by_torch(logits_RV, allowed_RW.cpu().numpy().view(np.uint8))
         return
     block = launch_table(architecture(logits_RV.device)).tile_elements
     _mask_kernel[(num_rows, -(-vocab_size // block))](
@@ -55,6 +65,20 @@ def mask_tokens_(logits_RV: Tensor, allowed_RW: Tensor, *, backend: Backend | No
         BLOCK=block,
         **COMPILE_OPTIONS,
     )
+
+
+def _mask_by_torch(logits_RV: Tensor, allowed: NDArray[np.uint8]) -> None:
+    """On the bits of floats, which takes no branch: with `where` or `masked_fill` it is up to 20 times as long."""
+    num_rows, vocab_size = logits_RV.shape
+    keep_RV = _KEEPS_OF_BYTE[logits_RV.itemsize].take(allowed, axis=0).reshape(num_rows, -1)[:, :vocab_size]
+    banned = _BANNED[logits_RV.dtype]
+    host_RV = logits_RV.view(_INTEGERS[logits_RV.dtype]).cpu()
+    bits_RV = host_RV.numpy()  # of the logits themselves where they are on the host
+    bits_RV -= banned
+    bits_RV &= keep_RV
+    bits_RV += banned
+    if logits_RV.device.type != "cpu":
+        logits_RV.copy_(host_RV.view(logits_RV.dtype))
 
 
 @jit()

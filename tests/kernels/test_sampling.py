@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from pagefleet_kernels.reference_sampling import row_maxima
 from pagefleet_kernels.sampling import sample_tokens
 from pagefleet_kernels.sampling_noise import row_keys, spread_token_ids, subtract_log_exponential_
 from pagefleet_kernels.sampling_record import TokenRecord
-from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, RowParameters, SamplingRows
+from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, RowParameters, SamplingRows, VocabularyPart
 from torch import Tensor
 
 from tests.example_counts import examples
@@ -222,3 +222,71 @@ def test_misfits_are_refused(device: torch.device) -> None:
         sample_tokens(torch.zeros(3, 2, device=device).T, rows, lens_R, record)
     with pytest.raises(UnsupportedShapeError, match="3 rows of logits"):
         sample_tokens(torch.zeros(3, 2, device=device), rows, lens_R, record)
+
+
+def draw_divided(
+    logits_RV: Tensor, widths: Sequence[int], rows: SamplingRows, lens: Sequence[int], backend: Backend
+) -> list[list[int]]:
+    """What each rank samples. They run one after another, again and again, until each has been given what all others
+    send: a round more for each time that they send."""
+    sent: dict[tuple[int, int], Tensor] = {}
+    device = torch.device("cpu") if backend == "torch" else logits_RV.device
+    for _ in range(4):
+        tokens = []
+        for rank, own_RW in enumerate(logits_RV.to(device).split_with_sizes(list(widths), 1)):
+            calls = iter(range(4))
+
+            def gather(x: Tensor, sizes: Sequence[int], rank: int = rank, calls: Iterator[int] = calls) -> Tensor:
+                assert len(sizes) == len(widths)
+                assert x.shape[-1] == sizes[rank]
+                call = next(calls)
+                sent[call, rank] = x.clone()
+                others = (sent.get((call, other)) for other in range(len(widths)))
+                given = [
+                    x.new_zeros((*x.shape[:-1], n)) if y is None else y for y, n in zip(others, sizes, strict=True)
+                ]
+                return torch.cat(given, -1)
+
+            record = TokenRecord(
+                torch.zeros((len(lens), 32), dtype=torch.int32, device=device), torch.arange(len(lens), device=device)
+            )
+            lens_R = torch.tensor(lens, dtype=torch.int32, device=device)
+            part = VocabularyPart(tuple(widths), rank, gather)
+            tokens.append(sample_tokens(own_RW.clone(), rows, lens_R, record, part=part, backend=backend).tolist())
+            assert [record.tokens_SL[row, length].item() for row, length in enumerate(lens)] == [
+                max(0, token) for token in tokens[-1]
+            ]
+    return tokens
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("widths", [(150, 150), (129, 1, 170), (64, 64, 64, 64)])
+def test_ranks_with_parts_of_the_logits_draw_what_one_draws(
+    widths: tuple[int, ...], backend: Backend, device: torch.device
+) -> None:
+    kinds = [GREEDY, PLAIN, (0.3, 0, 1.0, 0.0), GREEDY, GREEDY, PLAIN, PLAIN]
+    generator = torch.Generator().manual_seed(len(widths))
+    logits_RV = torch.randn(len(kinds), sum(widths), generator=generator) * 3
+    logits_RV[3, :] = 1.0  # the first of equals wins
+    logits_RV[4, -1] = logits_RV[5, 0] = math.nan
+    logits_RV[6, :] = -math.inf
+    logits_RV, lens = logits_RV.to(device), [3, 4, 5, 6, 7, 8, 9]
+    where = torch.device("cpu") if backend == "torch" else device
+    expected, _ = draw(logits_RV, make_rows(kinds, where), lens, backend)
+    assert expected[3:] == [0, NOT_NUMBERS, NOT_NUMBERS, NOTHING_LEFT]
+    assert draw_divided(logits_RV, widths, make_rows(kinds, where), lens, backend) == [expected] * len(widths)
+    assert draw_divided(logits_RV[:1], widths, make_rows(kinds[:1], where), lens[:1], backend) == [expected[:1]] * len(
+        widths
+    )
+
+
+def test_truncated_rows_need_all_logits(device: torch.device) -> None:
+    part = VocabularyPart((2, 2), 0, lambda x, _: x)
+    with pytest.raises(UnsupportedShapeError, match="top-k, top-p and min-p need the logits of all tokens"):
+        sample_tokens(
+            torch.zeros(1, 2, device=device),
+            make_rows([(1.0, 2, 1.0, 0.0)], device),
+            torch.tensor([3], dtype=torch.int32, device=device),
+            TokenRecord(torch.zeros((1, 8), dtype=torch.int32, device=device), torch.tensor([0], device=device)),
+            part=part,
+        )

@@ -35,6 +35,14 @@ def test_only_what_has_its_bit_is_left(
 
 
 @BACKENDS
+def test_what_is_no_number_is_banned_or_left(backend: Backend, device: torch.device) -> None:
+    logits_RV = torch.tensor([[math.nan, math.inf, -math.inf, 1.0] * 2], device=device)
+    mask_tokens_(logits_RV, torch.tensor([[0b1111]], dtype=torch.int32, device=device), backend=backend)
+    assert logits_RV[0, 0].isnan()
+    assert logits_RV[0, 1:].tolist() == [math.inf, -math.inf, 1.0, *[-math.inf] * 4]
+
+
+@BACKENDS
 def test_no_row_is_no_work(backend: Backend, device: torch.device) -> None:
     empty_RV = torch.empty(0, 40, device=device)
     mask_tokens_(empty_RV, torch.empty(0, 2, dtype=torch.int32, device=device), backend=backend)

@@ -1,0 +1,107 @@
+"""What a model is before anything large is read: its files and its facts, from a listing and a few kilobytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
+from pagefleet_protocol.model_facts import ModelFacts
+
+from pagefleet_download.errors import BadModel, Interrupted
+from pagefleet_download.reading import persist, read_json, read_range, side_by_side
+from pagefleet_download.selection import CONFIG, INDEX, check_config, choose_weights, companions, top_names
+from pagefleet_download.settings import DownloadSettings
+from pagefleet_download.source import Listing, ModelSource, RemoteFile
+
+_MAX_CONFIG_BYTES = 4 << 20
+_MAX_INDEX_BYTES = 32 << 20
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """The files to download, and what they come to."""
+
+    files: tuple[RemoteFile, ...]
+    facts: ModelFacts
+
+
+async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutline:
+    """Look at a model.
+
+    Raises:
+        DownloadError: it cannot be read, or is none that pagefleet runs.
+    """
+    listing = await persist(lambda: _list(source, settings), settings)
+    names = top_names(file.name for file in listing.files)
+    check_config(names)
+    found = {file.name: file for file in listing.files}
+    shape, quantization = _read_config(await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings))
+    index = await read_json(source, found[INDEX], _MAX_INDEX_BYTES, settings) if INDEX in names else None
+    weights = [found[name] for name in choose_weights(names, index)]
+    wanted = tuple(found[name] for name in companions(names)) + tuple(weights)
+    windows = [window for window in shape.windows if window is not None]
+    facts = ModelFacts(
+        revision=listing.revision,
+        weights_bytes=await _weights_bytes(source, weights, settings),
+        num_files=len(wanted),
+        architecture=shape.model_type,
+        dtype=shape.dtype,
+        quantization=quantization,
+        num_layers=shape.num_layers,
+        num_window_layers=len(windows),
+        window=max(windows, default=0),
+        num_attention_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context_length,
+        default_length=0 if shape.default_length == shape.context_length else shape.default_length,
+    )
+    return ModelOutline(wanted, facts)
+
+
+def _read_config(config: Mapping[str, Any]) -> tuple[ModelShape, str]:
+    try:
+        shape = read_shape(config, CONFIG)
+        return shape, quantized_as(shape.fields)
+    except ModelConfigError as error:
+        raise BadModel(str(error)) from None
+
+
+async def _list(source: ModelSource, settings: DownloadSettings) -> Listing:
+    stall = settings.patience.stall
+    try:
+        async with asyncio.timeout(stall):
+            return await source.list_files()
+    except TimeoutError as error:
+        raise Interrupted(f"the list of files did not come within {stall:g} s") from error
+
+
+async def _weights_bytes(source: ModelSource, files: list[RemoteFile], settings: DownloadSettings) -> int:
+    """Bytes of all tensors: a safetensors file is a length, a header of that length, and the tensors without gaps.
+
+    Source: the format's description in the README of huggingface/safetensors.
+    """
+    total = 0
+
+    async def add(file: RemoteFile) -> None:
+        nonlocal total
+        before = await _bytes_before_tensors(source, file, settings)
+        total += file.size - before  # not in one line with the wait: others add meanwhile
+
+    await side_by_side(add, files, settings.parallel_files)
+    return total
+
+
+async def _bytes_before_tensors(source: ModelSource, file: RemoteFile, settings: DownloadSettings) -> int:
+    header = 0
+    if file.size > _LENGTH_BYTES:
+        header = int.from_bytes(await read_range(source, file, 0, _LENGTH_BYTES, settings), "little")
+    if not 0 < header <= min(_MAX_HEADER_BYTES, file.size - _LENGTH_BYTES):
+        raise BadModel(f"{file.name} ({file.size} bytes) is truncated or not a safetensors file: repair the model")
+    return _LENGTH_BYTES + header

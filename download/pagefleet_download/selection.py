@@ -1,0 +1,125 @@
+"""Which files of a model are wanted. Pure. Nothing that can hold code is on the list: no *.py, no pickled weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from pagefleet_download.errors import BadModel
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_WEIGHTS = ".safetensors"
+_BESIDE_WEIGHTS = (".json", ".model", ".txt", ".jinja")
+"""Configurations, tokenizers, merges and vocabularies, chat templates."""
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MAX_FILES = 4096
+_MAX_NAME_BYTES = 200  # a part's name is longer, and file systems end at 255
+
+
+def top_names(names: Iterable[str]) -> list[str]:
+    """The names directly in the model's folder; those further down are of other formats, and of no use to an engine.
+
+    Raises:
+        BadModel: a name could lead out of the folder; then nothing of this listing is to be trusted.
+    """
+    top = []
+    for name in names:
+        path = PurePosixPath(name)
+        if not name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+            raise BadModel(f"the store lists a file named {name[:80]!a}, which could lead out of the folder: refused")
+        if name == path.name and not name.startswith("."):
+            top.append(name)
+    return top
+
+
+def companions(names: Iterable[str]) -> list[str]:
+    """What is wanted beside the weights.
+
+    Raises:
+        BadModel: there are too many, or a name is too long.
+    """
+    wanted = [name for name in names if name.endswith(_BESIDE_WEIGHTS)]
+    check_amount(wanted)
+    return wanted
+
+
+def choose_weights(names: Iterable[str], index: Mapping[str, Any] | None) -> list[str]:
+    """The files that the engine will read: those that `index` names, or else the single one, or else all there are.
+
+    Raises:
+        BadModel: there are none, or some are missing.
+    """
+    there = set(names)
+    if index is not None:
+        return _indexed(there, index)
+    if _SINGLE in there:
+        return [_SINGLE]
+    loose = sorted(name for name in there if name.endswith(_WEIGHTS))
+    if any("-of-" in name for name in loose):
+        raise BadModel(f"{INDEX} is missing beside sharded weights: add it to the model")
+    if not loose:
+        raise BadModel(_no_weights(there))
+    check_amount(loose)
+    return loose
+
+
+def check_config(names: Iterable[str]) -> None:
+    """Refuse a model without configuration, for what is wrong with it first of all."""
+    there = set(names)
+    if CONFIG in there:
+        return
+    if not any(name.endswith(_WEIGHTS) for name in there):
+        raise BadModel(_no_weights(there))
+    raise BadModel(f"the model has no {CONFIG}: give a model in Hugging Face layout")
+
+
+def is_weights(name: str) -> bool:
+    """Whether an engine might load tensors because this file is in its folder."""
+    return name.endswith(_WEIGHTS) or name == INDEX
+
+
+def check_amount(names: list[str]) -> None:
+    """Refuse more files than any model has, and names that a file system cannot keep."""
+    if len(names) > _MAX_FILES:
+        raise BadModel(f"the model has {len(names)} files, and {_MAX_FILES} are allowed: is this the right folder?")
+    for name in names:
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise BadModel(f"the name of {name[:60]!a}... is over {_MAX_NAME_BYTES} bytes long: rename the file")
+
+
+def name_some(names: list[str]) -> str:
+    """Up to three names, and how many more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _indexed(there: set[str], index: Mapping[str, Any]) -> list[str]:
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise BadModel(f"{INDEX} has no weight_map of tensor names to file names: repair the file")
+    named = sorted(set(places.values()))
+    strange = [name for name in named if not name.endswith(_WEIGHTS) or name != PurePosixPath(name).name]
+    if strange:
+        shown = name_some([ascii(name[:80]) for name in strange])
+        raise BadModel(f"{INDEX} names {shown}: weights must be *{_WEIGHTS} files that lie beside it")
+    check_amount(named)
+    if missing := [name for name in named if name not in there]:
+        raise BadModel(f"the model lacks {name_some(missing)}, named in {INDEX}: add the missing shards")
+    return named
+
+
+def _no_weights(there: set[str]) -> str:
+    if pickled := sorted(name for name in there if name.endswith(_PICKLED)):
+        return (
+            f"the model has weights only as {name_some(pickled)}, and loading pickled files can run code: choose a "
+            "repository or revision with *.safetensors, or convert them (transformers: model.save_pretrained)"
+        )
+    if gguf := sorted(name for name in there if name.endswith(".gguf")):
+        return (
+            f"the model has weights only as {name_some(gguf)}: choose the repository with the model's safetensors, "
+            "GGUF is not supported"
+        )
+    return "the model has no *.safetensors file: give the folder that has the weights"
