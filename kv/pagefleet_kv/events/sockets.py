@@ -15,7 +15,7 @@ from pagefleet_protocol.kv_events import TOPIC, Dump, KvEventError, Replay, deco
 
 from pagefleet_kv.config import KvEventsConfig
 from pagefleet_kv.curve import FAILED_HANDSHAKES, CurveGate, SocketLimits, bind, count_events, load_fleet_key, received
-from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.errors import cannot_listen
 from pagefleet_kv.events.history import History
 
 MAX_REQUEST_BYTES = 4096
@@ -99,9 +99,10 @@ def _bind(bound: zmq.Socket[bytes], host: str, port: int) -> None:
     try:
         bind(bound, host, port)
     except OSError as error:
-        raise KVConfigError(
+        raise cannot_listen(
+            error,
             f"cannot publish KV events on {host} port {port} ({error.strerror}): "
-            "give another kv_events_port or kv_events_host"
+            "give another kv_events_port or kv_events_host",
         ) from error
 
 

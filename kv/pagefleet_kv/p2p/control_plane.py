@@ -14,7 +14,7 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import MAX_MESSAGE_BYTES
 
 from pagefleet_kv.curve import FAILED_HANDSHAKES, CurveGate, SocketLimits, bind, count_events, dial_with, received
-from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.errors import cannot_listen
 
 MESSAGES_PER_PEER = 128
 """Under way to one peer; more are dropped."""
@@ -71,9 +71,10 @@ class ControlPlane:
             self.port = bind(self._router, host, port)
         except OSError as error:
             self._context.destroy(linger=0)
-            raise KVConfigError(
+            raise cannot_listen(
+                error,
                 f"cannot listen for K/V transfers on {host} port {port} ({error.strerror}): "
-                "give another kv_port or kv_host"
+                "give another kv_port or kv_host",
             ) from error
 
     @property

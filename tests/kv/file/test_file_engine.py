@@ -47,5 +47,5 @@ def test_an_engine_does_not_wait_for_ever_for_a_disk(
     llm.generate([PROMPT], ONE_TOKEN, use_tqdm=False)
     threading.Timer(0.3, stuck.set).start()  # its thread is waited for all the same
     with caplog.at_level(logging.WARNING, "pagefleet_engine"):
-        llm._core.shutdown(within_s=0.05)
+        llm.llm_engine._core.shutdown(within_s=0.05)
     assert "1 transfers of K/V did not end within 0.05 s" in caplog.text

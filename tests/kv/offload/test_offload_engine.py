@@ -13,6 +13,8 @@ from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.errors import ConfigError
 from pagefleet_kv.offload.connector import OffloadConnector
 
+from tests.fakes.offline_core import core_of
+
 QUESTIONS = [
     f"{subject} Please say it in one sentence, as number {number}."
     for number, subject in enumerate(
@@ -34,7 +36,7 @@ def start(**settings: Any) -> LLM:
 
 
 def connector_of(llm: LLM) -> OffloadConnector:
-    connector = llm._core._scheduler.connector
+    connector = core_of(llm)._scheduler.connector
     assert isinstance(connector, OffloadConnector)
     return connector
 
@@ -49,7 +51,7 @@ def wait_for(llm: LLM, condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
         select.select([connector_of(llm).bell], [], [], 1.0)
-        llm._core.settle()
+        core_of(llm).settle()
 
 
 def settle(llm: LLM) -> None:
@@ -76,14 +78,14 @@ def test_prompts_come_back_from_memory(wanted: list[list[int]], policy: str) -> 
         for question, tokens in zip(QUESTIONS, wanted, strict=True):
             assert answers(llm, [question]) == [tokens]
         assert hits(llm) > 0
-        llm._core.check_integrity()
+        core_of(llm).check_integrity()
 
 
 def test_preempted_requests_go_on_as_if_nothing_had_happened(wanted: list[list[int]]) -> None:
     with start(num_kv_blocks=30, block_size=4) as llm:
         assert answers(llm) == wanted
         assert llm.stats().preemptions > 0
-        llm._core.check_integrity()
+        core_of(llm).check_integrity()
 
 
 def test_another_start_goes_on_with_the_disk(wanted: list[list[int]], tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_damaged_folder_gives_no_wrong_token(wanted: list[list[int]], tmp_path: 
     with start(**settings) as llm:
         for question, tokens in zip(QUESTIONS, wanted, strict=True):
             assert answers(llm, [question]) == [tokens]
-        llm._core.check_integrity()
+        core_of(llm).check_integrity()
 
 
 def test_reset_forgets_what_was_saved() -> None:

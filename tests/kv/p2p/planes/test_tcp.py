@@ -50,6 +50,11 @@ def untouched(end: PlaneEnd, blocks: range) -> bool:
     return all(end.pages.peek(block) == GARBAGE for block in blocks)
 
 
+def blank(end: PlaneEnd, blocks: range) -> bool:
+    """Whether nothing is left there of what was never whole: it may be no numbers, and attention reads whole pages."""
+    return all(end.pages.peek(block) == bytes(BLOCK) for block in blocks)
+
+
 def works(source: PlaneEnd, target: PlaneEnd, block: int = 200) -> bool:
     """Whether a transfer of one block arrives as it was sent: the canary."""
     target.plane.land("p", landing([block], epoch=99))
@@ -148,6 +153,7 @@ def test_the_rest_of_a_frame_whose_transfer_was_given_up_reaches_no_block() -> N
         pass  # so much of it has landed
     target.plane.forget(TRANSFER)
     assert target.wait_for(Landed) == [Landed(TRANSFER)]
+    assert blank(target, range(32))
     for block in range(32):
         target.pages.poke(block, GARBAGE)  # somebody else's by now
     liar.socket.sendall(payload[4 * BLOCK :])
@@ -171,6 +177,8 @@ def test_damage_is_found() -> None:
     (refused,) = target.wait_for(FrameRefused)
     assert isinstance(refused, FrameRefused)
     assert "checksum" in refused.reason
+    assert blank(target, range(1, 2))
+    assert untouched(target, range(2, 3))
     liar.close()
     target.plane.close()
 
@@ -209,6 +217,7 @@ def test_a_frame_that_says_more_than_comes_stalls_and_is_cut() -> None:
     (down,) = target.wait_for(LinkDown)
     assert isinstance(down, LinkDown)
     assert "silent" in down.reason
+    assert blank(target, range(8))
     liar.close()
     target.plane.close()
 

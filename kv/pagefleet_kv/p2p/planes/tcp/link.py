@@ -84,6 +84,13 @@ class PageViews:
             assert received is not None
             self._pages.write(received, blocks).wait()
 
+    def blank(self, blocks: Sequence[int]) -> None:
+        """Zero what `to_fill` gave and was not filled rightly: a CPU's attention reads whole pages, so each number in
+        them must be one, whoever has the blocks next."""
+        if self._host is not None:
+            for view in self._runs(self._host, blocks):
+                view[:] = bytes(len(view))
+
     def _runs(self, host: memoryview, blocks: Sequence[int]) -> list[memoryview]:
         size = self.block_bytes
         views = []

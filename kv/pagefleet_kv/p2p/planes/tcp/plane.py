@@ -12,7 +12,7 @@ import selectors
 import socket
 import time
 
-from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.errors import cannot_listen
 from pagefleet_kv.p2p.data_plane import FrameArrived, FrameSent, LinkDown, LinkUp, PlaneEvent
 from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings, PlaneShell
 from pagefleet_kv.p2p.planes.tcp.hello import BadHello, Invitation, invitation_number
@@ -199,6 +199,8 @@ class TcpPlane(PlaneShell[SourceLink, TargetLink]):
             self._selector.modify(link.socket, link.interest, link)
 
     def _remove(self, link: SourceLink | TargetLink, reason: str) -> None:
+        if isinstance(link, TargetLink):
+            link.close()
         self._let_go(link.socket)
 
     def _let_go(self, connection: socket.socket) -> None:
@@ -222,8 +224,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        raise KVConfigError(
-            f"cannot listen for K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
+        raise cannot_listen(
+            error, f"cannot listen for K/V on {host} port {port} ({error.strerror}): give another kv_port or kv_host"
         ) from error
     listener.setblocking(False)
     return listener

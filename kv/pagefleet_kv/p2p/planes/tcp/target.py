@@ -1,7 +1,8 @@
 """The target's end of a tcp data connection: payloads are received straight into the blocks reserved for them.
 
 Where a payload goes is decided when its header is whole, and again for the rest of it once its transfer was given up:
-that rest is read into memory that nobody uses. So no byte reaches a block that was let go.
+that rest is read into memory that nobody uses. So no byte reaches a block that was let go, and none of a frame that did
+not come whole and right stays in one.
 """
 
 from __future__ import annotations
@@ -88,8 +89,13 @@ class TargetLink:
         """Write no more of the frame that is arriving, if it is of this transfer."""
         incoming = self._incoming
         if incoming is not None and FrameName.decode(incoming.header.name).transfer_id == transfer_id:
-            incoming.refusal = "its transfer was given up"
             incoming.views = self._nowhere(sum(map(len, incoming.views)))
+            self._refuse(incoming, "its transfer was given up")
+
+    def close(self) -> None:
+        """Leave nothing of the frame that is arriving."""
+        if self._incoming is not None:
+            self._refuse(self._incoming, "its link is gone")
 
     def ready(self, mask: int, now: float) -> None:
         """Read what has come, up to a quantum.
@@ -209,13 +215,18 @@ class TargetLink:
     def _end(self, incoming: _Incoming) -> None:
         header = incoming.header
         if incoming.refusal is None and incoming.checksum != header.checksum:
-            incoming.refusal = "its checksum is wrong"
+            self._refuse(incoming, "its checksum is wrong")
         if incoming.refusal is not None:
             self._settings.tell(refused(self.peer, header, incoming.refusal))
             return
         self._pages.fill(incoming.staging, incoming.blocks)
         self._landings.landed(header)
         self._settings.tell(arrived(self.peer, header))
+
+    def _refuse(self, incoming: _Incoming, reason: str) -> None:
+        incoming.refusal = reason
+        self._pages.blank(incoming.blocks)
+        incoming.blocks = ()
 
     def _nowhere(self, num_bytes: int) -> deque[memoryview]:
         whole, rest = divmod(num_bytes, len(self._scratch))
