@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from pagefleet_protocol.thinking import Thinking
 from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.parsers.family import AnswerFamily
 from pagefleet_engine.parsers.parts import AnswerParser, CallArguments, CallBegins, Content, Part, Reasoning, Tool
+from pagefleet_engine.parsers.reading import merged
 
 TAIL_TOKENS = 64
 """Of a prompt, that show whether it opens a thought."""
@@ -178,18 +180,21 @@ class AnswerParts:
         self._parsers = parsers
         self._answer_id = answer_id
         self._calls = [False] * len(parsers)
+        self._thinks = [False] * len(parsers)
+        self.num_thought_tokens = 0
+        """Of all choices: tokens that show some of a thought, or come within one."""
 
     def restore(self, index: int, chunk: Chunk) -> list[Part]:
         """Return the parts of what another engine has shown of a choice; to be called before `take`."""
-        return self._note_calls(index, self._parsers[index].feed(chunk.shown)) if chunk.shown else []
+        return self._feed(index, chunk.shown, _lengths_of_shown(chunk)) if chunk.shown else []
 
     def take(self, index: int, chunk: Chunk) -> list[Part]:
         """Return the parts that a chunk's text adds to a choice."""
-        return self._note_calls(index, self._parsers[index].feed(chunk.text)) if chunk.text else []
+        return self._feed(index, chunk.text, chunk.lengths[len(_lengths_of_shown(chunk)) :])
 
     def finish(self, index: int, chunk: Chunk) -> tuple[list[Part], str]:
         """Return the parts that were held back to the end of a choice, and its finish reason."""
-        parts = self._note_calls(index, self._parsers[index].finish())
+        parts = self._note(index, self._parsers[index].finish())
         reason = chunk.finish_reason or ""
         return parts, "tool_calls" if reason == "stop" and self._calls[index] else reason
 
@@ -197,9 +202,32 @@ class AnswerParts:
         """Return the id of a choice's call, the same wherever the answer goes on."""
         return f"call_{hashlib.sha256(f'{self._answer_id} {index} {call}'.encode()).hexdigest()[:24]}"
 
-    def _note_calls(self, index: int, parts: list[Part]) -> list[Part]:
-        self._calls[index] = self._calls[index] or any(type(part) is CallBegins for part in parts)
+    def _feed(self, index: int, text: str, lengths: Sequence[int]) -> list[Part]:
+        """Take the text of tokens, each by itself, so that those of a thought are the same however chunks were cut."""
+        parts: list[Part] = []
+        start = 0
+        for length in lengths:
+            added = self._note(index, self._parsers[index].feed(text[start : start + length])) if length else []
+            self.num_thought_tokens += self._thinks[index] or any(type(part) is Reasoning for part in added)
+            parts += added
+            start += length
+        if start < len(text):
+            parts += self._note(index, self._parsers[index].feed(text[start:]))
+        return merged(parts) if len(lengths) > 1 else parts
+
+    def _note(self, index: int, parts: list[Part]) -> list[Part]:
+        if parts:
+            self._calls[index] = self._calls[index] or any(type(part) is CallBegins for part in parts)
+            self._thinks[index] = type(parts[-1]) is Reasoning
         return parts
+
+
+def _lengths_of_shown(chunk: Chunk) -> Sequence[int]:
+    """Return the lengths of the tokens that the caller has seen: up to where their text ends, as notes do."""
+    if not chunk.shown:
+        return ()
+    ends = accumulate(chunk.lengths)
+    return chunk.lengths[: next((n for n, end in enumerate(ends, 1) if end >= len(chunk.shown)), len(chunk.lengths))]
 
 
 @dataclass(slots=True)

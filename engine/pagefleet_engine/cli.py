@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pagefleet_protocol.exit_status import MODEL_NOT_LOADED
 
 from pagefleet_engine.config import EngineConfig, ServerConfig, check_together
-from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.errors import AddressTaken, ConfigError, ModelLoadError
 from pagefleet_engine.settings import ENGINE_SETTINGS, SERVE, engine_config
 
 
@@ -24,19 +25,50 @@ def read_configuration(arguments: Sequence[str], environment: Mapping[str, str])
     engine = engine_config({name: value for name, value in given.items() if name in ENGINE_SETTINGS})
     server = SERVE.build(ServerConfig, given)
     check_together(engine, server)
+    if any(argument.partition("=")[0].replace("_", "-") == "--api-key" for argument in arguments):
+        SERVE.say("--api-key can be read in the list of processes: prefer --api-key-file")
     return engine, server
+
+
+def _check_folders(config: EngineConfig) -> None:
+    """Look whether what is named is there, as far as that takes no time: nothing is downloaded.
+
+    Raises:
+        ModelLoadError: a folder is missing, or holds something else.
+    """
+    from pagefleet_engine.engine_core.model_folder import resolve_model_folder  # noqa: PLC0415
+    from pagefleet_engine.local_model import named_model  # noqa: PLC0415 imports the downloader
+
+    model = config.model
+    if not named_model(config).remote:
+        resolve_model_folder(model.model)
+    if model.tokenizer is not None and not Path(model.tokenizer).expanduser().is_dir():
+        raise ModelLoadError(f"tokenizer {model.tokenizer}: no such folder; give one that holds tokenizer.json")
+
+
+def _status_of(error: ConfigError, otherwise: int) -> int:
+    match error:
+        case AddressTaken():
+            return 1
+        case ModelLoadError():
+            return MODEL_NOT_LOADED
+    return otherwise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server; returns the exit status, with numbers of its own for mistakes in settings and for models."""
     try:
         engine, server = read_configuration(sys.argv[1:] if arguments is None else arguments, os.environ)
+        if server.check:
+            _check_folders(engine)
+            return 0
         from pagefleet_engine.server.app import serve  # noqa: PLC0415 --help must not wait for it
 
         return serve(engine, server)
     except ConfigError as error:
-        status = SERVE.tell(error)
-        return MODEL_NOT_LOADED if isinstance(error, ModelLoadError) else status
+        return _status_of(error, SERVE.tell(error))
+    except KeyboardInterrupt:
+        return 130  # a Ctrl-C before there was anything to stop
 
 
 if __name__ == "__main__":

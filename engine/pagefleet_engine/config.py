@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pagefleet_kv.config import KvEventsConfig, KVTransferConfig, TwoPorts
+from pagefleet_protocol.cors import CorsError, allow
 from pagefleet_protocol.settings.fields import (
     Between,
     Bytes,
@@ -21,12 +22,15 @@ from pagefleet_protocol.settings.fields import (
     Port,
     Seconds,
     Share,
+    Shown,
     Spellings,
+    Words,
     check_limits,
 )
 from pagefleet_protocol.trace_collector import TracesError, traces_url
 
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.ranks.parallelism import Parallelism
 
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -42,14 +46,18 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["fp8"]
-KVCacheDType = Literal["auto", "fp8"]
+KVCacheDType = Annotated[Literal["auto", "fp8"], Spellings({"fp8_e4m3": "fp8"})]
+MetricsNames = Literal["pagefleet", "vllm"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
-AttentionBackendName = Literal["auto", "triton", "flash"]
+AttentionBackendName = Annotated[
+    Literal["auto", "triton", "flash"], Spellings({"TRITON_ATTN": "triton", "FLASH_ATTN": "flash"})
+]
 CudaGraphs = Literal["auto", "none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 
 # The upper limits are far beyond what pays; buffers are made for this many.
 _Seats = Annotated[int, Between(1, 2**16)]
-_StepTokens = Annotated[int, Between(1, 2**20)]
+MAX_STEP_TOKENS = 2**20
+_StepTokens = Annotated[int, Between(1, MAX_STEP_TOKENS)]
 _Size = Annotated[Bytes, Between(1)]
 
 
@@ -58,11 +66,15 @@ class ModelConfig:
     """What to load, and how."""
 
     model: str
-    """A folder in Hugging Face layout, or builtin://tiny."""
+    """organization/name of the Hugging Face Hub, a folder in its layout, s3://bucket/path, gs://bucket/path, or
+    builtin://tiny."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the hub; default: main, at the commit that was downloaded first."""
     tokenizer: str | None = None
     """Folder of the tokenizer; default: the model's."""
-    served_model_name: str | None = None
-    """Name that clients use, and after commas other names for it: NAME,ALIAS; default: the folder's name."""
+    served_model_name: Annotated[str, Words()] | None = None
+    """Names that clients may use, the first being the engine's own: NAME ALIAS or NAME,ALIAS; default: the folder's
+    name, or that on the hub."""
     dtype: DType = "auto"
     """auto: the checkpoint's type, in bfloat16 where the device computes in it natively, else float32."""
     max_logprobs: Annotated[int, Between(-1)] = 20
@@ -143,7 +155,7 @@ class ExecutionConfig:
     block size where FlashAttention 3 is installed. auto: triton until flash has been measured to be faster."""
     cuda_graphs: CudaGraphs = "auto"
     """Which steps are replayed as CUDA graphs; auto: full_and_piecewise on a GPU."""
-    cuda_graph_sizes: str | None = None
+    cuda_graph_sizes: Annotated[str, Words()] | None = None
     """Tokens per captured step, e.g. 1,2,4,8; default: from max_num_seqs, denser where steps are small."""
     compile: bool = False
     """Let torch.compile fuse what stands between the attention layers; starts slower, the result is kept on disk."""
@@ -151,7 +163,7 @@ class ExecutionConfig:
     """Plan and launch the next step while one runs; default: on a GPU."""
     cascade_attention: bool = False
     """Attend once to the prefix that all running requests share; has no effect on a CPU."""
-    logits_processors: str | None = None
+    logits_processors: Annotated[str, Words()] | None = None
     """Plug-ins that edit logits, by the names that their packages give them: NAME,NAME; each after the one before."""
     profile_cache: bool = True
     """Remember how much of a GPU's memory a step of this model takes, so that the next start need not measure it."""
@@ -191,6 +203,36 @@ class EngineConfig:
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     kv_transfer: KVTransferConfig = field(default_factory=KVTransferConfig)
+    parallel: Parallelism = field(default_factory=Parallelism)
+
+    @property
+    def num_devices(self) -> int:
+        """That it runs on, over all data ranks."""
+        return self.parallel.data_parallel_size * self.parallel.world_size
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that run at once, over all data ranks."""
+        return self.scheduler.max_num_seqs * self.parallel.data_parallel_size
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests that run or wait, over all data ranks."""
+        return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_parallel_size
+
+    def __post_init__(self) -> None:
+        if self.parallel.data_parallel_size > 1 and "p2p" in self.kv_transfer.connectors:
+            raise ConfigError(
+                f"kv_connector p2p passes K/V to one cache, and data_parallel_size {self.parallel.data_parallel_size} "
+                "makes several: start an engine for each, with `pagefleet route` before them"
+            )
+        if self.parallel.world_size == 1:
+            return
+        ranks = f"tensor_parallel_size is {self.parallel.tensor_parallel_size}, and"
+        if self.execution.compile:
+            raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
+        if self.kv_transfer.connectors:
+            raise ConfigError(f"{ranks} kv_connector moves the K/V of one device only: leave kv_connector out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +245,24 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     api_key_file: str | None = None
     """File of API keys, one a line; default: no key is asked for."""
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    """API keys themselves. Other users of this machine can read them in its list of processes: prefer api_key_file."""
+    console: bool = True
+    """Serve a page for browsers at /, and what it shows at /console/state."""
+    cors_origins: Annotated[tuple[str, ...], Shown("ORIGIN")] = ()
+    """Origin whose web pages may call this server, e.g. https://chat.example.com, or *."""
     drain_timeout: Annotated[Seconds, Between(0)] = 30.0
     """Seconds that running requests get after SIGTERM."""
     max_body_bytes: Annotated[Bytes, Between(1024)] = 8 * 2**20
     """Largest request body."""
+    metrics_names: MetricsNames = "pagefleet"
+    """vllm: /metrics has the figures that vLLM tells too a second time, under its names, for dashboards made for it."""
     access_log: bool = False
     """Log one line per request (never its text)."""
+    check: bool = False
+    """Check the settings, and whether the folders that they name are there; then end, and load nothing."""
+    log_rates: bool = True
+    """Log every ten seconds, while there is traffic, tokens a second, requests, KV cache and prefix hits."""
     tool_call_parser: str | None = None
     """How the model writes calls of tools; default: as its chat template shows."""
     reasoning_parser: str | None = None
@@ -227,12 +281,16 @@ class ServerConfig:
     """URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each request; default: nobody."""
     otlp_traces_sample: Share = 1.0
     """Share of the requests that come without a trace for which one is begun; of others their trace decides."""
+    profiler_dir: str | None = None
+    """Folder of profiles, which POST /start_profile and /stop_profile record; default: none are recorded."""
     response_store: str | None = None
     """Folder of stored responses (/v1/responses), on a disk of this machine; default: ~/.cache/pagefleet/responses."""
     response_store_size: Annotated[Bytes, Between(0)] = 2**28
     """Bytes of stored responses, of which the least recently used go first; 0: none is stored."""
     response_store_days: Annotated[float, Between(0, 3650, over=True)] = 30.0
     """Days since its last use after which a stored response goes."""
+    deployment_revision: str | None = None
+    """Hash of the settings that whoever starts this engine gives it, for the console; default: none is shown."""
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
@@ -243,7 +301,13 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_limits(self, ConfigError)
+        if self.api_key and self.api_key_file is not None:
+            raise ConfigError("api_key and api_key_file are both given: write all keys into the file, one a line")
         self._check_kv_events()
+        try:
+            allow(self.cors_origins)
+        except CorsError as error:
+            raise ConfigError(f"cors_origins {error}") from None
         try:
             if self.otlp_traces_endpoint is not None:
                 traces_url(self.otlp_traces_endpoint)
@@ -272,6 +336,16 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
     """
     if server.kv_events is not None and not engine.cache.enable_prefix_caching:
         raise ConfigError("kv_events_port is given and prefix caching is off: leave one of them out")
+    count = engine.parallel.data_parallel_size
+    if server.kv_events is not None and count > 1:
+        raise ConfigError(
+            f"kv_events_port tells of one cache, and data_parallel_size {count} makes several: leave it out "
+            "(the ranks share prompts out by their beginnings), or start an engine for each"
+        )
+    if server.profiler_dir is not None and engine.parallel.world_size * count > 1:
+        raise ConfigError(
+            "profiler_dir records one process, and here the steps run in several: leave it out, or use one rank"
+        )
 
 
 def _is_loopback(host: str) -> bool:
@@ -281,6 +355,20 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def cpu_threads(requested: int | None) -> int:
+    """Return how many threads a model computes with: so many, or OMP_NUM_THREADS, or one per core that this process may
+    use.
+
+    Raises:
+        ConfigError: the number is under 1.
+    """
+    if requested is not None and requested < 1:
+        raise ConfigError(f"num_threads is {requested}: give at least 1, or leave it out")
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = os.environ.get("OMP_NUM_THREADS", "")
+    return requested or (int(environment) if environment.isdecimal() else 0) or allowed
 
 
 def default_cache_dir(requested: str | None) -> Path:

@@ -2,12 +2,14 @@
 
 EngineError
 ├── ConfigError            a setting is wrong: one line that says what to do; the process does not start
+│   ├── AddressTaken       somebody else listens there, which may pass
 │   └── ModelLoadError     the model folder is missing, damaged, unknown or too large
 ├── QueueFull              admission limit reached: HTTP 429
 ├── RequestFailed          the engine accepted the request but could not finish it: HTTP 500
 │   ├── GrammarFailed      the form that was asked for could not be compiled, or followed to its end: HTTP 500
 │   ├── StepOutOfMemory    the device had no room for the step that the request was in; it has for others
 │   └── KVLoadFailed       its prompt's K/V did not come from the prefill engine: HTTP 503, before any token
+├── ProfileRefused         no profile can begin or end now: HTTP 409
 └── EngineDead             the engine core is gone: HTTP 503, the server exits
 
 InvalidRequest             a request's field is wrong: HTTP 400, with the field's name; `pagefleet_protocol` has it
@@ -21,6 +23,7 @@ from pagefleet_protocol.kv_handoff import KvFault
 from pagefleet_protocol.openai_json import InvalidRequest
 
 __all__ = [
+    "AddressTaken",
     "ConfigError",
     "ContextTooLong",
     "EngineDead",
@@ -29,6 +32,7 @@ __all__ = [
     "InvalidRequest",
     "KVLoadFailed",
     "ModelLoadError",
+    "ProfileRefused",
     "QueueFull",
     "RequestFailed",
     "StepOutOfMemory",
@@ -42,6 +46,10 @@ class EngineError(Exception):
 
 class ConfigError(EngineError):
     """A setting cannot work; the message is one line with the remedy."""
+
+
+class AddressTaken(ConfigError):
+    """Somebody else listens at an address: by the next time it may be free."""
 
 
 class ModelLoadError(ConfigError):
@@ -93,6 +101,10 @@ class KVLoadFailed(RequestFailed):
     def __init__(self, message: str, fault: KvFault | None = None) -> None:
         super().__init__(message)
         self.fault = fault
+
+
+class ProfileRefused(EngineError):
+    """A profile cannot begin while another is recorded, or end where there is none; the message says so."""
 
 
 class EngineDead(EngineError):

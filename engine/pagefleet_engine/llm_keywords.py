@@ -1,59 +1,57 @@
-"""Keywords of `LLM`: the engine's settings by their names, and those of vLLM's that scripts often pass."""
+"""Keywords of `LLM`: the engine's settings by their names, and vLLM's, as vllm_options.toml has them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagefleet_protocol.spelling import near_words
 
-from pagefleet_engine.settings import ENGINE_SETTINGS
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.settings import ENGINE_SETTINGS, SERVE, vllm_options
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni", "mp"),
-    "cpu_offload_gb": (0,),
-    "revision": (None,),
-    "tokenizer_revision": (None,),
-    "download_dir": (None,),
-    "hf_overrides": (None, {}),
-    "tokenizer_mode": ("auto",),
-    "runner": ("auto", "generate"),
-    "enable_lora": (False,),
-    "enable_chunked_prefill": (None, True),
-    "enforce_eager": (True, False),
-    "disable_log_stats": (True, False),
-    "trust_remote_code": (True, False),  # code of a model is never run, trusted or not
-}
-"""vLLM's keywords that scripts often pass, with the values under which they ask for nothing."""
+_log = logging.getLogger(__name__)
 
 
 def known_settings(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that are settings; those of vLLM that ask for nothing are left out.
+    """Return the settings that keywords mean; those that change nothing here are logged and left out.
 
     Raises:
         TypeError: a keyword is unknown, or asks for what this engine does not do.
+        ConfigError: a value is wrong.
     """
-    values = {}
+    values: dict[str, Any] = {}
+    neutral: list[str] = []
     for name, value in keywords.items():
+        if value is None and (name in ENGINE_SETTINGS or name in vllm_options()):  # vLLM's default of most of them
+            continue
         if name == "logits_processors" and isinstance(value, list | tuple):
-            values[name] = _processor_names(value)
-        elif name in ENGINE_SETTINGS:
-            if value is not None:  # vLLM's default of most of them
-                values[name] = value
-        elif name not in _NEUTRAL:
+            _check_names(value)
+        if name in ENGINE_SETTINGS:
+            values |= _meaning(name, value, neutral)
+        elif name in vllm_options() and name not in SERVE.settings:
+            meant = _meaning(name, value, neutral)
+            own = {found: one for found, one in meant.items() if found in ENGINE_SETTINGS}
+            neutral += [name] if meant and not own else []  # it is about a server
+            values |= own
+        else:
             near = near_words(name, ENGINE_SETTINGS)
             raise TypeError(f"LLM() has no setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
-        elif value not in _NEUTRAL[name]:
-            allowed = " or ".join(repr(choice) for choice in _NEUTRAL[name])
-            raise TypeError(f"LLM() does not support {name}={value!r}, only {allowed}")
+    if neutral:
+        _log.info("LLM(): nothing changes by %s: ignored", ", ".join(neutral))
     return values
 
 
-def _processor_names(processors: Sequence[object]) -> str:
-    names = [name for name in processors if isinstance(name, str)]
-    if len(names) < len(processors):
+def _meaning(name: str, value: object, neutral: list[str]) -> Mapping[str, Any]:
+    try:
+        return SERVE.meaning(name, value, name, neutral)
+    except ValueError as error:
+        if name in ENGINE_SETTINGS:
+            raise ConfigError(str(error)) from None
+        raise TypeError(f"LLM(): {error}") from None
+
+
+def _check_names(processors: Sequence[object]) -> None:
+    if not all(isinstance(name, str) for name in processors):
         raise TypeError("LLM(logits_processors=...) takes names of installed plug-ins, not classes or functions")
-    return ",".join(names)

@@ -6,22 +6,35 @@ has the label `model_name`; no label takes a value that a client can invent.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.version import VERSION
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
+from pagefleet_engine.core.outputs import Waits
+from pagefleet_engine.core.prefix_lookups import MISS_REASONS
 from pagefleet_engine.engine_core.messages import CoreStats
+from pagefleet_engine.gpu_size import EnergyMeter
+from pagefleet_engine.vllm_metrics import VllmNames
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "pagefleet_engine_"
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 _WHOLE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
+_PARTS_S = (0.005, 0.025, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_CHOICES = (1, 2, 5, 10, 20, 50, 128)
 _TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 
@@ -43,6 +56,7 @@ class EngineMetrics:
         max_num_seqs: int = 0,
     ) -> None:
         self._registry = CollectorRegistry()
+        self._for_vllm: CollectorRegistry | None = None
         self._model = model_name
         self._registry.register(_CoreCollector(model_name, core_stats))
         self._info()
@@ -59,7 +73,8 @@ class EngineMetrics:
             "request_duration_seconds", "From a request's arrival to its last token.", _WHOLE_S
         )
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length.", _TOKENS)
-        self.prompt_tokens = self._counter(_PREFIX + "prompt_tokens", "Prompt tokens of accepted requests.")
+        self.requests = RequestHistograms(self._histogram)
+        self.prompt_tokens = self._counter(names.ENGINE_PROMPT_TOKENS, "Prompt tokens of accepted requests.")
         self.generation_tokens = self._counter(names.ENGINE_GENERATION_TOKENS, "Tokens generated.")
         self.resumed_requests = self._counter(
             _PREFIX + "resumed_requests", "Streams of other engines that were continued here."
@@ -73,6 +88,12 @@ class EngineMetrics:
             registry=self._registry,
         )
 
+    def cache_config(self, settings: Mapping[str, object]) -> None:
+        """Tell how the KV cache was made: a label for each setting."""
+        labels = ("model_name", *settings)
+        info = Gauge(_PREFIX + "cache_config_info", "Always 1.", labels, registry=self._registry)
+        info.labels(self._model, *map(str, settings.values())).set(1)
+
     def finished(self, reason: str) -> None:
         """Count the end of one choice: `stop`, `length`, `abort` or `error`."""
         self._finished.labels(self._model, reason).inc()
@@ -81,13 +102,19 @@ class EngineMetrics:
         """Count one answered HTTP request; `route` is a pattern of the route table, never a client's path."""
         self._http.labels(self._model, route, str(status)).inc()
 
-    def include(self, collector: Collector) -> None:
-        """Add series of others, which have the label `model_name` too."""
-        self._registry.register(collector)
+    def include(self, stats: Callable[[], Mapping[str, float]]) -> None:
+        """Add what others tell whenever somebody asks, as `listed_series` reads it."""
+        self._registry.register(_ListedCollector(self._model, stats))
 
     def render(self) -> bytes:
         """Return the text format of Prometheus."""
-        return generate_latest(self._registry)
+        own = generate_latest(self._registry)
+        return own if self._for_vllm is None else own + generate_latest(self._for_vllm)
+
+    def add_vllm_names(self) -> None:
+        """Tell, besides, what vLLM tells too under vLLM's names."""
+        self._for_vllm = CollectorRegistry()
+        self._for_vllm.register(VllmNames(self._registry.collect))
 
     def _info(self) -> None:
         info = Gauge(_PREFIX + "info", "Always 1.", ("model_name", "version"), registry=self._registry)
@@ -108,6 +135,69 @@ class EngineMetrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(_PREFIX + name, text, ("model_name",), registry=self._registry, buckets=buckets)
         return family.labels(self._model)
+
+
+def energy_series(meter: EnergyMeter) -> Mapping[str, float]:
+    """Return what a device's meter says, for `EngineMetrics.include`."""
+    joules = meter.joules()
+    return {} if joules is None else {_PREFIX + "energy_joules_total": joules}
+
+
+def rank_series(ranks: Sequence[CoreStats | None]) -> Mapping[str, float]:
+    """Return the gauges of each data rank, for `EngineMetrics.include`; a rank without figures has zeros.
+
+    They have names of their own: the engine's are the sums, and whoever adds up over labels must not count twice.
+    """
+    series: dict[str, float] = {}
+    for rank, told in enumerate(ranks):
+        stats = told or CoreStats(0, 0, 0.0, 0, 0, 0, 0)
+        series |= {
+            f'{_PREFIX}rank_requests_running{{rank="{rank}"}}': stats.requests_running,
+            f'{_PREFIX}rank_requests_waiting{{rank="{rank}"}}': stats.requests_waiting,
+            f'{_PREFIX}rank_kv_usage_ratio{{rank="{rank}"}}': stats.kv_usage,
+        }
+    return series
+
+
+class RequestHistograms:
+    """What is known of an output when it ends, or of a request when it begins.
+
+    Args:
+        make: makes a histogram of a name, a text and buckets.
+    """
+
+    def __init__(self, make: Callable[[str, str, tuple[float, ...]], Histogram]) -> None:
+        self._generated = make("request_generation_tokens", "Length of an output.", _TOKENS)
+        self._computed = make("request_computed_prompt_tokens", "Prompt tokens that were not cached.", _TOKENS)
+        self._queue = make("request_queue_seconds", "From the core's queue to the first step.", _PARTS_S)
+        self._prefill = make("request_prefill_seconds", "From the first step to the first token.", _PARTS_S)
+        self._decode = make("request_decode_seconds", "From the first token to the last.", _PARTS_S)
+        self._inference = make("request_inference_seconds", "From the first step to the last token.", _PARTS_S)
+        self._per_token = make("request_time_per_output_token_seconds", "Decode time per token.", _BETWEEN_TOKENS_S)
+        self._choices = make("request_params_n", "Outputs asked for per prompt.", _CHOICES)
+        self._max_tokens = make("request_params_max_tokens", "Longest output asked for.", _TOKENS)
+
+    def begins(self, n: int, max_tokens: int | None) -> None:
+        """Note the parameters of a request; `max_tokens` None: no limit of its own."""
+        self._choices.observe(n)
+        if max_tokens is not None:
+            self._max_tokens.observe(max_tokens)
+
+    def first_token(self, num_prompt_tokens: int, num_cached_tokens: int, waits: Waits | None, now: float) -> None:
+        """Note an output's first token, with what the core says of its wait."""
+        self._computed.observe(num_prompt_tokens - num_cached_tokens)
+        if waits is not None:
+            self._queue.observe(waits.scheduled_at - waits.queued_at)
+            self._prefill.observe(max(0.0, now - waits.scheduled_at))
+
+    def ended(self, num_tokens: int, first_at: float, last_at: float, waits: Waits | None) -> None:
+        """Note an output's end; times are in monotonic seconds."""
+        self._generated.observe(num_tokens)
+        self._decode.observe(last_at - first_at)
+        if num_tokens > 1:
+            self._per_token.observe((last_at - first_at) / (num_tokens - 1))
+        if waits is not None:
+            self._inference.observe(max(0.0, last_at - waits.scheduled_at))
 
 
 class _CoreCollector(Collector):
@@ -132,6 +222,13 @@ class _CoreCollector(Collector):
             "Prompt tokens found in the prefix cache.",
             stats.prefix_cache_hits_tokens,
         )
+        missed = CounterMetricFamily(
+            _PREFIX + "prefix_cache_missed_tokens", "Prompt tokens not found there.", labels=("model_name", "reason")
+        )
+        for reason, tokens in zip(MISS_REASONS, stats.prefix_misses_tokens, strict=False):
+            missed.add_metric((self._model, reason), tokens)
+        yield missed
+        yield self._step_sizes(stats)
         yield self._total(_PREFIX + "preemptions_total", "Requests put back for want of blocks.", stats.preemptions)
         yield self._total(_PREFIX + "steps_total", "Forward passes.", stats.steps)
         dropped = "Bytes on the core's socket that were no message."
@@ -147,6 +244,13 @@ class _CoreCollector(Collector):
         yield self._total(_PREFIX + "kv_events_dropped_total", garbage, stats.kv_events_dropped)
         yield from listed_series(self._model, {**stats.kv_transfer, **stats.forms})
 
+    def _step_sizes(self, stats: CoreStats) -> Metric:
+        family = HistogramMetricFamily(_PREFIX + "iteration_tokens", "Tokens of a step.", labels=("model_name",))
+        steps = list(itertools.accumulate(stats.step_sizes))
+        buckets = [(f"{2.0**power}", float(count)) for power, count in enumerate(steps)]
+        family.add_metric((self._model,), [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens)
+        return family
+
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("model_name",))
         family.add_metric((self._model,), value)
@@ -156,6 +260,15 @@ class _CoreCollector(Collector):
         family = CounterMetricFamily(name.removesuffix("_total"), text, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family
+
+
+class _ListedCollector(Collector):
+    def __init__(self, model_name: str, stats: Callable[[], Mapping[str, float]]) -> None:
+        self._model = model_name
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        return listed_series(self._model, self._stats())
 
 
 _NAME = re.compile(r'([a-z_][a-z0-9_]*)(?:\{([a-z_]+)="([^"\\\n]*)"\})?')

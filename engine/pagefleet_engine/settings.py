@@ -1,13 +1,16 @@
-"""What `pagefleet serve` and `LLM()` can be told: the fields of the dataclasses in `config`."""
+"""What `pagefleet serve` and `LLM()` can be told: the fields of the dataclasses in `config`, and vLLM's options."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_protocol.exit_status import MODEL_NOT_LOADED
+from pagefleet_protocol.settings.foreign import ForeignOption, read_foreign
 from pagefleet_protocol.settings.program import Program
 
 from pagefleet_engine.config import (
@@ -21,6 +24,14 @@ from pagefleet_engine.config import (
 )
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.gpu_size import first_gpu
+from pagefleet_engine.ranks.parallelism import Parallelism
+
+
+@functools.cache
+def vllm_options() -> Mapping[str, ForeignOption]:
+    """Return what each of vLLM's options means here, by its name there."""
+    return read_foreign((files("pagefleet_engine") / "vllm_options.toml").read_text(encoding="utf-8"))
+
 
 SERVE = Program(
     name="pagefleet serve",
@@ -32,11 +43,13 @@ SERVE = Program(
         "execution": ExecutionConfig,
         "structured output": StructuredOutputsConfig,
         "KV transfer": KVTransferConfig,
+        "parallelism": Parallelism,
         "server": ServerConfig,
     },
     environment="PAGEFLEET_ENGINE_",
     error=ConfigError,
     positional=("model",),
+    foreign=vllm_options,
     epilog=f"Status {MODEL_NOT_LOADED}: a model that cannot be loaded.",
 )
 ENGINE_SETTINGS = {name: one for name, one in SERVE.settings.items() if one.group is not ServerConfig}
@@ -54,7 +67,9 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if "model" not in parsed:
-        raise ConfigError("no model is given: name a folder in Hugging Face layout, or builtin://tiny")
+        raise ConfigError(
+            "no model is given: name one of the hub (organization/name), a folder in its layout, or builtin://tiny"
+        )
     _fit_sizes(parsed)
     try:
         kv_transfer = SERVE.build(KVTransferConfig, parsed)
@@ -67,6 +82,7 @@ def engine_config(values: Mapping[str, Any]) -> EngineConfig:
         execution=SERVE.build(ExecutionConfig, parsed),
         structured_outputs=SERVE.build(StructuredOutputsConfig, parsed),
         kv_transfer=kv_transfer,
+        parallel=SERVE.build(Parallelism, parsed),
     )
 
 

@@ -1,15 +1,19 @@
-"""Where the time from a process's start to its first request goes, by phase."""
+"""Where the time from a process's start to its first request goes, by phase; and which phase it is in now."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
 
-Phase = Literal[
-    "imports", "config", "tokenizer", "weights", "compile", "profile", "kv_pool", "graphs", "warm_up", "other"
-]
+from pagefleet_protocol.load_progress import LoadPhase
+
+Tell = Callable[[LoadPhase, int, int], None]
+"""Called with the phase that runs, what is done of it and all of it; both 0 where that is not counted."""
+
+
+def _tell_nobody(phase: LoadPhase, done: int, total: int) -> None:
+    """The default."""
 
 
 class StartupTimes:
@@ -17,28 +21,53 @@ class StartupTimes:
 
     Args:
         clock: seconds, monotonic.
+        tell: is told each change.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tell: Tell = _tell_nobody) -> None:
         self._clock = clock
+        self._tell = tell
+        self._running: list[LoadPhase] = ["other"]
+        """Phases that run, the outermost first."""
         self._began = clock()
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[LoadPhase, float] = {}
         self._inner: list[float] = []
         """Seconds of finished phases within each one that runs, the outermost first."""
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
+    def phase(self, name: LoadPhase) -> Iterator[None]:
         """Count what runs inside to the phase, also when it fails; a phase may run several times."""
         self._seconds.setdefault(name, 0.0)
         self._inner.append(0.0)
+        self._running.append(name)
+        self._tell(name, 0, 0)
         began = self._clock()
         try:
             yield
         finally:
+            self._running.pop()
+            self._tell(self._running[-1], 0, 0)
             taken = self._clock() - began
             self._seconds[name] += taken - self._inner.pop()
             if self._inner:
                 self._inner[-1] += taken
+
+    def count(self, done: int, total: int) -> None:
+        """Tell how much of the phase that runs is done."""
+        self._tell(self._running[-1], done, total)
+
+    def relay(self, phase: LoadPhase, done: int, total: int) -> None:
+        """Tell how far other processes are that this one waits for."""
+        self._tell(phase, done, total)
+
+    def include(self, seconds: Mapping[LoadPhase, float]) -> None:
+        """Count the phases that another process went through meanwhile."""
+        for name, value in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + value
+
+    def phases(self) -> dict[LoadPhase, float]:
+        """Seconds of each phase that has a name."""
+        return dict(self._seconds)
 
     @property
     def total(self) -> float:
@@ -48,7 +77,7 @@ class StartupTimes:
     def seconds(self) -> dict[str, float]:
         """Each phase so far, `other` for what belongs to none, and the `total`."""
         total = self.total
-        named = dict(self._seconds)
+        named: dict[str, float] = {str(name): value for name, value in self._seconds.items()}
         named["other"] = named.get("other", 0.0) + total - sum(self._seconds.values())
         return {**named, "total": total}
 

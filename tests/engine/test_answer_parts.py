@@ -257,7 +257,7 @@ def stream(choice: ShownChoice, chunks: Sequence[Chunk]) -> bytes:
     """Return the noted events of one choice."""
     made = plan(chat(WEATHER, CLOCK))
     form = PartsFormat(Shown(SamplingParams(), ByteTokenizer()), made.parts("chatcmpl-7"), include_reasoning=True)
-    counts = TokenCounts(Generation("id", [[1]], SamplingParams()))
+    counts = TokenCounts(Generation("id", [[1]], SamplingParams()), form)
     writer = EventWriter("chat.completion.chunk", AnswerHead("chatcmpl-7", 1, "m"), form, counts, StreamOptions())
     noted = NotedEvents(writer, NotedStream(STATE, (choice,)))
     return b"".join(noted.events(0, chunk) for chunk in chunks)
@@ -267,7 +267,11 @@ def chunks_of(text: str, cuts: Sequence[int], start: int = 0) -> list[Chunk]:
     """Cut a text; token i is its character i."""
     edges = sorted({start, *(cut for cut in cuts if start < cut < len(text)), len(text)})
     ends = list(itertools.pairwise(edges))
-    return [Chunk(text[a:b], list(range(a, b)), finish_reason="stop" if b == len(text) else None) for a, b in ends]
+    reasons = ["stop" if b == len(text) else None for _, b in ends]
+    return [
+        Chunk(text[a:b], list(range(a, b)), finish_reason=reason, lengths=[1] * (b - a))
+        for (a, b), reason in zip(ends, reasons, strict=True)
+    ]
 
 
 WHOLE = {
@@ -293,7 +297,8 @@ def test_a_client_gets_the_same_message_however_the_stream_is_cut(cuts: set[int]
         rest = chunks_of(ANSWER, sorted(cuts), len(tokens))
         if num_chars:
             ended = len(tokens) == len(ANSWER)
-            resumed = Chunk(ANSWER[num_chars : len(tokens)], (), shown=ANSWER[:num_chars])
+            lengths = [1] * len(tokens)
+            resumed = Chunk(ANSWER[num_chars : len(tokens)], (), shown=ANSWER[:num_chars], lengths=lengths)
             rest = [replace(resumed, finish_reason="stop")] if ended else [resumed, *rest]
         client = client_of(seen.events + gathered(stream(known, rest)).events)
     assert client.text == WHOLE
@@ -314,7 +319,10 @@ def client_of(events: bytes) -> Client:
 def test_a_whole_message_is_what_the_stream_comes_to() -> None:
     made = plan(chat(WEATHER, CLOCK))
     form = PartsFormat(Shown(SamplingParams(), ByteTokenizer()), made.parts("chatcmpl-7"), include_reasoning=True)
-    collected = Collected(text=[ANSWER[:70], ANSWER[70:]], finish_reason="stop")
+    collected = Collected(finish_reason="stop")
+    for chunk in chunks_of(ANSWER, [70]):
+        form.read(0, chunk)
+    assert form.num_thought_tokens == len("Which tool? <tool_call> is for calls.\n</think>\n\n")
     head = {"id": "chatcmpl-7", "created": 1, "model": "m", "usage": None}
     (choice,) = form.whole([collected], head).choices
     client = client_of(gathered(stream(ShownChoice(), chunks_of(ANSWER, [70]))).events)
@@ -343,7 +351,7 @@ def test_a_client_may_not_want_to_see_the_thought() -> None:
     assert json.loads(shown)["delta"] == {"content": "yes"}
 
 
-@pytest.mark.parametrize("case", ["plain", "usage", "stop string", "one token"])
+@pytest.mark.parametrize("case", ["plain", "usage", "usage in each event", "stop string", "one token"])
 def test_a_thought_goes_on_at_another_engine(case: str) -> None:
     async def run() -> None:
         script = script_of("<think>Why the 你好?\n</think>\n\nThe héllo 😀 and the end. Thé")

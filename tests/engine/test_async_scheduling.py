@@ -9,6 +9,8 @@ from pagefleet_engine.llm import LLM
 from pagefleet_engine.results import RequestOutput
 from pagefleet_protocol.sampling_params import SamplingParams
 
+from tests.fakes.offline_core import core_of
+
 PROMPTS = ("What is the capital of France?", "Hello", "Who are you?", "One two three", "A long day. " * 12, "Why?")
 SAMPLINGS = (
     SamplingParams(temperature=0.0, max_tokens=44, ignore_eos=True),
@@ -31,7 +33,7 @@ def run(overlap: bool) -> tuple[list[RequestOutput], int]:
         max_model_len=90,
     ) as llm:
         outputs = llm.generate(PROMPTS, SAMPLINGS, use_tqdm=False)
-        assert llm._core.executor.max_in_flight == (2 if overlap else 1)
+        assert core_of(llm).executor.max_in_flight == (2 if overlap else 1)
         return outputs, llm.stats().preemptions
 
 

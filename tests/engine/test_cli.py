@@ -1,10 +1,18 @@
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pagefleet_engine.cli import main, read_configuration
-from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from pagefleet_engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ExecutionConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.settings import engine_config
 from pagefleet_kv.config import KvEventsConfig
@@ -26,6 +34,37 @@ def test_flags_of_every_type() -> None:
         scheduler=SchedulerConfig(policy="priority"),
     )
     assert server == ServerConfig(port=0, access_log=True, max_body_bytes=65536)
+
+
+def test_a_command_of_vllm_serve() -> None:
+    flags = (
+        "--model /m --tensor-parallel-size 1 --max_model_len 64 --gpu-memory-utilization 0.5 --trust-remote-code "
+        "--scheduling-policy priority --kv-cache-memory-bytes 1G --num-gpu-blocks-override 9 --enable-auto-tool-choice "
+        "--tool-call-parser hermes --shutdown-timeout 5 -O3 --kv-cache-dtype fp8_e4m3 --attention-backend FLASH_ATTN "
+        "--disable-uvicorn-access-log --served-model-name one two --api-key k1 k2 "
+        '--allowed-origins ["https://a.example","https://b.example"]'
+    )
+    engine, server = read_configuration(flags.split(), {})
+    assert engine == EngineConfig(
+        model=ModelConfig(model="/m", max_model_len=64, served_model_name="one,two"),
+        cache=CacheConfig(gpu_memory_utilization=0.5, kv_cache_memory=2**30, num_kv_blocks=9, kv_cache_dtype="fp8"),
+        scheduler=SchedulerConfig(policy="priority"),
+        execution=ExecutionConfig(attention_backend="flash"),
+    )
+    origins = ("https://a.example", "https://b.example")
+    assert server == ServerConfig(
+        drain_timeout=5, tool_call_parser="hermes", api_key=("k1", "k2"), cors_origins=origins
+    )
+    assert "k1" not in repr(server)
+
+
+def test_keys_in_a_command_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    read_configuration(["/m", "--api-key", "k"], {})
+    assert capsys.readouterr().err == (
+        "pagefleet serve: --api-key can be read in the list of processes: prefer --api-key-file\n"
+    )
+    read_configuration(["/m"], {"PAGEFLEET_ENGINE_API_KEY": "k"})
+    assert capsys.readouterr().err == ""
 
 
 def test_a_flag_beats_the_environment_and_that_the_file(tmp_path: Path) -> None:
@@ -83,10 +122,18 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_ours() -> None:
         (["/m", "--kv-events-port", "5557", "--host", "0.0.0.0"], "KV events on 0.0.0.0 could be read by others: give"),
         (["/m", "--kv-events-port", "5557", "--kv-events-host", "gpu-3"], "KV events on gpu-3 could be read by others"),
         (["/m", "--kv-events-port", "5557", "--no-enable-prefix-caching"], "prefix caching is off: leave one"),
+        (["/m", "--profiler-dir", "/p", "--tensor-parallel-size", "2"], "profiler_dir records one process"),
+        (["/m", "--profiler-dir", "/p", "--data-parallel-size", "2"], "profiler_dir records one process"),
         (["/m", "--max-num-seqs", "100", "--max-num-batched-tokens", "10"], "raise the first or lower the second"),
         (["/m", "--config", "/no/such.yaml"], "cannot be read"),
         (["/m", "--max-model-length", "5"], "'--max-model-length'; did you mean --max-model-len? (see pagefleet serve"),
         (["/m", "/n"], "unknown argument '/n'"),
+        (
+            ["/m", "-pp", "2"],
+            "--pipeline-parallel-size 2 is not supported, only 1: one engine is one device; start one",
+        ),
+        (["/m", "--enable-lora"], "--enable-lora is not supported: adapters are not served, merge them"),
+        (["/m", "--api-key-file", "/k", "--api-key", "k"], "both given: write all keys into the file"),
         (["/m", "--port"], "argument --port: expected one argument (see pagefleet serve --help)"),
     ],
 )
@@ -104,6 +151,31 @@ def test_a_mistake_is_one_line_and_status_2(
 def test_a_model_that_cannot_be_loaded_is_status_3(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([str(tmp_path / "absent"), "--port", "0"]) == 3
     assert "no such folder" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_address_in_use_may_be_free_the_next_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["builtin://tiny", "--port", str(taken.getsockname()[1])]) == 1
+    assert "Address already in use" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["builtin://tiny"], 0, ""),
+        (["organization/name"], 0, ""),
+        (["builtin://tny"], 3, "no such built-in model"),
+        (["/no/such"], 3, "/no/such: no such folder"),
+        (["builtin://tiny", "--tokenizer", "/no/such"], 3, "tokenizer /no/such: no such folder"),
+        (["builtin://tiny", "--block-size", "0"], 2, "--block-size is 0: give at least 1"),
+        (["builtin://tiny", "--revision", "main"], 2, "no model of the hub"),
+    ],
+)
+def test_a_check_looks_and_loads_nothing(
+    arguments: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--check"]) == status
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -153,7 +225,7 @@ def test_import_and_help_wait_for_no_heavy_library(code: str) -> None:
     check = (
         "import sys, atexit; atexit.register(lambda: print([m for m in HEAVY if m in sys.modules], file=sys.stderr)); "
     )
-    script = "HEAVY = ('torch', 'transformers', 'fastapi', 'zmq', 'yaml', 'tokenizers'); " + check + code
+    script = "HEAVY = ('torch', 'transformers', 'starlette', 'zmq', 'yaml', 'tokenizers'); " + check + code
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     assert ended.stderr.strip() == "[]"

@@ -12,7 +12,9 @@ import torch
 from pagefleet_engine import LLM, RequestOutput, SamplingParams
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.errors import ConfigError, ContextTooLong, InvalidRequest, ModelLoadError
+from pagefleet_engine.llm_keywords import known_settings
 
+from tests.fakes.offline_core import core_of
 from tests.fakes.small_model import CONTEXT, VOCAB_SIZE, write_small_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -164,13 +166,13 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
 
 def test_garbage_is_collected_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     enabled_in_steps, collections = set(), []
-    step = llm._core.step
+    step = core_of(llm).step
 
     def watched_step() -> list[Any]:
         enabled_in_steps.add(gc.isenabled())
         return step()
 
-    monkeypatch.setattr(llm._core, "step", watched_step)
+    monkeypatch.setattr(core_of(llm), "step", watched_step)
     monkeypatch.setattr(GarbageSchedule, "between_steps", lambda _: collections.append(gc.isenabled()))
     llm.generate("between two steps", SamplingParams(max_tokens=5, ignore_eos=True))
     assert enabled_in_steps == {False}
@@ -179,7 +181,7 @@ def test_garbage_is_collected_between_steps(llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_an_interrupted_run_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = llm._core
+    core = core_of(llm)
     monkeypatch.setattr(core, "step", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         llm.generate("x", GREEDY)
@@ -211,8 +213,14 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(
     ("keywords", "says"),
     [
         ({"max_model_length": 5}, "did you mean max_model_len"),
-        ({"tensor_parallel_size": 2}, "does not support tensor_parallel_size=2, only 1"),
+        (
+            {"pipeline_parallel_size": 2},
+            "pipeline_parallel_size=2 is not supported, only 1: one engine is one device; start",
+        ),
+        ({"enable_lora": True}, "enable_lora=True is not supported: adapters are not served, merge them"),
+        ({"max_loras": 2, "max_lora": 2}, "no setting 'max_lora'$"),
         ({"port": 8000}, "no setting 'port'"),
+        ({"served_model_name": ["a"], "uds": "/tmp/x"}, "uds=/tmp/x is not supported: the server listens"),
     ],
 )
 def test_unknown_keywords_are_refused_before_anything_loads(keywords: dict[str, Any], says: str) -> None:
@@ -225,6 +233,20 @@ def test_keywords_of_vllm_that_ask_for_nothing_are_taken() -> None:
         LLM("/no/such/folder", tensor_parallel_size=1, enforce_eager=True, trust_remote_code=True, hf_overrides={})
     with pytest.raises(ModelLoadError, match="no such folder"):
         LLM("/no/such/folder", seed=None, tokenizer=None, max_num_seqs=None, dtype=torch.bfloat16)
+
+
+def test_keywords_of_vllm_mean_settings_by_other_names(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert known_settings(
+        {
+            "kv_cache_memory_bytes": 2**20,
+            "enforce_eager": True,
+            "cudagraph_capture_sizes": [1, 2],
+            "quantization": "compressed-tensors",
+            "disable_log_stats": False,
+        }
+    ) == {"kv_cache_memory": 2**20, "cuda_graphs": "none", "cuda_graph_sizes": "1,2"}
+    assert "nothing changes by quantization, disable_log_stats" in caplog.text
 
 
 def test_parameters_take_the_none_of_vllm_s_defaults() -> None:

@@ -22,6 +22,7 @@ from pagefleet_engine.settings import engine_config
 from pagefleet_engine.text.model_files import load_tokenizer
 from pagefleet_protocol.structured_outputs import StructuredOutputsParams
 
+from tests.fakes.offline_core import core_of
 from tests.fakes.small_model import write_small_model
 from tests.fakes.stream_site import ROUTES, open_site
 
@@ -92,9 +93,9 @@ def test_the_last_tokens_are_those_that_the_device_has(folder: Path, overlap: bo
 @pytest.mark.parametrize("place", ["enter", "edit"])
 def test_one_that_raises_ends_its_own_requests(llm: LLM, plain: LLM, place: str) -> None:
     before = tokens(plain, ["one"], params())
-    core = llm._core  # what ends and what goes on is told by the core
+    core = core_of(llm)  # what ends and what goes on is told by the core
     for name, each in {"bad": params(fail=place), "good": params()}.items():
-        assert core.add(AddRequest(name, llm._read_prompt("one")[1], each, ())) == []
+        assert core.add(AddRequest(name, llm.llm_engine.read_prompt("one")[1], each, ())) == []
     found: dict[str, list[int]] = {"bad": [], "good": []}
     errors = {}
     while core.has_work:
@@ -113,10 +114,10 @@ def test_a_form_is_held_whatever_it_asks_for(folder: Path) -> None:
     with load(folder, "only", "no_repeat") as llm:
         (one,) = llm.generate("x", SamplingParams(max_tokens=8, structured_outputs=form))
         assert one.outputs[0].text in ("ab", "cd")
-        (token,) = llm._read_prompt("c")[1]
+        (token,) = llm.llm_engine.read_prompt("c")[1]
         held = SamplingParams(temperature=0.0, max_tokens=1, structured_outputs=form, extra_args={"only_token": token})
         assert llm.generate("x", held)[0].outputs[0].text.startswith("c")
-        (other,) = llm._read_prompt("x")[1]
+        (other,) = llm.llm_engine.read_prompt("x")[1]
         banned = SamplingParams(max_tokens=2, structured_outputs=form, extra_args={"only_token": other})
         with pytest.raises(InvalidRequest) as caught:
             llm.generate("x", banned)
@@ -205,15 +206,15 @@ with LLM({str(folder)!r}, load_format="dummy", dtype="float32", num_kv_blocks=8,
 
 def test_output_of_another_engine_counts(llm: LLM, plain: LLM) -> None:
     """`only` looks at the length of the output: what another engine has made is part of it."""
-    prompt = llm._read_prompt("one")[1]
+    prompt = llm.llm_engine.read_prompt("one")[1]
     whole = tokens(plain, ["one"], params())[0]
     for known in (1, 3, 5, 9):
         sampling = SamplingParams(**GREEDY, extra_args={"only_token": 7, "only_from": 5})
         expected = whole[:5] + [7] * 7
-        llm._core.add(AddRequest(f"r{known}", prompt, sampling, (), resumed_token_ids=expected[:known]))
+        core_of(llm).add(AddRequest(f"r{known}", prompt, sampling, (), resumed_token_ids=expected[:known]))
         rest: list[int] = []
-        while llm._core.has_work:
-            for output in llm._core.step():
+        while core_of(llm).has_work:
+            for output in core_of(llm).step():
                 rest += output.new_token_ids
         assert rest == expected[known:]
 
@@ -238,5 +239,6 @@ def test_a_server_passes_arguments_on(route: str) -> None:
             ):
                 answer = await site.send(route, site.fields(route, vllm_xargs=extra))
                 assert (answer.status_code, word in answer.text) == (status, True), answer.text
+        core.shutdown()
 
     asyncio.run(run())

@@ -59,3 +59,21 @@ def test_one_line_without_what_took_no_time() -> None:
 
 def test_an_empty_start() -> None:
     assert StartupTimes(Clock()).describe() == "started in 0.00 s: nothing that took time"
+
+
+def test_every_change_is_told_and_an_outer_phase_goes_on() -> None:
+    told: list[tuple[str, int, int]] = []
+    times = StartupTimes(Clock(), lambda *what: told.append(what))
+    with times.phase("weights"):
+        times.count(3, 10)
+        with times.phase("compile"):
+            pass
+        times.count(10, 10)
+    assert told == [
+        ("weights", 0, 0),
+        ("weights", 3, 10),
+        ("compile", 0, 0),
+        ("weights", 0, 0),
+        ("weights", 10, 10),
+        ("other", 0, 0),
+    ]

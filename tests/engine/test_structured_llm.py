@@ -74,7 +74,7 @@ def test_an_answer_holds_its_form_whatever_else_is_asked(llm: LLM, fields: dict[
     assert len(outputs) == 2 * fields.get("n", 1)
     for output in outputs:
         assert output.finish_reason == "stop"
-        text = output.text if fields.get("detokenize", True) else llm._tokenizer.decode(output.token_ids)  # type: ignore[union-attr]
+        text = output.text if fields.get("detokenize", True) else llm.llm_engine.tokenizer.decode(output.token_ids)  # type: ignore[union-attr]
         assert is_pet(text)
         if "logprobs" in fields:
             assert output.logprobs is not None

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "prefix": "prompts with a common beginning: what the prefix cache saves",
     "startup": "fresh processes: from start to the first token, by phase",
     "serve": "a server under load: latencies by percentile, goodput at a target",
+    "tune": "the settings that keep a promised latency at the highest rate, in few trials",
     "kernels": "the GPU kernels one by one, against torch; --tune fills the launch table",
 }
 

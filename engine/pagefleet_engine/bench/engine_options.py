@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from pagefleet_protocol.settings.program import add_flag
 
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.settings import ENGINE_SETTINGS
+from pagefleet_engine.local_model import with_local_model
+from pagefleet_engine.settings import ENGINE_SETTINGS, engine_config
 
 if TYPE_CHECKING:
     from pagefleet_engine.llm import LLM
@@ -26,7 +28,7 @@ _PREFIX = "engine_"
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """`--model`, `--shape`, and a flag for each setting of the engine."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--model", metavar="FOLDER", help="A folder in Hugging Face layout, or builtin://tiny.")
+    which.add_argument("--model", help="organization/name of the hub, a folder in its layout, or builtin://tiny.")
     which.add_argument("--shape", choices=named_shapes(), help="A model of this shape with random weights.")
     group = parser.add_argument_group("engine")
     for name, setting in ENGINE_SETTINGS.items():
@@ -41,16 +43,20 @@ def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def model_folder(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The model to load and the settings that go with it; a shape's folder is gone afterwards.
+    """The folder to load and the settings that go with it; a shape's folder is gone afterwards.
 
     Raises:
-        ConfigError: neither a model nor a shape is given.
+        ConfigError: neither a model nor a shape is given, or the model cannot be had.
     """
     if arguments.model:
-        yield arguments.model, engine_settings(arguments)
+        settings = engine_settings(arguments)
+        named = {"model": arguments.model, "revision": settings.pop("revision", None)}
+        model = with_local_model(engine_config(named), os.environ).model
+        names = {"served_model_name": model.served_model_name} if model.served_model_name else {}
+        yield model.model, {**names, **settings}
         return
     if not arguments.shape:
-        raise ConfigError(f"no model is given: say --model FOLDER or --shape, one of {', '.join(named_shapes())}")
+        raise ConfigError(f"no model is given: say --model MODEL or --shape, one of {', '.join(named_shapes())}")
     with tempfile.TemporaryDirectory(prefix="pagefleet-shape-") as folder:
         path = write_shape(arguments.shape, Path(folder))
         yield str(path), {"load_format": "dummy", **engine_settings(arguments)}

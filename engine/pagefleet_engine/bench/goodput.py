@@ -21,7 +21,14 @@ class Timing:
     """From the start of the run."""
     num_input_tokens: int
     token_times: Sequence[float]
-    """When each token came, at least one."""
+    """When tokens came, at least once; a server may send several at a time."""
+    num_counted: int = 0
+    """Tokens of the answer as the server counts them; 0: it does not, and each time is one token's."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of the answer."""
+        return self.num_counted or len(self.token_times)
 
     @property
     def ttft(self) -> float:
@@ -31,12 +38,12 @@ class Timing:
     @property
     def tpot(self) -> float:
         """Mean time per token after the first; 0 for an answer of one token."""
-        gaps = len(self.token_times) - 1
+        gaps = self.num_output_tokens - 1
         return (self.token_times[-1] - self.token_times[0]) / gaps if gaps else 0.0
 
     @property
     def itl(self) -> list[float]:
-        """Each gap between two tokens."""
+        """Each gap between two times at which tokens came."""
         return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
 
     @property

@@ -1,4 +1,7 @@
-"""Sends completions to a server when they are due, and notes when each token comes back."""
+"""Sends completions to a server when they are due, and notes when each token comes back.
+
+A conversation is a request with turns after it: each turn's prompt is the one before, its answer, and a new question.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,53 @@ class Target:
     api_key: str | None = None
 
 
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a conversation asks after an answer."""
+
+    question: Prompt
+    """Of the kind of the first one's prompt."""
+    max_tokens: int
+    think_s: float = 0.0
+    """Seconds between the answer before and this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request."""
+    """One request, and the turns that follow it."""
 
-    prompt: Sequence[int]
+    prompt: Prompt
     max_tokens: int
     at: float = 0.0
     """Seconds after the first one's time."""
+    then: Sequence[Turn] = ()
+
+    @property
+    def wants_ids(self) -> bool:
+        """Whether the next turn is made of this one's ids."""
+        return bool(self.then) and not isinstance(self.prompt, str)
 
     def body(self, model: str) -> bytes:
         """As JSON; the most likely token is taken each time, to the full length."""
         fixed = {"model": model, "temperature": 0.0, "ignore_eos": True, "stream": True}
-        return json.dumps({**fixed, "prompt": list(self.prompt), "max_tokens": self.max_tokens}).encode()
+        is_text = isinstance(self.prompt, str)
+        prompt = {"prompt": self.prompt if is_text else list(self.prompt), "max_tokens": self.max_tokens}
+        usage = {"stream_options": {"include_usage": True}}
+        ids = {"return_token_ids": True} if self.wants_ids else {}
+        return json.dumps({**fixed, **prompt, **usage, **ids}).encode()
+
+    def followed(self, answer: Answer) -> Asked:
+        """Return what the next turn asks, after this answer."""
+        turn, *rest = self.then
+        if isinstance(self.prompt, str):
+            prompt: Prompt = f"{self.prompt}{answer.text}\n\n{turn.question}"
+        else:
+            assert not isinstance(turn.question, str)
+            prompt = [*self.prompt, *answer.token_ids, *turn.question]
+        return Asked(prompt, turn.max_tokens, then=rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +85,11 @@ class Answer:
 
     timing: Timing
     text: str
+    token_ids: Sequence[int] = ()
+    """Where they were asked for."""
+    num_cached_tokens: int | None = None
+    """Of the prompt, those that the server found in its cache; None: it does not tell."""
+    turn: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +100,7 @@ class Failure:
 
 
 Outcome = Answer | Failure
+_NOT_ASKED = Failure("the turn before was not answered")
 
 
 async def drive(
@@ -65,7 +108,8 @@ async def drive(
 ) -> float:
     """Send each request at its time, or when a place is free; returns the seconds until the last was answered.
 
-    `done` is told every outcome as it comes, with the request's number.
+    `done` is told every outcome as it comes, with the request's number: one for each of its turns. A conversation keeps
+    its place to its end. Turns after one that failed are not asked, and fail too.
     """
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     started = time.perf_counter()
@@ -75,11 +119,29 @@ async def drive(
             await asyncio.sleep(started + asked.at - time.perf_counter())
             body = asked.body(target.model)
             async with places:
-                sent = replace(asked, at=time.perf_counter() - started)
-                done(number, await complete(web, target.base_url, sent, body))
+                for turn in range(1, len(asked.then) + 2):
+                    sent = replace(asked, at=time.perf_counter() - started)
+                    outcome = await complete(web, target.base_url, sent, body)
+                    if isinstance(outcome, Failure):
+                        for failure in (outcome, *[_NOT_ASKED] * len(asked.then)):
+                            done(number, failure)
+                        return
+                    done(number, replace(outcome, turn=turn))
+                    if asked.then:
+                        await asyncio.sleep(asked.then[0].think_s)
+                        asked = asked.followed(outcome)
+                        body = asked.body(target.model)
 
         await asyncio.gather(*(one(number, asked) for number, asked in enumerate(requests)))
     return time.perf_counter() - started
+
+
+def require_client() -> None:
+    """Raise ConfigError where requests cannot be sent: ask before measuring."""
+    try:
+        import aiohttp  # noqa: F401, PLC0415 an extra
+    except ImportError:
+        raise ConfigError("this benchmark needs aiohttp: pip install 'pagefleet-engine[bench]'") from None
 
 
 def new_session(api_key: str | None = None) -> aiohttp.ClientSession:
@@ -103,6 +165,8 @@ async def complete(
     started = time.perf_counter()
     times: list[float] = []
     texts: list[str] = []
+    token_ids: list[int] = []
+    usage: Mapping[str, Any] = {}
     try:
         async with web.post(f"{base_url}/completions", data=body, headers=headers) as response:
             if response.status != 200:
@@ -110,14 +174,22 @@ async def complete(
             async for event in _events(response):
                 if event.get("error"):
                     return Failure(f"the stream ended: {event['error']}"[:300])
-                if event.get("choices"):
-                    times.append(time.perf_counter() - started)
-                    texts.append(event["choices"][0]["text"])
+                for choice in event.get("choices", ()):
+                    new_ids = choice.get("token_ids") or ()
+                    times += [time.perf_counter() - started] * (len(new_ids) if asked.wants_ids else 1)
+                    texts.append(choice["text"])
+                    token_ids += new_ids
+                usage = event.get("usage") or usage
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return Failure(type(error).__name__)
     if not times:
+        if asked.wants_ids and texts:
+            return Failure("the server tells no token ids, which later turns need: give --dataset-name sharegpt")
         return Failure("the stream held no token")
-    return Answer(Timing(asked.at, len(asked.prompt), times), "".join(texts))
+    num_input_tokens = usage.get("prompt_tokens", 0) if isinstance(asked.prompt, str) else len(asked.prompt)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    timing = Timing(asked.at, num_input_tokens, times, usage.get("completion_tokens", 0))
+    return Answer(timing, "".join(texts), token_ids, cached)
 
 
 def completed(outcome: Outcome) -> Answer:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagefleet_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def require_matplotlib() -> None:
@@ -16,21 +21,51 @@ def require_matplotlib() -> None:
         raise ConfigError("--plot needs matplotlib: pip install 'pagefleet-engine[bench]'") from None
 
 
-def plot_distributions(values_ms: Mapping[str, Sequence[float]], title: str, path: Path) -> None:
-    """Cumulative distributions side by side, milliseconds on the x axis, as PNG."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 an extra; without pyplot there is no global state
+def plot_distributions(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str, path: Path) -> None:
+    """Cumulative distributions side by side, as PNG.
 
-    figure = Figure(figsize=(4 * len(values_ms), 3), layout="constrained")
-    figure.suptitle(title)
-    for place, (name, values) in zip(
-        figure.subplots(1, len(values_ms), squeeze=False)[0], values_ms.items(), strict=True
-    ):
-        ordered = sorted(values)
-        place.plot(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))])
-        place.set(title=name, xlabel="ms", ylim=(0, 1))
+    Args:
+        panels: by what the values are, which labels the x axis, and by whose they are.
+        title: over all panels.
+        path: of the picture; its folder is made.
+    """
+    figure, places = _panels(len(panels), min(4, len(panels)), (4.0, 3.2), title)
+    for place, (label, lines) in zip(places, panels.items(), strict=True):
+        for name, values in lines.items():
+            ordered = sorted(values)
+            place.plot(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], label=name)
+        place.set(xlabel=label, ylabel="share that took no longer", ylim=(0, 1))
         place.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=120)
+        if len(lines) > 1:
+            place.legend(loc="lower right")
+    _save(figure, path)
+
+
+def plot_curves(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, str]]]], labels: tuple[str, str], path: Path
+) -> None:
+    """Lines through points (x, y, what the point is called) side by side, as PNG.
+
+    Args:
+        panels: by what y is, which labels that axis, and by whose line it is.
+        labels: title, and what x is.
+        path: of the picture; its folder is made.
+    """
+    title, x_label = labels
+    figure, places = _panels(len(panels), min(2, len(panels)), (6.0, 3.8), title)
+    for place, (y_label, lines) in zip(places, panels.items(), strict=True):
+        for name, points in lines.items():
+            place.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", label=name)
+            for x, y, called in points:
+                place.annotate(called, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        place.set(xlabel=x_label, ylabel=y_label)
+        right = max((x for points in lines.values() for x, _, _ in points), default=0.0)
+        place.set_xlim(0, 1.2 * right or 1.0)  # room for the names of the last points
+        place.set_ylim(bottom=0)
+        place.grid(alpha=0.3)
+        if len(lines) > 1:
+            place.legend(loc="best")
+    _save(figure, path)
 
 
 def plot_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], labels: tuple[str, str], path: Path) -> None:
@@ -38,16 +73,10 @@ def plot_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], labels: t
 
     `labels`: title, and what the values are.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 an extra
-
     title, value_label = labels
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
     tallest = max(len(sizes) for sizes in panels.values())
-    figure = Figure(figsize=(6 * columns, rows * (1.2 + 0.3 * tallest)), layout="constrained")
-    figure.suptitle(title)
-    places = [place for line in figure.subplots(rows, columns, squeeze=False) for place in line]
-    for place, (group, sizes) in zip(places, panels.items(), strict=False):
+    figure, places = _panels(len(panels), min(2, len(panels)), (6.0, 1.2 + 0.3 * tallest), title)
+    for place, (group, sizes) in zip(places, panels.items(), strict=True):
         names = list(dict.fromkeys(name for values in sizes.values() for name in values))
         height = 0.8 / len(names)
         for index, name in enumerate(names):
@@ -60,7 +89,22 @@ def plot_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], labels: t
         place.set(title=group, xlabel=value_label)
         place.grid(axis="x", alpha=0.3)
         place.legend(loc="lower right")
-    for place in places[len(panels) :]:
+    _save(figure, path)
+
+
+def _panels(count: int, columns: int, size: tuple[float, float], title: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many panels, each of this size in inches."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 an extra; without pyplot there is no global state
+
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    figure.suptitle(title)
+    places = [place for line in figure.subplots(rows, columns, squeeze=False) for place in line]
+    for place in places[count:]:
         place.set_axis_off()
+    return figure, places[:count]
+
+
+def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=120)

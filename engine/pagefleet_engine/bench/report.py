@@ -28,6 +28,8 @@ class Report:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Single measurements, for JSON: a benchmark shows them as they come."""
     command: Sequence[str] = ()
     """What was typed; filled in by the program."""
     roofline: Roofline | None = None
@@ -43,6 +45,7 @@ class Report:
             "settings": dict(self.settings),
             "roofline": None if self.roofline is None else asdict(self.roofline),
             "figures": dict(self.figures),
+            **({"rows": list(self.rows)} if self.rows else {}),
         }
 
     def write(self, path: str | Path) -> None:

@@ -1,111 +1,216 @@
-"""A server under a load that arrives as users do: latencies by percentile, and goodput at a target."""
+"""Servers under a load that arrives as users do: latencies by percentile, goodput at a target, one beside the other."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagefleet_engine.bench.comparison import Cell, draw, in_turns, named_urls, ratios, rows, table
+from pagefleet_engine.bench.datasets import CountTokens, server_counts
 from pagefleet_engine.bench.engine_options import add_engine_arguments, model_folder
-from pagefleet_engine.bench.goodput import Timing, goodput, meets, parse_slo
-from pagefleet_engine.bench.load_client import Answer, Asked, Failure, Outcome, Target, drive, served_model
-from pagefleet_engine.bench.percentiles import summary
-from pagefleet_engine.bench.plot import plot_distributions, require_matplotlib
+from pagefleet_engine.bench.goodput import parse_slo
+from pagefleet_engine.bench.load_client import Asked, Outcome, Target, drive, require_client, served_model
+from pagefleet_engine.bench.measured import Measured
+from pagefleet_engine.bench.offered_load import (
+    LoadPoint,
+    add_load_arguments,
+    arrival_times,
+    check_above_zero,
+    check_load,
+    load_points,
+    offered_load,
+)
+from pagefleet_engine.bench.plot import require_matplotlib
+from pagefleet_engine.bench.profiled import profiled
 from pagefleet_engine.bench.report import Report
-from pagefleet_engine.bench.workloads import make_workload, parse_lengths
+from pagefleet_engine.bench.server_process import SERVE_COMMAND, flag, started_server
 from pagefleet_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from pagefleet_engine.bench.offline import Subject
-import random
 
-_START_TIMEOUT_S = 600.0
+_WARM_UP = 1_000_000
+"""Number of a run before all others."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See Benchmark."""
     add = parser.add_argument
-    add("--base-url", help="Of a running OpenAI server, ending in /v1; default: start one with --model or --shape.")
+    add(
+        "--base-url",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="URL",
+        help="Of a running OpenAI server, ending in /v1; several as NAME=URL are measured in turns. Default: one is "
+        "started with --model or --shape.",
+    )
     add("--served-name", help="Model to ask for. Default: the first that the server lists.")
     add("--api-key", help="Default: the environment's OPENAI_API_KEY.")
-    add("--num-requests", type=int, default=200, help="Default: 200.")
-    add("--request-rate", type=float, default=math.inf, help="Requests per second. Default: all at once.")
-    add("--burstiness", type=float, default=1.0, help="1: Poisson arrivals; less: bursts; more: steadier. Default: 1.")
-    add("--max-concurrency", type=int, help="Requests on their way at once. Default: no limit.")
-    add("--input-len", default="512", help="Tokens per prompt, or a range as 100:1024. Default: 512.")
-    add("--output-len", default="128", help="Tokens per answer, or a range. Default: 128.")
-    add("--shared-prefix", type=int, default=0, help="Tokens that all prompts begin with. Default: 0.")
-    add("--vocab-size", type=int, default=1000, help="Prompts are of ids under this. Default: 1000.")
-    add("--slo", nargs="+", default=[], metavar="MEASURE:MS", help="Promised latencies, as ttft:500 tpot:50 e2e:9000.")
-    add("--workload-seed", type=int, default=0, help="Of prompts and arrivals. Default: 0.")
-    add("--plot", metavar="FILE", help="Draw the distributions as PNG.")
+    add("--num-requests", "--num-prompts", type=int, default=200, help="Or conversations, of each run. Default: 200.")
+    add("--num-warmups", type=int, default=0, help="Requests to each server before all that counts. Default: 0.")
+    add(
+        "--request-rate",
+        default="inf",
+        metavar="R",
+        help="Requests per second, or several as 1,2,4. Default: all at once.",
+    )
+    add("--max-concurrency", metavar="N", help="Requests (conversations) on their way, or several. Default: no limit.")
+    add("--rounds", type=int, metavar="N", help="Runs of each server at each load. Default: 1; of several servers, 3.")
+    add_load_arguments(parser)
+    add(
+        *("--slo", "--goodput"),
+        nargs="+",
+        default=[],
+        metavar="MEASURE:MS",
+        help="Promised latencies, as ttft:500 tpot:50 e2e:9000.",
+    )
+    add("--plot", metavar="FILE", help="Draw the distributions, or of several loads latency over throughput, as PNG.")
+    add("--profile", action="store_true", help="Have the server record a profile: it needs --profiler-dir.")
+    add("--profile-delay", type=float, default=0.0, metavar="S", help="Seconds of the load before it. Default: 0.")
+    add("--profile-seconds", type=float, default=5.0, metavar="S", help="That are recorded. Default: 5.")
     add_engine_arguments(parser)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    target: Target
+    count: CountTokens
 
 
 def run(arguments: argparse.Namespace) -> Report:
     """See Benchmark."""
-    _check(arguments)
+    urls, points = _check(arguments)
     slo = parse_slo(arguments.slo)
-    inputs = parse_lengths("input-len", arguments.input_len)
-    outputs = parse_lengths("output-len", arguments.output_len)
-    count, seed = arguments.num_requests, arguments.workload_seed
-    workload = make_workload(
-        count, inputs, outputs, arguments.vocab_size, shared_prefix=arguments.shared_prefix, seed=seed
-    )
-    arrivals = arrival_times(count, arguments.request_rate, arguments.burstiness, seed)
-    requests = list(map(Asked, workload.prompts, workload.output_lens, arrivals))
     api_key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    rounds = arguments.rounds or (3 if len(urls) > 1 else 1)
     with ExitStack() as stack:
         subject = None
-        if arguments.base_url:
-            base_url = arguments.base_url.rstrip("/")
-        else:
+        if not urls:
             model, options = stack.enter_context(model_folder(arguments))
             subject = _subject(model, options)
-            base_url = stack.enter_context(_server(model, options))
-        name = arguments.served_name or asyncio.run(served_model(base_url, api_key))
-        outcomes: list[Outcome] = []
-        with _progress(count) as advance:
+            command = [*SERVE_COMMAND, model, *map(flag, options, options.values())]
+            if arguments.profile:
+                command.append(f"--profiler-dir={Path('profiles').absolute()}")
+            port = stack.enter_context(started_server(command))
+            urls = {"server": f"http://127.0.0.1:{port}/v1"}
+        servers = {name: _server(url, arguments.served_name, api_key) for name, url in urls.items()}
+        session = _Session(arguments, servers)
+        for name in servers if arguments.num_warmups else ():
+            session.warm_up(name)
+        measured: dict[Cell, Measured] = {}
+        for number, cell in in_turns(points, list(servers), rounds):
+            found = session.measure(number, cell)
+            measured[cell] = measured[cell].with_more(found) if cell in measured else found
+    measured = {(point, name): measured[point, name] for point in points for name in servers}
+    _check_answered(measured)
+    if arguments.plot:
+        draw(measured, Path(arguments.plot))
+    model_name = arguments.shape or next(iter(servers.values())).target.model
+    settings = _settings(arguments, rounds) | session.lengths_asked | {"model": model_name, "slo_ms": arguments.slo}
+    profile = {"profile": session.profile} if arguments.profile else {}
+    roofline = None if subject is None else subject.roofline
+    if len(measured) > 1:
+        print(table(measured, slo))
+        figures = {"runs": rounds * len(measured), **_peaks(measured), **ratios(measured, slo)}
+        return Report(name="serve", settings=settings, figures=figures, rows=rows(measured, slo), roofline=roofline)
+    (only,) = measured.values()
+    figures = only.figures(slo) | profile
+    if subject is not None:
+        output_lens = [timing.num_output_tokens for timing in only.timings]
+        input_lens = [timing.num_input_tokens for timing in only.timings]
+        figures["share_of_roofline"] = (
+            subject.cost.batch_seconds(subject.roofline, input_lens, output_lens) / only.seconds
+        )
+    return Report(name="serve", settings=settings, figures=figures, roofline=roofline)
+
+
+def _server(base_url: str, served_name: str | None, api_key: str | None) -> _Server:
+    name = served_name or asyncio.run(served_model(base_url, api_key))
+    return _Server(Target(base_url, name, api_key), server_counts(base_url, name, api_key))
+
+
+class _Session:
+    """Measures servers, and remembers what it has asked."""
+
+    def __init__(self, arguments: argparse.Namespace, servers: Mapping[str, _Server]) -> None:
+        self._arguments = arguments
+        self._servers = servers
+        self.profile: str | None = None
+        """Where the server has put it."""
+        self.lengths_asked: dict[str, Any] = {}
+        """Means, as far as they are known before the server counts texts."""
+
+    def warm_up(self, name: str) -> None:
+        """Send requests that do not count, all at once."""
+        server = self._servers[name]
+        requests = offered_load(self._arguments, server.count, [0.0] * self._arguments.num_warmups, _WARM_UP)
+        asyncio.run(drive(server.target, requests, None, lambda number, outcome: None))
+
+    def measure(self, number: int, cell: Cell) -> Measured:
+        """Measure a server at a load, with the prompts of this number."""
+        arguments, (point, name) = self._arguments, cell
+        server, outcomes = self._servers[name], list[Outcome]()
+        arrivals = arrival_times(arguments.num_requests, point.rate, arguments.burstiness, arguments.workload_seed)
+        requests = offered_load(arguments, server.count, list(arrivals), number)
+        self.lengths_asked = _lengths_asked(requests)
+        total = sum(1 + len(asked.then) for asked in requests)
+        with _progress(total, f"{name}, {point}") as advance:
 
             def done(_: int, outcome: Outcome) -> None:
                 outcomes.append(outcome)
                 advance()
 
-            target = Target(base_url, name, api_key)
-            seconds = asyncio.run(drive(target, requests, arguments.max_concurrency, done))
-    timings = [outcome.timing for outcome in outcomes if isinstance(outcome, Answer)]
-    failures = Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Failure))
-    if not timings:
-        raise ConfigError(f"no request was answered; most often: {failures.most_common(1)[0][0]}")
-    if arguments.plot:
-        plot_distributions(_latencies_ms(timings), "pagefleet bench serve", Path(arguments.plot))
-    names = ("num_requests", "request_rate", "burstiness", "max_concurrency", "input_len", "output_len")
-    settings = {key: _plain(getattr(arguments, key)) for key in (*names, "shared_prefix", "workload_seed")}
-    settings["model"] = arguments.shape or name
-    figures = _figures(timings, failures, slo, seconds)
-    if subject is not None:
-        output_lens = [len(timing.token_times) for timing in timings]
-        input_lens = [timing.num_input_tokens for timing in timings]
-        floor = subject.cost.batch_seconds(subject.roofline, input_lens, output_lens)
-        figures["share_of_roofline"] = floor / seconds
-    return Report(
-        name="serve",
-        settings=settings | {"slo_ms": arguments.slo},
-        figures=figures,
-        roofline=None if subject is None else subject.roofline,
-    )
+            seconds = asyncio.run(
+                self._timed(server.target, drive(server.target, requests, point.max_concurrency, done))
+            )
+        return Measured.of(outcomes, seconds)
+
+    async def _timed(self, target: Target, load: Coroutine[Any, Any, float]) -> float:
+        if not self._arguments.profile:
+            return await load
+        delay_s, seconds = self._arguments.profile_delay, self._arguments.profile_seconds
+        took, self.profile = await profiled(target, load, delay_s, seconds)
+        return took
+
+
+def _check_answered(measured: Mapping[Cell, Measured]) -> None:
+    for server in {server for _, server in measured}:
+        found = [one for (_, name), one in measured.items() if name == server]
+        if not any(one.answers for one in found):
+            reason = found[0].failures.most_common(1)[0][0]
+            who = f"{server}: " if len(measured) > 1 else ""
+            raise ConfigError(f"{who}no request was answered; most often: {reason}")
+
+
+def _peaks(measured: Mapping[Cell, Measured]) -> Mapping[str, Any]:
+    """The highest throughput of each server, and the load that had it."""
+    peaks: dict[str, Any] = {}
+    for (point, server), found in measured.items():
+        rate = found.num_output_tokens / found.seconds
+        if rate > peaks.get(server, {}).get("output_tokens_per_s", -1.0):
+            peaks[server] = {"output_tokens_per_s": rate, "at": str(point)}
+    return {"peak": peaks}
+
+
+def _settings(arguments: argparse.Namespace, rounds: int) -> dict[str, Any]:
+    names = ("num_requests", "request_rate", "burstiness", "max_concurrency", "workload_seed", "dataset_name")
+    turns = ("num_turns", "think_time", "conversation_prefix_len") if arguments.multi_turn else ()
+    found = {name: getattr(arguments, name) for name in (*names, *turns)} | {"rounds": rounds}
+    return found | ({"request_rate": "all at once"} if arguments.request_rate == "inf" else {})
+
+
+def _lengths_asked(requests: Sequence[Asked]) -> dict[str, Any]:
+    asked = [length for one in requests for length in (one.max_tokens, *(turn.max_tokens for turn in one.then))]
+    ids = [len(one.prompt) for one in requests if not isinstance(one.prompt, str)]
+    return {"mean_output_len": sum(asked) / len(asked)} | ({"mean_input_len": sum(ids) / len(ids)} if ids else {})
 
 
 def _subject(model: str, options: dict[str, Any]) -> Subject:
@@ -115,109 +220,24 @@ def _subject(model: str, options: dict[str, Any]) -> Subject:
     return Subject.of(model, options)
 
 
-def _figures(
-    timings: Sequence[Timing], failures: Counter[str], slo: dict[str, float], seconds: float
-) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        "completed": len(timings),
-        "failed": sum(failures.values()),
-        "seconds": seconds,
-        "requests_per_s": len(timings) / seconds,
-        "output_tokens_per_s": sum(len(timing.token_times) for timing in timings) / seconds,
-        "input_tokens_per_s": sum(timing.num_input_tokens for timing in timings) / seconds,
-    }
-    figures |= {f"{name}_ms": summary(values) for name, values in _latencies_ms(timings).items()}
-    if slo:
-        figures["goodput_requests_per_s"] = goodput(timings, slo, seconds)
-        kept = sum(meets(timing, slo) for timing in timings)
-        figures["goodput_share"] = kept / (len(timings) + figures["failed"])
-    if failures:
-        figures["failures"] = dict(failures.most_common(5))
-    return figures
-
-
-def _latencies_ms(timings: Sequence[Timing]) -> dict[str, list[float]]:
-    return {
-        "ttft": [timing.ttft * 1e3 for timing in timings],
-        "tpot": [timing.tpot * 1e3 for timing in timings if len(timing.token_times) > 1],
-        "itl": [gap * 1e3 for timing in timings for gap in timing.itl],
-        "e2e": [timing.e2e * 1e3 for timing in timings],
-    }
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    for flag in ("num_requests", "request_rate", "burstiness", "vocab_size"):
-        if getattr(arguments, flag) <= 0:
-            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(arguments, flag)}: give more than 0")
-    if arguments.max_concurrency is not None and arguments.max_concurrency < 1:
-        raise ConfigError(f"--max-concurrency is {arguments.max_concurrency}: give at least 1")
-    try:
-        import aiohttp  # noqa: F401, PLC0415 an extra
-    except ImportError:
-        raise ConfigError("this benchmark needs aiohttp: pip install 'pagefleet-engine[bench]'") from None
+def _check(arguments: argparse.Namespace) -> tuple[Mapping[str, str], Sequence[LoadPoint]]:
+    """Return the servers' URLs and the loads; what cannot work is told before anything is started."""
+    check_above_zero(arguments, "num_requests", "burstiness", "vocab_size", "profile_seconds")
+    if arguments.rounds is not None:
+        check_above_zero(arguments, "rounds")
+    urls, points = named_urls(arguments.base_url), load_points(arguments)
+    if arguments.profile and (len(urls) > 1 or len(points) > 1 or (arguments.rounds or 1) > 1):
+        raise ConfigError("--profile is of one run: give one server, one load and one round")
+    require_client()
     if arguments.plot:
         require_matplotlib()
+    check_load(arguments)
+    return urls, points
 
 
 @contextmanager
-def _server(model: str, options: dict[str, Any]) -> Iterator[str]:
-    """The base URL of a server that lives as long as this."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = [_flag(name, value) for name, value in options.items()]
-    process = subprocess.Popen([sys.executable, "-m", "pagefleet_engine.cli", model, "--port", str(port), *flags])
-    try:
-        _wait_until_ready(process, port)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _flag(name: str, value: object) -> str:
-    """A setting as `pagefleet serve` takes it."""
-    word = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{word}" if value else f"--no-{word}"
-    return f"--{word}={value}"
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    give_up_at = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < give_up_at:
-        if process.poll() is not None:
-            raise ConfigError("the server did not start: what it said stands above")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:.0f} s")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def _progress(total: int, what: str) -> Iterator[Any]:
     from tqdm import tqdm  # noqa: PLC0415 --help must not wait for it
 
-    with tqdm(total=total, unit="request", disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=total, unit="request", desc=what, disable=not sys.stderr.isatty()) as bar:
         yield lambda: bar.update(1)
-
-
-def _plain(value: object) -> object:
-    """As JSON can say it."""
-    return "all at once" if value == math.inf else value
-
-
-def arrival_times(num_requests: int, rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Seconds from the start, rising.
-
-    Gaps are gamma distributed with mean 1 / rate and shape `burstiness`: 1 is a Poisson process, less is burstier,
-    more is steadier. An infinite rate sends everything at 0.
-    """
-    generator = random.Random(seed)  # noqa: S311 nothing is kept secret
-    now = 0.0
-    for _ in range(num_requests):
-        yield now
-        if not math.isinf(rate):
-            now += generator.gammavariate(burstiness, 1.0 / (rate * burstiness))

@@ -1,4 +1,7 @@
-"""The engine core as the server sees it: start, generate, abort, health. One per process, for one event loop."""
+"""The engine as the server sees it: start, generate, abort, health. One per process, for one event loop.
+
+Behind it is one core, or one for each data rank: each has the whole model and a cache of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
-from pagefleet_kv.config import KvEventsConfig
+from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_protocol.load_progress import LoadProgress
 from pagefleet_text.tokenizer import Tokenizer
 
+from pagefleet_engine.client.balance import Balance, Seat
 from pagefleet_engine.client.beam_search import beam_answers
-from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess
+from pagefleet_engine.client.core_link import CoreLink
+from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess, Surroundings
+from pagefleet_engine.client.data_ranks import core_processes, joint_ready, joint_stats, rank_rooms
 from pagefleet_engine.client.stream import Chunks, Generation, Mailbox, OutputStream
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
@@ -23,19 +31,18 @@ from pagefleet_engine.engine_core.messages import (
     AddRequest,
     CoreStats,
     Drain,
-    FromCore,
     Ready,
     RequestOutput,
     ResetPrefixCache,
-    StartFailed,
-    StepOutputs,
+    StartProfile,
+    StopProfile,
 )
-from pagefleet_engine.engine_core.output_text import OutputSoFar, OutputText
-from pagefleet_engine.engine_core.progress import EngineHealth, ProgressReader, judge
-from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
-from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest, ModelLoadError
+from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText
+from pagefleet_engine.engine_core.progress import EngineHealth
+from pagefleet_engine.errors import EngineDead, EngineError, InvalidRequest, ModelLoadError
 
 _SLICE_S = 0.002
+_ID_CHARS = 200
 _RESUMED_HERE = 1024
 """Tokens of another engine whose text is made on the event loop; that of more is made in a thread."""
 
@@ -43,30 +50,31 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncEngineClient:
-    """A running engine core. Made by `start`; all methods belong to the event loop that called it.
+    """Engine cores, which run after `load`. All methods belong to the event loop that made it.
 
-    Attributes:
-        ready: what the core said about the loaded model.
-        stats: the core's latest figures; None before the first request.
-        messages_dropped: bytes from the core's side that were no message.
+    A prompt and all of its outputs are one core's. Where one core ends, the engine does: who starts it anew gets all of
+    it, and nobody sees an engine that is half there.
+
+    Args:
+        processes: of the cores, one for each data rank.
+        tokenizer: the model's.
+        on_death: called once, when a core ends without being asked to.
     """
 
-    def __init__(self, process: CoreProcess, tokenizer: Tokenizer, on_death: Callable[[], None] | None) -> None:
-        self.stats: CoreStats | None = None
-        self.messages_dropped = 0
-        self._process = process
+    def __init__(
+        self, processes: Sequence[CoreProcess], tokenizer: Tokenizer, on_death: Callable[[], None] | None
+    ) -> None:
+        self._config = processes[0].config
         self._tokenizer = tokenizer
         self._on_death = on_death
-        self._socket = ClientSocket(f"ipc://{process.folder / 'core.sock'}")
-        self._progress = ProgressReader(process.folder / "progress")
-        self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._reader: asyncio.Task[None] | None = None
+        self._cores = [
+            CoreLink(process, self._deliver_all, partial(self._core_died, rank))
+            for rank, process in enumerate(processes)
+        ]
+        self._balance = Balance([])
         self._streams: dict[str, OutputStream] = {}
         self._serial = itertools.count()
-        self._work_since: float | None = None
         self._death: EngineDead | None = None
-        self._owes_nothing = asyncio.Event()
-        self._owes_nothing.set()
 
     @classmethod
     async def start(
@@ -75,53 +83,74 @@ class AsyncEngineClient:
         tokenizer: Tokenizer,
         on_death: Callable[[], None] | None = None,
         command: Sequence[str] = CORE_COMMAND,
-        kv_events: KvEventsConfig | None = None,
-        fleet_key_file: str | None = None,
+        around: Surroundings | None = None,
     ) -> AsyncEngineClient:
-        """Start a core and wait until it has loaded the model.
+        """Start the cores and wait until they have loaded the model.
 
         Args:
             config: of the engine.
             tokenizer: the model's.
-            on_death: called once, when the core ends without being asked to.
-            command: of the core's process.
-            kv_events: where the core publishes what its prefix cache gains and loses; None: nowhere.
-            fleet_key_file: of the secret that the engines of its service share; None: it is of no fleet.
+            on_death: called once, when a core ends without being asked to.
+            command: of a core's process.
+            around: the cores.
+
+        Raises:
+            ConfigError, ModelLoadError: see `load`.
+        """
+        client = cls(core_processes(config, command, around), tokenizer, on_death)
+        await client.load()
+        return client
+
+    async def load(self) -> None:
+        """Start the cores and wait until all have loaded the model, which `loading` follows; closed if one fails.
 
         Raises:
             ConfigError: a setting cannot work, in the core's words.
             ModelLoadError: the model cannot be loaded, in the core's words.
         """
-        client = cls(CoreProcess(config, command, kv_events, fleet_key_file), tokenizer, on_death)
         try:
-            client._process.start(client._core_ended)
-            client._reader = asyncio.get_running_loop().create_task(client._read())
-            client._reader.add_done_callback(client._reader_ended)
-            await client._started
+            ready = await asyncio.gather(*(core.load() for core in self._cores))
         except BaseException:
-            await client.close()
+            await self.close()
             raise
-        return client
+        self._balance = Balance(
+            rank_rooms(self._config, ready), prefix_caching=self._config.cache.enable_prefix_caching
+        )
+
+    def loading(self) -> Sequence[LoadProgress]:
+        """Return how far the loading of each core is, without waiting or asking one."""
+        return [core.loading for core in self._cores]
 
     @property
     def ready(self) -> Ready:
-        """What the core said about the loaded model."""
-        return self._started.result()
+        """What the cores said about the loaded model."""
+        return joint_ready([core.ready for core in self._cores])
+
+    @property
+    def stats(self) -> CoreStats | None:
+        """The latest figures of all cores together; None before the first request."""
+        return joint_stats(self.rank_stats, [core.ready.num_blocks for core in self._cores])
+
+    @property
+    def rank_stats(self) -> list[CoreStats | None]:
+        """The latest figures of each core; None before its first request."""
+        return [core.stats for core in self._cores]
 
     @property
     def limits(self) -> ModelLimits:
         """What a request is checked against."""
-        return ModelLimits(self.ready.max_model_len, self.ready.vocab_size, self._process.config.model.max_logprobs)
+        ready = self.ready
+        return ModelLimits(ready.max_model_len, ready.vocab_size, self._config.model.max_logprobs)
 
     @property
     def incarnation(self) -> str:
-        """Name of this start of the core: 32 hexadecimal digits."""
-        return self._process.incarnation
+        """Name of this start of the engine: 32 hexadecimal digits."""
+        return self._cores[0].process.incarnation
 
     @property
-    def core_pid(self) -> int:
-        """Process id of the core."""
-        return self._process.pid
+    def core_pids(self) -> list[int]:
+        """Process ids of the cores."""
+        return [core.process.pid for core in self._cores]
 
     async def generate(self, asked: Generation) -> Chunks:
         """Run the choices of a request. Closing the generator early aborts what still runs.
@@ -133,7 +162,7 @@ class AsyncEngineClient:
             QueueFull: with the first chunk: too much is waiting.
             KVLoadFailed: with the first chunk: the prompt's K/V did not come from the prefill engine.
             RequestFailed: the core gave a choice up.
-            EngineDead: the core is gone.
+            EngineDead: a core is gone.
         """
         if asked.beams is not None:
             async with aclosing(beam_answers(self.generate, asked, asked.beams, self._tokenizer)) as answers:
@@ -142,8 +171,9 @@ class AsyncEngineClient:
             return
         mailbox, open_ids = Mailbox(), list[str]()
         # Ids are ours, and unique, so that a late output of an aborted request cannot reach a new one of the same name.
-        ids = (f"{asked.request_id[:200]}#{serial}" for serial in self._serial)
+        ids = (f"{asked.request_id[:_ID_CHARS]}#{serial}" for serial in self._serial)
         try:
+            ranks: dict[int, int] = {}
             for message, index, so_far in asked.messages(ids, self._tokenizer.eos_token_ids):
                 if index:  # to send one copies a whole prompt: other requests must not wait for all of a thousand
                     await asyncio.sleep(0)
@@ -151,7 +181,8 @@ class AsyncEngineClient:
                 if so_far is not None and await self._resume(message, text, so_far, mailbox, index):
                     continue
                 open_ids += message.output_ids
-                self._open(message, index, mailbox, text)
+                prompt = index // asked.sampling.n
+                ranks[prompt] = self._open(message, index, mailbox, text, ranks.get(prompt))
             num_open = asked.num_choices
             while num_open:
                 index, chunk = await mailbox.get()
@@ -175,80 +206,97 @@ class AsyncEngineClient:
         return rest.finish_reason is not None
 
     def health(self) -> EngineHealth:
-        """Return the state now, without waiting or asking the core."""
-        return judge(self._progress.read(), self._death is None, self._work_since, time.monotonic())
+        """Return the state now, that of the core which is worst off, without waiting or asking one."""
+        cores = [core.health() for core in self._cores]
+        alive = self._death is None and all(core.alive for core in cores)
+        return EngineHealth(alive, max(core.stalled_s for core in cores))
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached block that no request holds."""
-        self._socket.send(ResetPrefixCache())
+        self._balance.forget_prefixes()
+        for core in self._cores:
+            core.send(ResetPrefixCache())
+
+    async def start_profile(self) -> None:
+        """Record the core's steps from now on; the configuration refuses profiles of several.
+
+        Raises:
+            ProfileRefused: it records already, or has no folder for it.
+            EngineDead: the core is gone.
+        """
+        await self._cores[0].ask_profile(StartProfile())
+
+    async def stop_profile(self) -> str:
+        """Return the path of the profile when it is written; the core does nothing else meanwhile.
+
+        Raises:
+            ProfileRefused: none was recorded, or it cannot be written.
+            EngineDead: the core is gone.
+        """
+        return await self._cores[0].ask_profile(StopProfile())
 
     def drain(self) -> None:
         """Take nothing on for other engines any more. Requests go on."""
-        if self._death is None:
-            self._socket.send(Drain())
+        for core in self._cores:
+            core.send(Drain())
 
     async def transfers_over(self) -> None:
-        """Return when no K/V of requests that have ended is on its way to other engines; or the core is gone."""
-        await self._owes_nothing.wait()
+        """Return when no K/V of requests that have ended is on its way to other engines; or a core is gone."""
+        for core in self._cores:
+            await core.owes_nothing.wait()
 
-    async def close(self) -> None:
-        """End the core and every open request."""
+    def abort(self, request_id: str) -> None:
+        """End what is open of a request, each choice with the reason `abort`: its generator comes to its end."""
+        own = [one for one in self._streams if one.rpartition("#")[0] == request_id[:_ID_CHARS]]
+        for stream in [self._streams[one] for one in own]:
+            stream.mailbox.put(stream.index, Chunk("", (), finish_reason="abort"))
+        self._forget(own)
+
+    def end(self) -> None:
+        """End the cores and every open request, at once."""
         if self._death is None:
             self._death = EngineDead("The engine was shut down.")
             self._fail_all()
-        self._process.stop()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
-        if self._started.done() and not self._started.cancelled():
-            self._started.exception()  # seen, whoever waited for it
-        self._started.cancel()
-        self._socket.close()
+        for core in self._cores:
+            core.end()
 
-    def _open(self, message: AddRequest, first: int, mailbox: Mailbox, text: OutputText) -> None:
-        """Send a prompt; its choices are `first`, whose text is `text`, and those after it."""
+    async def close(self) -> None:
+        """End the cores and every open request; returns when nothing of them is left."""
+        self.end()
+        await asyncio.gather(*(core.close() for core in self._cores))
+
+    def _open(self, message: AddRequest, first: int, mailbox: Mailbox, text: OutputText, rank: int | None) -> int:
+        """Send a prompt; its choices are `first`, whose text is `text`, and those after it.
+
+        Returns the rank that gets it: the given one, if any.
+        """
         if self._death is not None:
             raise EngineDead(*self._death.args)
-        for index, output_id in enumerate(message.output_ids, first):
+        scope = PrefixScope("", message.adapter, message.cache_salt)
+        seat = self._balance.place(message.prompt_token_ids, message.sampling.n, scope, rank)
+        core, output_ids = self._cores[seat.rank], message.output_ids
+        for index, output_id in enumerate(output_ids, first):
             own_text = text if index == first else OutputText(self._tokenizer, message.sampling)
-            self._streams[output_id] = OutputStream(mailbox, index, own_text)
-        if self._work_since is None:
-            self._work_since = time.monotonic()
-        self._socket.send(message)
+            self._streams[output_id] = OutputStream(mailbox, index, own_text, seat)
+        core.count_open(len(output_ids))
+        core.send(message)
+        return seat.rank
 
     def _forget(self, output_ids: Sequence[str]) -> None:
-        """Drop streams whose reader is gone; what the core still computes for them is aborted."""
-        still_open = [output_id for output_id in output_ids if self._streams.pop(output_id, None) is not None]
-        if still_open and self._death is None:
-            self._socket.send(AbortRequests(still_open))
-        self._note_work()
+        """Drop streams whose reader is gone; what the cores still compute for them is aborted."""
+        still_open: dict[int, list[str]] = {}
+        for output_id in output_ids:
+            if output_id in self._streams:
+                still_open.setdefault(self._remove(output_id).rank, []).append(output_id)
+        for rank, own in still_open.items():
+            self._cores[rank].send(AbortRequests(own))
 
-    def _note_work(self) -> None:
-        if not self._streams:
-            self._work_since = None
-
-    async def _read(self) -> None:
-        while True:
-            data = await self._socket.receive()
-            try:
-                message = decode_from_core(data)
-            except BadMessage as error:
-                self.messages_dropped += 1
-                _log.warning("dropped a message of %d bytes from the engine core: %s", len(data), error.reason)
-                continue
-            await self._take(message)
-
-    async def _take(self, message: FromCore) -> None:
-        match message:
-            case StepOutputs():
-                self.stats = message.stats
-                (self._owes_nothing.clear if message.stats.transfers_owed else self._owes_nothing.set)()
-                await self._deliver_all(message.outputs)
-            case Ready():
-                if not self._started.done():
-                    self._started.set_result(message)
-            case StartFailed():
-                self._refuse_start((ConfigError if message.by_setting else ModelLoadError)(message.message))
+    def _remove(self, output_id: str) -> Seat:
+        """Drop an open stream; returns the seat that its output had."""
+        seat = self._streams.pop(output_id).seat
+        seat.leave()
+        self._cores[seat.rank].count_open(-1)
+        return seat
 
     async def _deliver_all(self, outputs: Sequence[RequestOutput]) -> None:
         """Deliver a step's outputs, letting others run now and then."""
@@ -264,8 +312,9 @@ class AsyncEngineClient:
         if stream is None:
             return
         over = output.finish_reason is not None
+        stream.seat.has_begun()
         if over:
-            self._forget_ended(output.request_id)
+            self._remove(output.request_id)
         try:
             chunk = stream.text.push(output)
         except (EngineError, InvalidRequest) as error:
@@ -277,47 +326,18 @@ class AsyncEngineClient:
         if chunk.finish_reason is not None and not over:
             self._forget([output.request_id])  # a stop string ended it early: aborted before its reader wakes up
 
-    def _forget_ended(self, output_id: str) -> None:
-        del self._streams[output_id]
-        self._note_work()
-
-    def _refuse_start(self, error: EngineError) -> None:
-        if not self._started.done():
-            self._started.set_exception(error)
-
-    def _core_ended(self) -> None:
-        """The process is gone: end every open request now."""
-        if self._death is not None:
-            return
-        status = self._process.exit_status()
-        if not self._started.done():
-            # Its last words may still be in the socket; they say more than a status.
-            asyncio.get_running_loop().call_later(
-                0.5,
-                self._refuse_start,
-                ModelLoadError(f"the engine core {status} while it loaded the model: see the log"),
-            )
-            return
-        self._die(f"the engine core (pid {self.core_pid}) {status}")
-
-    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
-        """Nobody delivers any more: the engine is as good as dead, and must not look alive."""
-        if reader.cancelled() or self._death is not None:
-            return
-        _log.error("reading from the engine core failed", exc_info=reader.exception())
-        self._refuse_start(ModelLoadError("the engine core could not be understood: see the log"))
-        self._die("the client of the engine core failed")
-
-    def _die(self, why: str) -> None:
-        _log.error("%s with %d open requests", why, len(self._streams))
+    def _core_died(self, rank: int, why: str) -> None:
+        """End what is open, and the other cores."""
+        whose = "" if len(self._cores) == 1 else f" of data rank {rank}"
+        _log.error("%s%s with %d open requests", why, whose, len(self._streams))
         self._death = EngineDead("The engine stopped unexpectedly.")
         self._fail_all()
+        for core in self._cores:
+            core.refuse_start(ModelLoadError(f"{why}{whose} while others loaded the model: see the log"))
         if self._on_death is not None:
             self._on_death()
 
     def _fail_all(self) -> None:
-        for stream in self._streams.values():
+        for output_id, stream in list(self._streams.items()):
             stream.fail(EngineDead(*self._death.args if self._death else ()))
-        self._streams.clear()
-        self._owes_nothing.set()
-        self._note_work()
+            self._remove(output_id)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from pagefleet_protocol.beam_search import BeamSearchParams
+from pagefleet_text.detokenizer import Detokenizer
 from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.beam_search import BeamSearch
@@ -46,12 +47,14 @@ async def beam_answers(
     for number, search in enumerate(searches):
         for place, beam in enumerate(search.answers()):
             token_ids = search.shown(beam)
-            text = tokenizer.decode(token_ids, skip_special_tokens=asked.sampling.skip_special_tokens)
+            detokenizer = Detokenizer(tokenizer, asked.sampling.skip_special_tokens)
+            pieces = [detokenizer.push((token,)) for token in token_ids]
+            text = "".join(pieces) + detokenizer.finish()
             reason = "stop" if beam.has_ended else "length"
             told = num_cached if number == place == 0 else None
             yield (
                 number * asked.sampling.n + place,
-                Chunk(text, token_ids, finish_reason=reason, num_cached_tokens=told),
+                Chunk(text, token_ids, None, None, reason, None, told, lengths=[len(piece) for piece in pieces]),
             )
 
 

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from pagefleet_kv.config import KvEventsConfig
@@ -20,6 +21,22 @@ from pagefleet_engine.engine_core.process import CoreStart
 CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a core has to do with beside its API process."""
+
+    kv_events: KvEventsConfig | None = None
+    """Where it publishes what its prefix cache gains and loses; None: nowhere."""
+    fleet_key_file: str | None = None
+    """Of the secret that the engines of its service share; None: it is of no fleet."""
+    profiler_dir: str | None = None
+    """An existing folder for profiles; None: none is recorded."""
+    name: str = "engine core"
+    """In the log."""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which it sees no devices but its own."""
+
+
 class CoreProcess:
     """One child process, with the private folder that both sides share.
 
@@ -29,8 +46,7 @@ class CoreProcess:
     Args:
         config: of the engine.
         command: of the process.
-        kv_events: where it publishes what its prefix cache gains and loses; None: nowhere.
-        fleet_key_file: of the secret that the engines of its service share; None: it is of no fleet.
+        around: it.
 
     Attributes:
         folder: private to both sides.
@@ -41,16 +57,14 @@ class CoreProcess:
         self,
         config: EngineConfig,
         command: Sequence[str] = CORE_COMMAND,
-        kv_events: KvEventsConfig | None = None,
-        fleet_key_file: str | None = None,
+        around: Surroundings | None = None,
     ) -> None:
         self._private = PrivateFolder("pagefleet-engine-")
         self.folder = self._private.path
         self.incarnation = uuid.uuid4().hex
         self._command = command
         self.config = config
-        self._kv_events = kv_events
-        self._fleet_key_file = fleet_key_file
+        self._around = around or Surroundings()
         self._process: subprocess.Popen[bytes] | None = None
         self._sentinel: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,7 +79,8 @@ class CoreProcess:
         """Start the child; `on_exit` is called in the running event loop when it ends."""
         reading, writing = os.pipe()
         try:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, pass_fds=(writing,))
+            environment = {**os.environ, **self._around.devices}
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment)
         finally:
             os.close(writing)
         self._sentinel = reading
@@ -73,7 +88,14 @@ class CoreProcess:
         self._loop.add_reader(reading, self._ended, on_exit)
         assert self._process.stdin is not None
         start = CoreStart(
-            str(self.folder), writing, self.config, self.incarnation, self._kv_events, self._fleet_key_file
+            str(self.folder),
+            writing,
+            self.config,
+            self.incarnation,
+            self._around.kv_events,
+            self._around.fleet_key_file,
+            self._around.profiler_dir,
+            self._around.name,
         )
         with contextlib.suppress(BrokenPipeError):  # it ended already, which the sentinel tells
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")

@@ -10,6 +10,7 @@ from pagefleet_protocol.beam_search import BeamSearchParams
 from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_protocol.sampling_params import SamplingParams
 
+from pagefleet_engine.client.balance import Seat
 from pagefleet_engine.engine_core.admission import fan_out
 from pagefleet_engine.engine_core.messages import AddRequest
 from pagefleet_engine.engine_core.output_text import Chunk, OutputSoFar, OutputText, merge_chunks
@@ -121,6 +122,8 @@ class OutputStream:
     mailbox: Mailbox
     index: int
     text: OutputText
+    seat: Seat
+    """That its prompt has at a core."""
 
     def fail(self, error: EngineError | InvalidRequest) -> None:
         """End the request that the choice is of."""

@@ -150,8 +150,9 @@ class QueueGate:
         self.num_tokens -= request.num_tokens
 
     def observe_wait(self, request: Request) -> None:
-        """Learn from a request's first admission."""
-        seconds_per_token = (self._clock() - request.queued_at) / request.queued_tokens_ahead
+        """Note a request's first admission, and learn from it."""
+        request.scheduled_at = self._clock()
+        seconds_per_token = (request.scheduled_at - request.queued_at) / request.queued_tokens_ahead
         self._seconds_per_token += _SMOOTHING * (seconds_per_token - self._seconds_per_token)
 
     def estimate_wait(self) -> float:

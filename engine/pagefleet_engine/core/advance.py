@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagefleet_engine.core.outputs import RequestUpdate
+from pagefleet_engine.core.outputs import RequestUpdate, Waits
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.step import FailureKind, StepResult, TokenLogprobs
 from pagefleet_engine.core.stop import FORM_COMPLETE, Stop, check_stop
@@ -25,9 +25,10 @@ def advance(
     """
     known, matcher = request.token_ids, request.matcher
     num_before = len(known)
-    num_cached = kv_wait_s = None
+    num_cached = waits = None
     if num_before == request.num_given_tokens:
-        num_cached, kv_wait_s = request.num_cached_tokens, request.kv_wait_s or None
+        num_cached = request.num_cached_tokens
+        waits = Waits(request.queued_at, request.scheduled_at, request.kv_wait_s or None)
     stop = None
     for token in token_ids:
         known.append(token)
@@ -43,9 +44,7 @@ def advance(
     if isinstance(matcher, ThoughtFirst):
         request.matcher = matcher.after_thought
     if stop is None:
-        return RequestUpdate(
-            request.request_id, token_ids, None, None, logprobs, prompt_logprobs, num_cached, kv_wait_s
-        )
+        return RequestUpdate(request.request_id, token_ids, None, None, logprobs, prompt_logprobs, num_cached, waits)
     kept = token_ids[: len(known) - num_before]
     logprobs = logprobs[: len(kept)] if logprobs is not None else None
     return RequestUpdate(
@@ -56,7 +55,7 @@ def advance(
         logprobs,
         prompt_logprobs,
         num_cached,
-        kv_wait_s,
+        waits,
         form_complete=stop.form_complete,
     )
 

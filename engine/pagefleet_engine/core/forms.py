@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pagefleet_protocol.handoff import salt_owner
+
 from pagefleet_engine.core.advance import form_failed
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.parking import NOTHING_SETTLED, Lost, Settled
@@ -70,7 +72,9 @@ class Forms:
             message = f"This engine has no tokenizer, and so holds no form: leave '{param}' out."
             raise InvalidRequest(message, param, "unsupported_parameter")
         self._awaited[request] = _Awaited(
-            None if p.structured_outputs is None else self._source.submit(p.structured_outputs),
+            None
+            if p.structured_outputs is None
+            else self._source.submit(p.structured_outputs, salt_owner(request.scope.salt)),
             None if p.thinking is None else self._source.spell(),
         )
         self.num_requests += p.structured_outputs is not None

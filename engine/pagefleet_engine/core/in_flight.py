@@ -14,11 +14,14 @@ from pagefleet_engine.core.request import Request, RequestStatus
 from pagefleet_engine.core.step import StepPlan
 
 
-class MaskedRow(NamedTuple):
-    """A row of a plan that is to be sampled under a mask."""
+class ToMask(NamedTuple):
+    """Rows of a plan that are to be sampled under a mask, in order."""
 
-    row: int
-    request: Request
+    rows: Sequence[int]
+    requests: Sequence[Request]
+
+
+NOTHING_TO_MASK = ToMask((), ())
 
 
 class InFlight:
@@ -44,16 +47,16 @@ class InFlight:
             if request in requests:
                 self._steps[step_id] = [None if other is request else other for other in requests]
 
-    def masked(self, plan: StepPlan) -> list[MaskedRow]:
+    def to_mask(self, plan: StepPlan) -> ToMask:
         """The masked rows of a step that still count."""
-        requests = self._steps[plan.step_id] if plan.masked else ()
-        return [
-            MaskedRow(row, request)
-            for row in plan.masked
-            if (request := requests[row]) is not None
-            and request.status is RequestStatus.RUNNING
-            and (plan.step_id, request.request_id) not in self._sat_out
-        ]
+        requests, running = self._steps[plan.step_id], RequestStatus.RUNNING
+        rows, asking = [], []
+        for row in plan.masked:
+            request = requests[row]
+            if request is not None and request.status is running:
+                rows.append(row)
+                asking.append(request)
+        return ToMask(rows, asking)
 
     def sit_out(self, plan: StepPlan, request: Request, num_again: int) -> None:
         """The request's row of the step gives no token; of those that it computes `num_again` are computed again."""

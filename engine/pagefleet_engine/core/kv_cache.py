@@ -26,6 +26,7 @@ from pagefleet_engine.core.group_table import FullGroup, GroupTable, LayerGroup,
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers, longest_request, most_window_blocks, num_blocks_for
 from pagefleet_engine.core.kv_holds import KVHolds, Reservation
 from pagefleet_engine.core.prefix_hit import GroupIndex, PrefixHit, find_hit
+from pagefleet_engine.core.prefix_lookups import PrefixLookups
 from pagefleet_engine.core.request import Request
 
 NO_BLOCKS: Sequence[Sequence[int]] = ()
@@ -78,7 +79,9 @@ class KVCache:
         self._first_full = windows.index(None) if None in windows else None
         if events is not None and len(self._indexes) > 1:
             events = OneGroupEvents(events, self._indexes[self._first_full or 0].suffix)
-        self._pool = BlockPool(num_blocks, events)
+        self.lookups = PrefixLookups(block_size, events)
+        """What requests found, and why not the rest."""
+        self._pool = BlockPool(num_blocks, self.lookups if enable_prefix_caching else events)
         self.holds = KVHolds(self._pool)
         """What transfers hold, beside the requests."""
         self._groups: list[LayerGroup] = [
@@ -128,6 +131,11 @@ class KVCache:
         self._tables[request.request_id] = _Table(tables, hit.num_blocks)
         request.room = self._room(tables, span)
         return Grant(tuple((*[NULL_BLOCK] * table.start, *table.blocks) for table in tables), span.computed)
+
+    def note_lookup(self, request: Request, num_cached_tokens: int) -> None:
+        """Count what a request found that was just admitted for the first time."""
+        if self.enable_prefix_caching and request.reads_prefix_cache:
+            self.lookups.note(request, num_cached_tokens, self._pool)
 
     def taken_by_admission(self, request: Request) -> int:
         """Blocks that will no more be available when the request is in."""

@@ -9,9 +9,20 @@ import msgspec
 from pagefleet_kv.port import AnswerDone
 from pagefleet_protocol.kv_handoff import KvFault
 
+from pagefleet_engine.config import MAX_STEP_TOKENS
+from pagefleet_engine.core.prefix_lookups import PrefixLookups
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.core.step import FailureKind, TokenLogprobs
 from pagefleet_engine.errors import InvalidRequest
+
+
+class Waits(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When a request was queued and when it first ran, in seconds of this machine's monotonic clock."""
+
+    queued_at: float
+    scheduled_at: float
+    kv_s: float | None = None
+    """Seconds that it was parked for K/V from elsewhere, if it was."""
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -29,8 +40,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """The next prompt positions' entries, each position once."""
     num_cached_tokens: int | None = None
     """With the first new token: prompt tokens that came from the prefix cache."""
-    kv_wait_s: float | None = None
-    """With the first new token: seconds that the request was parked for K/V from elsewhere, if it was."""
+    waits: Waits | None = None
+    """With the first new token."""
     failure: FailureKind | None = None
     """With FinishReason.ERROR: why."""
     kv_fault: KvFault | None = None
@@ -41,6 +52,26 @@ class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """The request was wrong after all, as only its compiled form shows; nothing else is told."""
 
 
+class StepSizes:
+    """How many tokens the steps computed, as a histogram.
+
+    Attributes:
+        counts: of steps with more tokens than half a bucket's limit and no more than it; the limits are 1, 2, 4, 8, ...
+        num_tokens: over all steps.
+    """
+
+    __slots__ = ("counts", "num_tokens")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (MAX_STEP_TOKENS.bit_length())
+        self.num_tokens = 0
+
+    def count(self, num_tokens: int) -> None:
+        """Count one step of at least one token."""
+        self.counts[(num_tokens - 1).bit_length()] += 1
+        self.num_tokens += num_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Gauges, and totals since the start."""
@@ -49,10 +80,9 @@ class SchedulerStats:
     requests_waiting: int
     kv_usage: float
     """Share of blocks held by requests, 0 to 1."""
-    prefix_cache_queries_tokens: int
-    """Prompt tokens, and resumed ones, of admitted requests that were looked up."""
-    prefix_cache_hits_tokens: int
-    """Of those, found."""
+    lookups: PrefixLookups
+    """Prompt tokens, and resumed ones, that admitted requests looked up."""
+    step_sizes: StepSizes
     preemptions: int
     steps: int
     nan_requests: int

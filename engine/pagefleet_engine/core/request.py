@@ -85,6 +85,8 @@ class Request:
     """Monotonic seconds."""
     queued_at: float = field(init=False, default=0.0)
     """Monotonic seconds at `add`."""
+    scheduled_at: float = field(init=False, default=0.0)
+    """Monotonic seconds at its first admission to the running set."""
     queued_tokens_ahead: int = field(init=False, default=0)
     """Tokens in the queue at `add`, this request's own included."""
 

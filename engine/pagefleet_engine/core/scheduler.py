@@ -16,13 +16,13 @@ from pagefleet_kv.port import AnswerDone, KVConnector
 
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits, QueueGate
-from pagefleet_engine.core.advance import advance, form_failed, new_prompt_logprobs
+from pagefleet_engine.core.advance import advance, new_prompt_logprobs
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.forms import Forms
 from pagefleet_engine.core.in_flight import InFlight
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
 from pagefleet_engine.core.kv_loads import KVLoads, KVSaves
-from pagefleet_engine.core.outputs import HeldAnswers, RequestUpdate, SchedulerStats
+from pagefleet_engine.core.outputs import HeldAnswers, RequestUpdate, SchedulerStats, StepSizes
 from pagefleet_engine.core.parking import NOTHING_SUPPLIED, Parking, Suppliers
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult
@@ -78,10 +78,9 @@ class Scheduler:
         """Requests that the worker holds and should not; told with the next plan that is executed."""
         self._num_arrivals = 0
         self._num_steps = 0
+        self._step_sizes = StepSizes()
         self._num_preemptions = 0
         self._num_nan_requests = 0
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
         self._num_forced_tokens = 0
 
     @property
@@ -215,12 +214,12 @@ class Scheduler:
             self._drop_ended()
         return told
 
-    def fail_form(self, request: Request) -> RequestUpdate:
-        """End a request that runs, as its form cannot be followed."""
+    def fail_masked(self, request: Request, kind: FailureKind) -> RequestUpdate:
+        """End a request that runs, as its row cannot be sampled under a mask. What was computed for it is right."""
         self._running.remove(request)
         self._release(request)
         self._forget(request, completed=False)
-        return form_failed(request)
+        return RequestUpdate(request.request_id, (), FinishReason.ERROR, failure=kind)
 
     def _check_capacity(self, request: Request) -> None:
         capacity = self._kv_cache.capacity_tokens
@@ -238,8 +237,8 @@ class Scheduler:
             requests_running=len(self._running),
             requests_waiting=self._gate.num_requests,
             kv_usage=self._kv_cache.usage,
-            prefix_cache_queries_tokens=self._num_queried_tokens,
-            prefix_cache_hits_tokens=self._num_hit_tokens,
+            lookups=self._kv_cache.lookups,
+            step_sizes=self._step_sizes,
             preemptions=self._num_preemptions,
             steps=self._num_steps,
             nan_requests=self._num_nan_requests,
@@ -344,6 +343,7 @@ class Scheduler:
         removed: Sequence[str] = ()
         if num_tokens > 0:
             self._num_steps += 1
+            self._step_sizes.count(num_tokens)
             self.in_flight.launch(self._num_steps, draft.requests)
             removed, self._removed = self._removed, []
         num_common_blocks = self._kv_cache.num_common_blocks() if self._cascade else 0
@@ -367,9 +367,7 @@ class Scheduler:
     def _note_first_admission(self, request: Request, num_cached_tokens: int) -> None:
         self._gate.observe_wait(request)
         request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
-        if self._kv_cache.enable_prefix_caching and request.reads_prefix_cache:
-            self._num_queried_tokens += request.num_given_tokens
-            self._num_hit_tokens += num_cached_tokens
+        self._kv_cache.note_lookup(request, num_cached_tokens)
 
     def _importance(self, request: Request) -> tuple[int, int]:
         return (request.priority if self.config.policy == "priority" else 0, request.arrival)

@@ -35,7 +35,7 @@ class NewRow:
     """Token ids that end the model's answer; masked until `min_tokens` are out."""
 
 
-class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
+class ScheduledRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One request's share of the step. `num_computed_tokens` tokens have their K/V in pages already.
 
     A msgspec struct, not a dataclass: one is made per running request and step, and a frozen dataclass costs ten times

@@ -24,6 +24,7 @@ from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
 from pagefleet_engine.loader.memory import free_bytes
@@ -62,7 +63,8 @@ def build_core(
         arch = read_arch(folder)
         _check_layers(config, arch)
         processors = load_processor_kinds(config.execution.processor_names)
-    executor = InProcessExecutor(config, folder, arch, times)
+    make = InProcessExecutor if config.parallel.world_size == 1 else ProcessExecutor
+    executor = make(config, folder, arch, times)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
     kv_cache = KVCache(
@@ -148,7 +150,7 @@ def _check_layers(config: EngineConfig, arch: ModelArch) -> None:
 
 
 def _connect(
-    config: EngineConfig, executor: InProcessExecutor, model: LoadedModel, identity: EngineIdentity
+    config: EngineConfig, executor: InProcessExecutor | ProcessExecutor, model: LoadedModel, identity: EngineIdentity
 ) -> tuple[KVConnector | None, KvTransferFacts | None]:
     """Make the connector, and what routers are told of it.
 

@@ -14,11 +14,11 @@ from types import MappingProxyType
 
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.outputs import RequestUpdate
-from pagefleet_engine.core.request import FinishReason
+from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.core.step import FailureKind, StepPlan
 from pagefleet_engine.engine_core.admission import ArgumentReader, check_extra_args, check_message, to_requests
-from pagefleet_engine.engine_core.masks import MaskFiller, masks_of
+from pagefleet_engine.engine_core.masks import MaskFiller
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput
 from pagefleet_engine.engine_core.step_queue import StepQueue
 from pagefleet_engine.engine_core.wire import refusal, to_wire
@@ -101,10 +101,10 @@ class EngineCore:
     def bells(self) -> Sequence[int]:
         """File descriptors that are readable while there is something for `step` or `settle` to take in.
 
-        They tell of transfers that have ended, and of forms that are compiled.
+        They tell of transfers that have ended, of forms that are compiled, and of devices that are gone.
         """
         bells = (self._scheduler.connector.bell, None if self._grammars is None else self._grammars.bell)
-        return [bell for bell in bells if bell is not None]
+        return [*self._executor.bells, *(bell for bell in bells if bell is not None)]
 
     def add(self, message: AddRequest) -> list[RequestOutput]:
         """Queue the outputs of a request; returns the answers to those that are refused, or over already.
@@ -149,9 +149,7 @@ class EngineCore:
             plan = self._scheduler.schedule()
             if plan.num_tokens == 0:
                 break
-            if not steps:  # all tokens before it are known
-                self._begin_masks(plan)
-            steps.launch(plan)
+            self._launch(plan)
         self._stalled = not steps
         if steps:
             outputs += [to_wire(update) for update in self._scheduler.update(*steps.take())]
@@ -159,9 +157,24 @@ class EngineCore:
                 self._begin_masks(steps.oldest)
         return outputs
 
+    def _launch(self, plan: StepPlan) -> None:
+        """Launch a step, and begin to fill its masks where all tokens before it are known.
+
+        They are filled beside the launch, but behind it where the launch computes and no row could go on without them,
+        as long as they are quick: two threads that take turns at the interpreter's lock lose more than that by it.
+        """
+        is_known, masks = not self._steps, self._masks
+        waits_for_all = self._executor.max_in_flight == 1 and len(plan.masked) == len(plan.rows)
+        is_behind = waits_for_all and masks is not None and masks.is_quick
+        if is_known and not is_behind:
+            self._begin_masks(plan)
+        self._steps.launch(plan)
+        if is_known and is_behind:
+            self._begin_masks(plan)
+
     def _begin_masks(self, plan: StepPlan) -> None:
         if plan.masked and self._masks is not None:
-            self._masks.begin(self._scheduler.in_flight.masked(plan), len(plan.rows))
+            self._masks.begin(self._scheduler.in_flight.to_mask(plan), len(plan.rows))
 
     def _sample_masked(self) -> list[RequestOutput]:
         """Sample the masked rows of the oldest step, before another is built on it; returns what there is to tell."""
@@ -170,25 +183,32 @@ class EngineCore:
             return []
         plan = steps.oldest
         alone = len(plan.masked) == len(plan.rows)
+        taken = masks.take(lambda: alone or not steps.is_computed)
         told: list[RequestUpdate | None] = []
-        rows = []
-        open_rows = {row.row for row in scheduler.in_flight.masked(plan)}
-        for row, filled in masks.take(lambda: alone or not steps.is_computed):
-            if row.row not in open_rows:  # it ended meanwhile
+        for request in filter(_runs, taken.late):  # what ended meanwhile is dropped with its row
+            scheduler.sit_out(plan, request)
+        for request, special in taken.unsampled:
+            if not _runs(request):
                 continue
-            if filled is None:
-                scheduler.sit_out(plan, row.request)
-            elif filled.failure is not None:
-                told.append(scheduler.fail_form(row.request))
-            elif filled.forced:
-                told.append(scheduler.force(plan, row.request, filled.forced))
+            if special.failure is not None:
+                told.append(scheduler.fail_masked(request, FailureKind.FORM_FAILED))
             else:
-                rows.append((row, filled))
-        steps.sample(masks_of(rows, self._limits.vocab_size))
+                told.append(scheduler.force(plan, request, special.forced))
+        if not steps.sample(taken.masks):
+            lost, sampled = scheduler.in_flight.to_mask(plan), set(taken.masks.rows)
+            rows = zip(lost.rows, lost.requests, strict=True)
+            told += [
+                scheduler.fail_masked(request, FailureKind.OUT_OF_MEMORY) for row, request in rows if row in sampled
+            ]
         return [to_wire(update) for update in told if update is not None]
 
     def settle(self) -> list[RequestOutput]:
-        """Take in the transfers that have ended; returns the ends of requests that wait for one in vain."""
+        """Take in the transfers that have ended; returns the ends of requests that wait for one in vain.
+
+        Raises:
+            EngineDead: the devices are gone.
+        """
+        self._executor.check()
         return [to_wire(update) for update in self._scheduler.settle()]
 
     def stats(self) -> CoreStats:
@@ -198,8 +218,8 @@ class EngineCore:
             stats.requests_running,
             stats.requests_waiting,
             stats.kv_usage,
-            stats.prefix_cache_queries_tokens,
-            stats.prefix_cache_hits_tokens,
+            stats.lookups.queried_tokens,
+            stats.lookups.hit_tokens,
             stats.preemptions,
             stats.steps,
             gpu_idle_seconds=self._executor.idle_seconds,
@@ -208,6 +228,9 @@ class EngineCore:
             kv_transfer=self._newest_transfer_stats(),
             transfers_owed=self._scheduler.connector.num_owed,
             forms=self._form_stats(stats.form_requests, stats.forced_tokens),
+            prefix_misses_tokens=stats.lookups.missed_tokens,
+            step_sizes=stats.step_sizes.counts,
+            step_tokens=stats.step_sizes.num_tokens,
         )
 
     def drain(self) -> None:
@@ -269,3 +292,7 @@ class EngineCore:
             self._transfer_stats = {**stats.counters, **stats.gauges}
             self._transfer_stats_due = now + TRANSFER_STATS_S
         return self._transfer_stats
+
+
+def _runs(request: Request) -> bool:
+    return request.status is RequestStatus.RUNNING

@@ -23,10 +23,14 @@ class GarbageSchedule:
     """So many collections of a generation, and the next older one is collected with it."""
 
     def take_over(self) -> None:
-        """Switch the automatic collector off; what is alive now lives as long as the process and is never looked at."""
+        """Switch the automatic collector off, and keep what is alive now."""
+        self.keep()
+        gc.disable()
+
+    def keep(self) -> None:
+        """What is alive now lives as long as the process, and is never looked at: after much was loaded."""
         gc.collect()
         gc.freeze()
-        gc.disable()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

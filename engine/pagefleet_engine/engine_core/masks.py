@@ -3,19 +3,23 @@
 A step's masks can be filled once all tokens before it are known, which is when the step before it was taken in. They
 are due before the next launch. Rows without a mask wait for them only as long as the device is at work on the step
 anyhow: then the masked rows sit the step out, and what is filled for them is used by the next.
+
+The masks of a step stand in one buffer, in the order of its rows, and the libraries fill it in place: where all come in
+time, and nothing is special about any, the interpreter only names the rows.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pagefleet_engine.core.in_flight import MaskedRow
+from pagefleet_engine.core.in_flight import NOTHING_TO_MASK, ToMask
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.step import StepMasks
 from pagefleet_engine.core.thoughts import ThoughtFirst
@@ -32,21 +36,45 @@ MAX_FORCED = 64
 ROWS_PER_FORCED = 4
 """A row that computes several tokens costs all rows of its step, which are no longer alike: a stretch must be longer by
 one token for each so many of them."""
+_KEEPS_LOCK = 500
+"""Under so many elements numpy keeps the interpreter's lock. To get it back from a step that is being launched costs
+both threads more than to go by the rows one by one."""
 _BITS = 32
-_log = logging.getLogger(__name__)
 _ALL = -1
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
-    """What one row may sample."""
+class Special:
+    """What a row has beside its mask, or instead of it: one of these."""
 
-    allowed: Mask
     if_likeliest: Mask | None = None
     """See StepMasks."""
     forced: Sequence[int] = ()
-    """The only tokens that can come next, one after another; at least two, or none."""
+    """The only tokens that can come next, one after another; at least two."""
     failure: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filled:
+    """Masks of requests, row by row."""
+
+    requests: Sequence[Request]
+    masks: Mask
+    special: Mapping[int, Special]
+    """By row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """What becomes of the masked rows of a step."""
+
+    masks: StepMasks
+    """Of those that are sampled."""
+    unsampled: Sequence[tuple[Request, Special]] = ()
+    """Forced, or failed."""
+    late: Sequence[Request] = ()
+    """Their masks are not there yet."""
 
 
 class MaskFiller:
@@ -54,126 +82,156 @@ class MaskFiller:
 
     Attributes:
         seconds: that were spent filling, in all.
+        is_quick: whether the last masks took less than GRACE_S.
     """
 
     def __init__(self, source: GrammarSource, vocab_size: int) -> None:
         self.seconds = 0.0
+        self.is_quick = False
         self._source = source
-        self._num_words = -(-vocab_size // _BITS)
         self._thread = ThreadPoolExecutor(1, "masks")
-        self._rows: Sequence[MaskedRow] = ()
-        self._filling: Future[dict[Request, Filled]] | None = None
-        self._filled: dict[Request, Filled] = {}
+        self._due = NOTHING_TO_MASK
+        self._filling: Future[_Filled] | None = None
+        self._is_whole = False
+        """Whether that is what the step asks for which is due, row by row."""
+        self._kept: dict[Request, tuple[Mask, Special | None]] = {}
+        """Rows that came too late for their step."""
+        self._buffer = np.empty((0, -(-vocab_size // _BITS)), dtype=np.int32)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a step waits for masks."""
-        return bool(self._rows)
-
-    def begin(self, rows: Sequence[MaskedRow], num_rows: int) -> None:
+    def begin(self, due: ToMask, num_rows: int) -> None:
         """Begin to fill the masks of a step of `num_rows`, whose tokens before are all known."""
-        self._rows = rows
-        self._gather()
-        if self._filling is not None or not rows:  # of rows that sat out: theirs come first
+        self._due, self._is_whole = due, False
+        if (filled := self._done()) is not None:
+            self._keep(filled)
+        if self._filling is not None or not due.rows:  # of rows that sat out: theirs come first
             return
-        asked = [request for _, request in rows]
-        self._filled = {request: self._filled[request] for request in asked if request in self._filled}
-        missing = [request for request in asked if request not in self._filled]
+        missing = due.requests
+        if self._kept:
+            self._kept = {request: self._kept[request] for request in due.requests if request in self._kept}
+            missing = [request for request in due.requests if request not in self._kept]
         if missing:
-            self._filling = self._thread.submit(self._fill, missing, 2 + num_rows // ROWS_PER_FORCED)
+            self._is_whole = not self._kept
+            fewest = 2 + num_rows // ROWS_PER_FORCED
+            self._filling = self._thread.submit(self._fill, missing, self._room(len(missing)), fewest)
 
-    def take(self, may_wait: Callable[[], bool]) -> list[tuple[MaskedRow, Filled | None]]:
-        """Return what there is for the rows of the step; None for those that must sit out.
+    def take(self, may_wait: Callable[[], bool]) -> Taken:
+        """Return what there is for the rows of the step; the masks hold until the next `begin`.
 
-        `may_wait`: whether the masks may take longer; asked again and again.
+        `may_wait`: whether they may take longer; asked again and again.
         """
-        rows, self._rows = self._rows, ()
+        due, self._due = self._due, NOTHING_TO_MASK
         began = time.monotonic()
         while self._filling is not None and not self._filling.done():
             if time.monotonic() - began >= (MOST_S if may_wait() else GRACE_S):
                 break
-            wait([self._filling], LOOK_S)
-        self._gather()
-        return [(row, self._filled.pop(row.request, None)) for row in rows]
+            with suppress(TimeoutError):
+                self._filling.result(LOOK_S)
+        filled = self._done()
+        if filled is not None and self._is_whole:
+            return _taken(due.rows, filled)
+        if filled is not None:
+            self._keep(filled)
+        return self._kept_for(due)
 
     def close(self) -> None:
         """End the thread, after what it is at."""
         self._thread.shutdown(wait=True)
 
-    def _gather(self) -> None:
-        if self._filling is not None and self._filling.done():
-            filling, self._filling = self._filling, None
-            self._filled.update(filling.result())
+    def _done(self) -> _Filled | None:
+        if self._filling is None or not self._filling.done():
+            return None
+        filling, self._filling = self._filling, None
+        return filling.result()
 
-    def _fill(self, requests: Sequence[Request], fewest: int) -> dict[Request, Filled]:
+    def _room(self, num_rows: int) -> Mask:
+        """Return so many rows of the buffer, whose content was used or is kept elsewhere."""
+        if len(self._buffer) < num_rows:
+            self._buffer = np.empty((2 * num_rows, self._buffer.shape[1]), dtype=np.int32)
+        return self._buffer[:num_rows]
+
+    def _keep(self, filled: _Filled) -> None:
+        for row, (request, mask) in enumerate(zip(filled.requests, filled.masks.copy(), strict=True)):
+            self._kept[request] = (mask, filled.special.get(row))
+
+    def _kept_for(self, due: ToMask) -> Taken:
+        """What there is for a step whose rows were not asked for all at once."""
+        there = [place for place, request in enumerate(due.requests) if request in self._kept]
+        late = [request for request in due.requests if request not in self._kept]
+        requests = [due.requests[place] for place in there]
+        kept = [self._kept.pop(request) for request in requests]
+        masks = np.array([mask for mask, _ in kept], dtype=np.int32).reshape(len(kept), self._buffer.shape[1])
+        special = {row: special for row, (_, special) in enumerate(kept) if special is not None}
+        return replace(_taken([due.rows[place] for place in there], _Filled(requests, masks, special)), late=late)
+
+    def _fill(self, requests: Sequence[Request], masks: Mask, fewest: int) -> _Filled:
+        """`fewest`: tokens of a stretch."""
         began = time.monotonic()
-        requests = sorted(
-            requests, key=lambda request: not _is_librarys(request.matcher)
-        )  # which fills its own at once
-        masks = np.empty((len(requests), self._num_words), dtype=np.int32)
-        filled = {}
-        outcomes = self._outcomes(requests, masks)
-        in_one_word = (np.count_nonzero(masks, axis=1) == 1).tolist()  # as far as many rows can be told apart at once
-        for request, mask, outcome, one_word in zip(requests, masks, outcomes, in_one_word, strict=True):
-            try:
-                filled[request] = _filled(request, mask, outcome, fewest if one_word else None)
-            except Exception as error:  # whatever a library may raise, as above
-                filled[request] = Filled(mask, failure=error)
-        self.seconds += time.monotonic() - began
-        return filled
+        special: dict[int, Special] = {}
+        librarys: list[tuple[Matcher, int]] = []  # which fills its own at once
+        for row, request in enumerate(requests):
+            if (matcher := request.matcher) is not None and not isinstance(matcher, ThoughtFirst):
+                librarys.append((matcher, row))
+            elif (found := _fill_one(matcher, masks[row])) is not None:
+                special[row] = found
+        special |= self._fill_librarys(librarys, masks)
+        for row in _of_one_word(masks):
+            if row not in special and (found := _forced(requests[row], masks[row], fewest)) is not None:
+                special[row] = found
+        took = time.monotonic() - began
+        self.is_quick = took < GRACE_S
+        self.seconds += took
+        return _Filled(requests, masks, special)
 
-    def _outcomes(self, requests: Sequence[Request], masks: Mask) -> Sequence[bool | Exception]:
-        """Fill a row for each request; returns whether it bans anything, or why it cannot be filled."""
-        matchers = [request.matcher for request in requests]
-        librarys = [matcher for matcher in matchers if matcher is not None and _is_librarys(matcher)]
+    def _fill_librarys(self, rows: Sequence[tuple[Matcher, int]], masks: Mask) -> dict[int, Special]:
+        if not rows:
+            return {}
         try:
-            outcomes = self._source.fill(librarys, masks) if librarys else []
+            failures = self._source.fill(rows, masks)
         except Exception as error:  # whatever a library may raise, the other requests must go on
-            _log.exception("the masks of %d rows could not be filled", len(librarys))
-            outcomes = [error] * len(librarys)
-        others = zip(matchers[len(librarys) :], masks[len(librarys) :], strict=True)
-        return [*outcomes, *(_fill_one(matcher, mask) for matcher, mask in others)]
+            _log.exception("the masks of %d rows could not be filled", len(rows))
+            failures = {row: error for _, row in rows}
+        return {row: Special(failure=error) for row, error in failures.items()}
 
 
-def _is_librarys(matcher: Matcher | None) -> bool:
-    return matcher is not None and not isinstance(matcher, ThoughtFirst)
+def _of_one_word(masks: Mask) -> list[int]:
+    """Rows whose bits are all in one word: those that may have one bit alone."""
+    if masks.shape[1] < _KEEPS_LOCK:
+        return [row for row, mask in enumerate(masks) if np.count_nonzero(mask) == 1]
+    return np.flatnonzero(np.count_nonzero(masks, axis=1) == 1).tolist()
 
 
-def _fill_one(matcher: Matcher | None, mask: Mask) -> bool | Exception:
+def _fill_one(matcher: ThoughtFirst | None, mask: Mask) -> Special | None:
     """`None`: the thought is over, and no form follows."""
     try:
-        return matcher is not None and matcher.fill(mask)
+        if matcher is None or not matcher.fill(mask):
+            mask.fill(_ALL)
+        opening = None if matcher is None else matcher.opens_with
     except Exception as error:  # whatever a library may raise
-        return error
+        return Special(failure=error)
+    return None if opening is None else Special(opening)
 
 
-def _filled(request: Request, mask: Mask, outcome: bool | Exception, fewest: int | None) -> Filled:
-    """What a row may sample, once `mask` is filled.
-
-    `fewest`: of a stretch; None: there is none.
-
-    Raises:
-        Exception: the matcher's, or `outcome`.
-    """
-    if isinstance(outcome, Exception):
-        raise outcome
-    if not outcome:
-        mask.fill(_ALL)
-    opening = request.matcher.opens_with if isinstance(request.matcher, ThoughtFirst) else None
-    if fewest is None or opening is not None or not outcome:
-        return Filled(mask, opening)
-    return Filled(mask, forced=stretch(request, mask, fewest))
+def _forced(request: Request, mask: Mask, fewest: int) -> Special | None:
+    try:
+        tokens = stretch(request, mask, fewest)
+    except Exception as error:  # whatever a library may raise
+        return Special(failure=error)
+    return Special(forced=tokens) if tokens else None
 
 
-def masks_of(rows: Sequence[tuple[MaskedRow, Filled]], vocab_size: int) -> StepMasks:
-    """Join the masks of rows."""
-    allowed = [filled.allowed for _, filled in rows]
-    empty = np.empty((0, -(-vocab_size // _BITS)), dtype=np.int32)
-    likeliest = None
-    if any(filled.if_likeliest is not None for _, filled in rows):
-        none = np.zeros(empty.shape[1], dtype=np.int32)
-        likeliest = np.stack([none if filled.if_likeliest is None else filled.if_likeliest for _, filled in rows])
-    return StepMasks([row.row for row, _ in rows], np.stack(allowed) if allowed else empty, likeliest)
+def _taken(rows: Sequence[int], filled: _Filled) -> Taken:
+    """`rows`: places in the step."""
+    special = filled.special
+    if not special:
+        return Taken(StepMasks(rows, filled.masks))
+    unsampled = [(filled.requests[at], found) for at, found in special.items() if found.if_likeliest is None]
+    likeliest = {at: found.if_likeliest for at, found in special.items() if found.if_likeliest is not None}
+    sampled = [at for at in range(len(rows)) if at not in special or at in likeliest]
+    masks, more = filled.masks[sampled], None
+    if likeliest:
+        none = np.zeros_like(masks[0])
+        more = np.stack([likeliest.get(at, none) for at in sampled])
+    return Taken(StepMasks([rows[at] for at in sampled], masks, more), unsampled)
 
 
 def _may_force(request: Request) -> bool:

@@ -9,6 +9,8 @@ from pagefleet_protocol.engine_facts import KvTransferFacts
 from pagefleet_protocol.kv_handoff import KvFault, KvTransfer
 from pagefleet_protocol.sampling_params import SamplingParams
 
+from pagefleet_engine.core.outputs import Waits
+
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     """Admit a prompt with its `sampling.n` outputs. Limits are checked again by the core, which trusts no sender."""
@@ -48,7 +50,15 @@ class Drain(msgspec.Struct, tag="drain", frozen=True, array_like=True):
     """The engine is to end soon: take nothing on for other engines any more."""
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | Drain
+class StartProfile(msgspec.Struct, tag="start_profile", frozen=True, array_like=True):
+    """Record the steps from now on; answered by `Profiled`."""
+
+
+class StopProfile(msgspec.Struct, tag="stop_profile", frozen=True, array_like=True):
+    """Write down what was recorded; answered by `Profiled`."""
+
+
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | Drain | StartProfile | StopProfile
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -82,8 +92,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With error_kind `invalid`: a short machine-readable reason."""
     retry_after_s: float | None = None
     """With error_kind `queue_full`: when to try again."""
-    kv_wait_s: float | None = None
-    """With the first output: seconds that the request waited for K/V from elsewhere, if it did."""
+    waits: Waits | None = None
+    """With the first output."""
     kv_fault: KvFault | None = None
     """With error_kind `kv_load_failed`: whose doing it was, where that is known."""
     form_complete: bool = False
@@ -119,6 +129,12 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Transfers of K/V to other engines that go on after their requests have ended."""
     forms: Mapping[str, float] = {}
     """Counters and gauges of the forms that answers hold, by the names of docs/metrics.md."""
+    prefix_misses_tokens: Sequence[int] = ()
+    """Prompt tokens not found in the prefix cache, in the order of `MISS_REASONS`."""
+    step_sizes: Sequence[int] = ()
+    """Steps by their tokens, as `StepSizes` counts them."""
+    step_tokens: int = 0
+    """Tokens of all steps."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):
@@ -150,6 +166,17 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True, array_like=Tr
     message: str
     by_setting: bool = False
     """Whether a setting is to blame; else it is the model."""
+    address_taken: bool = False
+    """Whether that setting is an address which may be free by the next time."""
 
 
-FromCore = StepOutputs | Ready | StartFailed
+class Profiled(msgspec.Struct, tag="profiled", frozen=True, array_like=True):
+    """The answer to a message about a profile, in the order of these."""
+
+    path: str = ""
+    """Of the file that was written."""
+    refused: str = ""
+    """Why nothing was done; empty: it was."""
+
+
+FromCore = StepOutputs | Ready | StartFailed | Profiled

@@ -1,15 +1,15 @@
-"""From what the user wrote as the model to a folder on this machine."""
+"""From a configured model to its folder. Names of models were made folders before: `local_model`."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from pagefleet_engine.builtin import builtin_model_path
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 
 _BUILTIN = "builtin://"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_FILE = "file://"
 
 
 def resolve_model_folder(model: str) -> Path:
@@ -23,15 +23,8 @@ def resolve_model_folder(model: str) -> Path:
     """
     if model.startswith(_BUILTIN):
         return _with_config(builtin_model_path(model.removeprefix(_BUILTIN)), model)
-    if "://" in model and not model.startswith("file://"):
-        scheme = model.split("://", 1)[0]
-        raise ModelLoadError(f"{model}: the engine cannot fetch {scheme}:// models; download it and give its folder")
-    folder = Path(model.removeprefix("file://")).expanduser()
+    folder = Path(unquote(model.removeprefix(_FILE)) if model.startswith(_FILE) else model).expanduser()
     if not folder.exists():
-        if _HUB_NAME.fullmatch(model):
-            raise ModelLoadError(
-                f"{model}: no such folder, and models are not fetched from a hub yet; download it and give its folder"
-            )
         raise ModelLoadError(f"{model}: no such folder; give a folder in Hugging Face layout, or builtin://tiny")
     if not folder.is_dir():
         raise ModelLoadError(f"{model}: is a file; give the folder that holds config.json and the .safetensors files")
@@ -54,7 +47,7 @@ def served_names(model: str, given: str | None) -> tuple[str, ...]:
         ConfigError: a name is empty.
     """
     if not given:
-        return (Path(model.removeprefix(_BUILTIN).removeprefix("file://")).expanduser().resolve().name,)
+        return (Path(model.removeprefix(_BUILTIN).removeprefix(_FILE)).expanduser().resolve().name,)
     names = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
     if "" in names:
         raise ConfigError(f"served_model_name is {given[:80]!r}: give names with single commas between them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -12,6 +12,7 @@ from pagefleet_text.detokenizer import Detokenizer
 from pagefleet_text.stop_strings import StopStrings
 from pagefleet_text.tokenizer import Tokenizer
 
+from pagefleet_engine.core.outputs import Waits
 from pagefleet_engine.core.stop import Stop
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.wire import FAILED_ALONE, INVALID, KV_LOAD_FAILED, OUT_OF_MEMORY, QUEUE_FULL
@@ -42,10 +43,12 @@ class Chunk:
     """The stop string or stop token that ended it."""
     num_cached_tokens: int | None = None
     """With the first token: prompt tokens that came from the prefix cache."""
-    kv_wait_s: float | None = None
-    """With the first token: seconds that the request waited for K/V from elsewhere, if it did."""
+    waits: Waits | None = None
+    """With the first token."""
     shown: str = ""
     """Of output that another engine began: its text before this chunk's, which the caller has already."""
+    lengths: Sequence[int] = field(default=(), compare=False)
+    """Characters that each token has added to the text; with `shown`, to that and then to the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ class OutputText:
         if not output.new_token_ids and output.finish_reason is None:
             return None
         hides_last = output.finish_reason == "stop" and not output.form_complete
-        text, num_kept, stop = self._text_of(output.new_token_ids, output.finish_reason is not None, hides_last)
+        text, lengths, stop = self._text_of(output.new_token_ids, output.finish_reason is not None, hides_last)
+        num_kept = len(lengths)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         return Chunk(
             text,
@@ -100,7 +104,8 @@ class OutputText:
             output.finish_reason if stop is None else "stop",
             output.stop_token_id if stop is None else stop,
             output.num_cached_tokens,
-            output.kv_wait_s,
+            output.waits,
+            lengths=lengths,
         )
 
     def resume(self, so_far: OutputSoFar, ended: Stop | None) -> Chunk | None:
@@ -114,8 +119,8 @@ class OutputText:
             InvalidRequest: the text is shorter than that, or ends before the last token.
         """
         reason = None if ended is None else ended.reason.value
-        text, num_kept, stop = self._text_of(so_far.token_ids, reason is not None, reason == "stop")
-        if num_kept < len(so_far.token_ids) or len(text) < so_far.num_chars:
+        text, lengths, stop = self._text_of(so_far.token_ids, reason is not None, reason == "stop")
+        if len(lengths) < len(so_far.token_ids) or len(text) < so_far.num_chars:
             raise InvalidRequest(
                 "The output to resume is not what these parameters give.", "resumed_token_ids", "invalid_value"
             )
@@ -128,33 +133,34 @@ class OutputText:
             finish_reason=reason if stop is None else "stop",
             stop_reason=stop_token_id if stop is None else stop,
             shown=text[: so_far.num_chars],
+            lengths=lengths,
         )
 
-    def _text_of(self, tokens: Sequence[int], finished: bool, hides_last: bool) -> tuple[str, int, str | None]:
-        """Return new text, how many of the new tokens count, and the stop string that ended the text.
+    def _text_of(self, tokens: Sequence[int], finished: bool, hides_last: bool) -> tuple[str, list[int], str | None]:
+        """Return new text, what each of the new tokens that count added to it, and the stop string that ended it.
 
         `hides_last`: the last token is what ended the text, and not part of it unless that is asked for.
         """
         hides_last &= not self._sampling.include_stop_str_in_output
         if self._detokenizer is None:
-            return "", len(tokens), None
-        shown = ""
+            return "", [0] * len(tokens), None
+        shown, lengths = "", []
         for index, token in enumerate(tokens):
             last = finished and index == len(tokens) - 1
             piece = "" if last and hides_last else self._detokenizer.push((token,))
             if last:
                 piece += self._detokenizer.finish()
             self._num_tokens += 1
-            if self._num_tokens <= self._sampling.min_tokens:
-                shown += piece
-                continue
-            visible, stop = self._stops.push(piece)
-            shown += visible
+            stop = None
+            if self._num_tokens > self._sampling.min_tokens:
+                piece, stop = self._stops.push(piece)
+            shown += piece
+            lengths.append(len(piece))
             if stop is not None:
-                return shown, index + 1, stop
+                return shown, lengths, stop
         if finished:
             shown += (self._detokenizer.finish() if not tokens else "") + self._stops.finish()
-        return shown, len(tokens), None
+        return shown, lengths, None
 
 
 def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
@@ -162,16 +168,18 @@ def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     last = chunks[-1]
+    has_logprobs = any(chunk.logprobs is not None for chunk in chunks)  # an end without tokens brings none
     return Chunk(
         "".join(chunk.text for chunk in chunks),
         [token for chunk in chunks for token in chunk.token_ids],
-        None if last.logprobs is None else [entry for chunk in chunks for entry in chunk.logprobs or ()],
+        [entry for chunk in chunks for entry in chunk.logprobs or ()] if has_logprobs else None,
         next((chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None), None),
         last.finish_reason,
         last.stop_reason,
         next((chunk.num_cached_tokens for chunk in chunks if chunk.num_cached_tokens is not None), None),
-        next((chunk.kv_wait_s for chunk in chunks if chunk.kv_wait_s is not None), None),
+        next((chunk.waits for chunk in chunks if chunk.waits is not None), None),
         chunks[0].shown,
+        [length for chunk in chunks for length in chunk.lengths],
     )
 
 

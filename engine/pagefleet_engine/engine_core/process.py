@@ -14,12 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 from pagefleet_kv.config import KvEventsConfig
-from pagefleet_kv.errors import KVConfigError
+from pagefleet_kv.errors import AddressTaken, KVConfigError
 from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.settings.log import set_up_logging
@@ -32,16 +32,20 @@ from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
     Drain,
+    Profiled,
     Ready,
     RequestOutput,
     ResetPrefixCache,
     StartFailed,
+    StartProfile,
     StepOutputs,
+    StopProfile,
 )
+from pagefleet_engine.engine_core.profiler import StepProfiler
 from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
 from pagefleet_engine.engine_core.wire import refusal
-from pagefleet_engine.errors import ConfigError, InvalidRequest, ModelLoadError
+from pagefleet_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelLoadError, ProfileRefused
 from pagefleet_engine.startup import StartupTimes
 
 IDLE_WAIT_S = 1.0
@@ -67,9 +71,13 @@ class CoreStart(msgspec.Struct, frozen=True):
     """Where to publish what the prefix cache gains and loses."""
     fleet_key_file: str | None = None
     """Of the secret that the engines of one service share: who has it may be given K/V."""
+    profiler_dir: str | None = None
+    """An existing folder for profiles; None: none is recorded."""
+    name: str = "engine core"
+    """In the log."""
 
 
-BuildCore = Callable[[CoreStart, CacheEvents | None], tuple[EngineCore, Ready]]
+BuildCore = Callable[[CoreStart, CacheEvents | None, StartupTimes], tuple[EngineCore, Ready]]
 
 
 class CoreLoop:
@@ -80,6 +88,7 @@ class CoreLoop:
         socket: to the API process.
         progress: stamped around each step.
         publisher: of KV events, if any: told after each turn that there may be some.
+        profiler: of this thread, if any.
     """
 
     def __init__(
@@ -88,7 +97,9 @@ class CoreLoop:
         socket: CoreSocket,
         progress: ProgressWriter,
         publisher: KvEventPublisher | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
+        self._profiler = profiler
         self._core = core
         self._socket = socket
         self._progress = progress
@@ -123,6 +134,9 @@ class CoreLoop:
             if not self._settled:
                 self._settle()
             self._outputs += core.settle()
+        if self._profiler is not None and self._profiler.is_full():
+            with self._profiling():
+                self._profiler.end()
         self._flush()
 
     def _wait(self, idle_wait_s: float) -> float:
@@ -142,6 +156,8 @@ class CoreLoop:
         self._outputs += core.step()
         self._progress.stamp(busy=core.is_due, steps=0 if core.is_stalled else 1)
         self._garbage.between_steps()
+        if self._profiler is not None:
+            self._profiler.count_step()
 
     def _settle(self) -> None:
         """Use the first idle moment for what no step should wait for."""
@@ -192,6 +208,31 @@ class CoreLoop:
                 self._core.reset_prefix_cache()
             case Drain():
                 self._core.drain()
+            case StartProfile() | StopProfile():
+                self._socket.send(self._profile(message))
+
+    def _profile(self, message: StartProfile | StopProfile) -> Profiled:
+        """Begin or end a profile, which may take longer than a step ever does."""
+        if self._profiler is None:
+            return Profiled(refused="This engine records no profiles.")
+        with self._profiling():
+            try:
+                if isinstance(message, StopProfile):
+                    return Profiled(str(self._profiler.stop()))
+                self._profiler.start()
+            except ProfileRefused as error:
+                return Profiled(refused=str(error))
+        return Profiled()
+
+    @contextlib.contextmanager
+    def _profiling(self) -> Iterator[None]:
+        """Requests wait, and that is no hang: the probes see a core that has nothing to do."""
+        self._progress.stamp(busy=False)
+        try:
+            yield
+        finally:
+            self._garbage.keep()  # torch's profiler loads and makes objects by the hundred thousand
+            self._progress.stamp(busy=self._core.is_due)
 
 
 def run_core(build: BuildCore) -> int:
@@ -205,18 +246,20 @@ def run_core(build: BuildCore) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    set_up_logging("engine core", "pagefleet_engine", "pagefleet_kv")
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoreStart)
+    set_up_logging(start.name, "pagefleet_engine", "pagefleet_kv")
     os.set_inheritable(start.sentinel, False)
     folder = Path(start.folder)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    progress = ProgressWriter(folder / "progress")
     socket = CoreSocket(f"ipc://{folder / 'core.sock'}")
     with contextlib.ExitStack() as stack:
         try:
             publisher = None
             if start.kv_events is not None:  # before the model: a port in use is told at once
                 publisher = stack.enter_context(KvEventPublisher(start.kv_events, start.incarnation))
-            core, ready = build(start, None if publisher is None else publisher.cache_events)
+            times = StartupTimes(tell=progress.loading)
+            core, ready = build(start, None if publisher is None else publisher.cache_events, times)
         except Exception as error:  # the process's top: the user gets one line, the log gets the rest
             failed, status = _explain(error)
             socket.send(failed)
@@ -225,7 +268,10 @@ def run_core(build: BuildCore) -> int:
         GarbageSchedule().take_over()
         socket.send(ready)
         try:
-            CoreLoop(core, socket, ProgressWriter(folder / "progress"), publisher).run()
+            profiler = None if start.profiler_dir is None else StepProfiler(Path(start.profiler_dir))
+            CoreLoop(core, socket, progress, publisher, profiler).run()
+        except EngineDead as error:  # which says all; what led to it is in the log
+            _log.error("%s", error)
         except Exception:  # the process's top: whatever it was, this core is done
             _log.exception("the engine core gives up")
     core.shutdown()
@@ -238,14 +284,14 @@ def _explain(error: Exception) -> tuple[StartFailed, int]:
     line = " ".join(str(error).split())
     if isinstance(error, ConfigError | KVConfigError | MemoryError):
         by_setting = not isinstance(error, ModelLoadError | MemoryError)
-        return StartFailed(line or "the model does not fit the memory", by_setting), 2
+        return StartFailed(line or "the model does not fit the memory", by_setting, isinstance(error, AddressTaken)), 2
     _log.error("the engine core could not start", exc_info=error)
     return StartFailed(f"the engine core could not start: {type(error).__name__}: {line[:300]}"), 1
 
 
 def _end_with_parent(folder: Path) -> None:
     try:
-        while sys.stdin.buffer.read(4096):
+        while os.read(sys.stdin.fileno(), 4096):  # not through the buffer, whose lock would outlive the interpreter
             pass
     finally:  # whatever ended the watch: a core that nobody watches must not go on
         shutil.rmtree(folder, ignore_errors=True)  # a killed parent leaves it behind
@@ -257,8 +303,9 @@ def main() -> int:
     return run_core(_import_and_build)
 
 
-def _import_and_build(start: CoreStart, cache_events: CacheEvents | None) -> tuple[EngineCore, Ready]:
-    times = StartupTimes()
+def _import_and_build(
+    start: CoreStart, cache_events: CacheEvents | None, times: StartupTimes
+) -> tuple[EngineCore, Ready]:
     with times.phase("imports"):
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
 

@@ -1,7 +1,8 @@
 """The core's sign of life, in memory that the API process reads without asking.
 
-A core that hangs cannot answer, so nobody asks it: it stamps a step counter and the time into a mapped file before and
-after each step. The clock is CLOCK_MONOTONIC, which all processes of one machine share.
+A core that hangs or loads cannot answer, so nobody asks it: it stamps a step counter and the time into a mapped file
+before and after each step, and until it is ready how far the loading is. The clock is CLOCK_MONOTONIC, which all
+processes of one machine share.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
+
+from pagefleet_protocol.load_progress import LoadPhase, LoadProgress
 
 _LAYOUT = struct.Struct("<QQQ")
+_LOADING = struct.Struct("<QQQ")
+"""The phase's place in `_PHASES`, done, total."""
+_PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +45,28 @@ class ProgressWriter:
         self._steps += steps
         _LAYOUT.pack_into(self._map, 0, self._steps, time.monotonic_ns(), busy)
 
+    def loading(self, phase: LoadPhase, done: int, total: int) -> None:
+        """Write how far the loading is; see `startup.Tell`."""
+        _LOADING.pack_into(self._map, _LAYOUT.size, _PHASES.index(phase), done, total)
+
 
 class ProgressReader:
     """The API process's side; creates the file."""
 
     def __init__(self, file: Path) -> None:
-        file.write_bytes(_LAYOUT.pack(0, time.monotonic_ns(), 0))
+        file.write_bytes(_LAYOUT.pack(0, time.monotonic_ns(), 0) + bytes(_LOADING.size))
         self._map = _mapped(file)
+        self._began = time.monotonic()
 
     def read(self) -> Progress:
         """Return the last stamp. It may be torn between two stamps, which are microseconds apart."""
         steps, nanoseconds, busy = _LAYOUT.unpack_from(self._map, 0)
         return Progress(steps, nanoseconds / 1e9, bool(busy))
+
+    def loading(self) -> LoadProgress:
+        """Return how far the loading is."""
+        phase, done, total = _LOADING.unpack_from(self._map, _LAYOUT.size)
+        return LoadProgress(_PHASES[phase], done, total, time.monotonic() - self._began)
 
     def close(self) -> None:
         """Unmap the file."""
@@ -58,7 +75,7 @@ class ProgressReader:
 
 def _mapped(file: Path) -> mmap.mmap:
     with file.open("r+b") as handle:
-        return mmap.mmap(handle.fileno(), _LAYOUT.size)
+        return mmap.mmap(handle.fileno(), _LAYOUT.size + _LOADING.size)
 
 
 READY_STALL_S = 10.0

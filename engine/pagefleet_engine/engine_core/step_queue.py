@@ -1,8 +1,9 @@
 """The steps that were launched and not taken yet, oldest first, and what becomes of one that fails.
 
-A step that ran out of memory ends its own requests and says nothing about the worker. Any other exception ends them
-too, and casts doubt on the worker: if the next step to be launched fails as well, the core gives up. A step that was
-launched before the failure was known may hold the very request that caused it, so it proves nothing.
+A step that ran out of memory ends its own requests and says nothing about the worker; where that was while its masked
+rows were sampled, only theirs. Any other exception ends them too, and casts doubt on the worker: if the next step to be
+launched fails as well, the core gives up. A step that was launched before the failure was known may hold the very
+request that caused it, so it proves nothing.
 """
 
 from __future__ import annotations
@@ -92,14 +93,22 @@ class StepQueue:
         """Whether the oldest step has no masked rows that are still to be sampled."""
         return self._steps[0].is_sampled
 
-    def sample(self, masks: StepMasks) -> None:
-        """Sample the masked rows of the oldest step; a failure shows when it is taken."""
+    def sample(self, masks: StepMasks) -> bool:
+        """Sample the masked rows of the oldest step; False where the device has no room for it, and they give nothing.
+
+        Another failure shows when the step is taken.
+        """
         step = replace(self._steps[0], is_sampled=True)
+        has_room = True
         try:
             step.pending.sample(masks)
+        except StepOutOfMemory as error:  # the other rows are sampled already
+            has_room = False
+            self._note_out_of_memory(step.plan, len(masks.rows), error)
         except Exception as error:  # as at a launch
             step = replace(step, pending=_Failed(error))
         self._steps[0] = step
+        return has_room
 
     def take(self) -> tuple[StepPlan, StepResult]:
         """Wait for the oldest step; one that failed has all its requests in `failed`.
@@ -111,12 +120,10 @@ class StepQueue:
         try:
             result = step.pending.result()
         except StepOutOfMemory as error:
-            self.num_out_of_memory += 1
-            answer = FAILURE_ANSWERS[FailureKind.OUT_OF_MEMORY]
-            _log.error(
-                "step %d with %d requests: %s (%s)", step.plan.step_id, len(step.plan.rows), answer.message, error
-            )
+            self._note_out_of_memory(step.plan, len(step.plan.rows), error)
             return step.plan, _all_failed(step.plan, FailureKind.OUT_OF_MEMORY)
+        except EngineDead:
+            raise
         except Exception as error:  # as above
             _log.exception("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows))
             clear_frames(error.__traceback__)  # they hold the step's tensors, and the error, which holds them
@@ -126,6 +133,11 @@ class StepQueue:
             return step.plan, _all_failed(step.plan, FailureKind.STEP_FAILED)
         self._in_doubt = False
         return step.plan, result
+
+    def _note_out_of_memory(self, plan: StepPlan, num_requests: int, error: StepOutOfMemory) -> None:
+        self.num_out_of_memory += 1
+        answer = FAILURE_ANSWERS[FailureKind.OUT_OF_MEMORY]
+        _log.error("step %d with %d requests: %s (%s)", plan.step_id, num_requests, answer.message, error)
 
 
 def _all_failed(plan: StepPlan, kind: FailureKind) -> StepResult:

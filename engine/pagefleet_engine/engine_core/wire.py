@@ -64,7 +64,7 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
             update.request_id,
             update.new_token_ids,
             num_cached_tokens=update.num_cached_tokens,
-            kv_wait_s=update.kv_wait_s,
+            waits=update.waits,
         )
     if update.refusal is not None:
         return refusal(update.request_id, update.refusal)
@@ -78,7 +78,7 @@ def to_wire(update: RequestUpdate) -> RequestOutput:
         logprobs=_wire_logprobs(update.logprobs),
         prompt_logprobs=_wire_logprobs(update.prompt_logprobs),
         num_cached_tokens=update.num_cached_tokens,
-        kv_wait_s=update.kv_wait_s,
+        waits=update.waits,
         form_complete=update.form_complete,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +68,19 @@ class Executor(Protocol):
 
         Raises:
             StepOutOfMemory: the device has no room for this step; others can still run.
+        """
+        ...
+
+    @property
+    def bells(self) -> Sequence[int]:
+        """File descriptors that are readable while there is something for `check`."""
+        ...
+
+    def check(self) -> None:
+        """Look whether the devices are still there, without waiting.
+
+        Raises:
+            EngineDead: they are not, as any other call may, too.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pagefleet_kv.port import KVPages
@@ -62,6 +63,14 @@ class InProcessExecutor:
         """See Executor."""
         assert self._worker is not None, "launch after shutdown"
         return self._worker.launch(plan)
+
+    @property
+    def bells(self) -> Sequence[int]:
+        """See Executor: whoever asks is this process itself."""
+        return ()
+
+    def check(self) -> None:
+        """See Executor."""
 
     def shutdown(self) -> None:
         """Drop weights and KV pool; may be called twice."""

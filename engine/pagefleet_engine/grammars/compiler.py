@@ -6,14 +6,13 @@ import hashlib
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Generic, TypeVar
-from weakref import WeakSet
+from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakSet, ref
 
 import msgspec
 from pagefleet_kv.bell import Bell
@@ -28,6 +27,8 @@ from pagefleet_engine.grammars.vocabulary import Vocabulary, VocabularyFiles
 
 _FORMAT = 1
 """Of what is compiled: another number lets go of all that is on disk."""
+_LARGE = 64 * 1024
+"""Bytes of a compiled form that may take longer than milliseconds to load."""
 _RETRY_S = 5.0
 _MAX_REFUSED = 1024
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class GrammarLimits:
     compiled_bytes: int = 64 * 2**20
     """Of one form's result."""
     waiting: int = 256
-    """Forms that wait to be compiled."""
+    """Forms that wait to be compiled. A tenant may have as many of them as there is room left: alone half."""
     cached_bytes: int = 512 * 2**20
     """Of results in memory."""
     disk_bytes: int = 2 * 2**30
@@ -71,19 +72,34 @@ class _Ticket(Generic[Result]):
         self._outcome = outcome
 
 
-@dataclass(slots=True)
+class _Compiled(NamedTuple):
+    """What is to be loaded."""
+
+    backend: str
+    data: bytes
+    how: str
+    """Where it comes from, as it is counted."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class _Job:
+    """Held by the compiler while somebody waits for it; lines only refer to it."""
+
     key: bytes
     params: StructuredOutputsParams
+    tenants: set[str] = field(default_factory=set)
+    """In whose turns it is done: the first that comes."""
     tickets: WeakSet[_Ticket[Grammar]] = field(default_factory=WeakSet)
     """Of those that still wait: who drops his ticket has left."""
+    compiled: _Compiled | None = None
 
 
 class GrammarCompiler:
     """One per engine; nothing of it starts before the first form is submitted. `submit` may be called by one thread.
 
-    Two threads: one looks on disk and loads, one waits for the process that compiles. So a form that is known waits for
-    none that is not.
+    Three threads: one looks on disk and loads, one waits for the process that compiles, one loads what is large. So a
+    known form waits for none that is not known, and none for the loading of another that is large. All take the
+    tenants' forms in turns.
 
     Args:
         files: of the model's vocabulary.
@@ -120,6 +136,7 @@ class GrammarCompiler:
         self._suspects: WeakSet[Matcher] = WeakSet()
         self._lookups = _Line("grammar-lookups")
         self._compiles = _Line("grammar-compiles")
+        self._loads = _Line("grammar-loads")
         self._is_closed = False
         self._compile_seconds = 0.0
         self._counts = {"memory": 0, "disk": 0, "compiled": 0, "refused": 0, "failed": 0}
@@ -133,8 +150,8 @@ class GrammarCompiler:
         """Stop the bell."""
         self._bell.silence()
 
-    def submit(self, params: StructuredOutputsParams) -> _Ticket[Grammar]:
-        """Begin to compile a form.
+    def submit(self, params: StructuredOutputsParams, tenant: str = "") -> _Ticket[Grammar]:
+        """Begin to compile a form; see `GrammarSource`.
 
         Raises:
             QueueFull: too many wait.
@@ -149,59 +166,59 @@ class GrammarCompiler:
             elif (refused := self._refused.get(key)) is not None:
                 self._counts["refused"] += 1
                 ticket.settle(_again(refused))
-            elif (job := self._jobs.get(key)) is not None:
-                job.tickets.add(ticket)
-            elif self._num_awaited() >= self._limits.waiting:
-                message = f"{len(self._jobs)} forms of answers wait to be compiled: try again later."
-                raise QueueFull(message, _RETRY_S)
             else:
-                self._jobs[key] = job = _Job(key, params)
+                if (job := self._jobs.get(key)) is None:
+                    self._check_room(tenant)
+                    self._jobs[key] = job = _Job(key, params)
                 job.tickets.add(ticket)
-                self._lookups.put(partial(self._attempt, self._look_up, job))
+                if tenant not in job.tenants:  # it need not wait for another tenant's turn
+                    job.tenants.add(tenant)
+                    self._lookups.put(tenant, partial(self._attempt, self._look_up, ref(job), tenant))
         return ticket
 
-    def _num_awaited(self) -> int:
-        """Forget the jobs that nobody waits for; returns how many are left."""
-        if len(self._jobs) >= self._limits.waiting:
-            self._jobs = {key: job for key, job in self._jobs.items() if job.tickets}
-        return len(self._jobs)
+    def _check_room(self, tenant: str) -> None:
+        """Raise QueueFull where the tenant has as many forms waiting as others may still bring."""
+        self._jobs = {key: job for key, job in self._jobs.items() if job.tickets}  # nobody waits for the rest
+        own = sum(tenant in job.tenants for job in self._jobs.values())
+        if own >= self._limits.waiting - len(self._jobs):
+            message = f"{len(self._jobs)} forms of answers wait to be compiled, {own} of them yours: try again later."
+            raise QueueFull(message, _RETRY_S)
 
     def spell(self) -> _Ticket[Vocabulary]:
         """Begin to read the vocabulary; see `GrammarSource`."""
         ticket: _Ticket[Vocabulary] = _Ticket()
         if self._vocabulary is None:
-            self._compiles.put(partial(self._spell, ticket))
+            self._compiles.put("", partial(self._spell, ticket))
         else:
             ticket.settle(self._vocabulary)
         return ticket
 
-    def fill(self, matchers: Sequence[Matcher], masks: Mask) -> list[bool | Exception]:
-        """Fill row i for matcher i, in parallel; see `GrammarSource`."""
-        outcomes: dict[int, bool | Exception] = {}
-        by_backend: dict[int, tuple[GrammarBackend, list[tuple[Matcher, int]]]] = {}
-        for row, matcher in enumerate(matchers):
-            if matcher in self._suspects:
-                self._suspects.discard(matcher)
-                outcomes[row] = _fill_alone(matcher, masks[row])
-            else:
-                backend = matcher.backend
-                by_backend.setdefault(id(backend), (backend, []))[1].append((matcher, row))
-        for backend, rows in by_backend.values():
-            outcomes.update(self._fill_together(backend, rows, masks))
-        return [outcomes[row] for row in range(len(matchers))]
+    def fill(self, rows: Sequence[tuple[Matcher, int]], masks: Mask) -> dict[int, Exception]:
+        """Fill rows in parallel; see `GrammarSource`."""
+        failures: dict[int, Exception] = {}
+        if self._suspects:
+            failures = _fill_alone([each for each in rows if each[0] in self._suspects], masks)
+            unsuspected = [each for each in rows if each[0] not in self._suspects]
+            self._suspects.difference_update([matcher for matcher, _ in rows])
+            rows = unsuspected
+        backends = {matcher.backend for matcher, _ in rows}
+        for backend in backends:
+            own = rows if len(backends) == 1 else [each for each in rows if each[0].backend is backend]
+            failures |= self._fill_together(backend, own, masks)
+        return failures
 
     def _fill_together(
         self, backend: GrammarBackend, rows: Sequence[tuple[Matcher, int]], masks: Mask
-    ) -> dict[int, bool | Exception]:
+    ) -> dict[int, Exception]:
         """Where that takes long, or fails, each row is filled alone: next time, or at once."""
         began = time.monotonic()
         try:
             backend.fill(rows, masks)
         except Exception:  # whatever a library may raise
-            return {row: _fill_alone(matcher, masks[row]) for matcher, row in rows}
+            return _fill_alone(rows, masks)
         if time.monotonic() - began > MAX_FILL_S:
             self._suspects.update(matcher for matcher, _ in rows)
-        return {row: True if (failure := matcher.failure) is None else failure for matcher, row in rows}
+        return {row: failure for matcher, row in rows if (failure := matcher.failure) is not None}
 
     def stats(self) -> dict[str, float]:
         """Return counters and gauges."""
@@ -220,20 +237,23 @@ class GrammarCompiler:
         self._process.kill()
         self._lookups.close()
         self._compiles.close()
+        self._loads.close()
         self._process.kill()
         self._bell.close()
 
     # --- in the threads ---
 
-    def _attempt(self, work: Callable[[_Job], None], job: _Job) -> None:
+    def _attempt(self, work: Callable[[_Job, str], None], waiting: ref[_Job], tenant: str) -> None:
         """Whatever happens, the job's tickets are settled. Where nobody waits any more, nothing is done."""
+        job = waiting()
         with self._lock:
-            if not job.tickets and self._jobs.get(job.key) is job:
+            if job is None or self._is_closed or self._jobs.get(job.key) is not job:
+                return
+            if not job.tickets:
                 del self._jobs[job.key]
-            if self._is_closed or self._jobs.get(job.key) is not job:
                 return
         try:
-            work(job)
+            work(job, tenant)
         except InvalidRequest as error:
             self._settle(job, error, "refused")
         except Exception as error:
@@ -242,20 +262,47 @@ class GrammarCompiler:
             failure = error if isinstance(error, GrammarFailed) else GrammarFailed("The form could not be compiled.")
             self._settle(job, failure, "failed")
 
-    def _look_up(self, job: _Job) -> None:
+    def _look_up(self, job: _Job, tenant: str) -> None:
         """Load what is on disk; hand the rest on."""
-        if self._disk is not None and (vocabulary := self._known_vocabulary()) is not None:
+        if job.compiled is None and self._disk is not None and (vocabulary := self._known_vocabulary()) is not None:
             for name in backends_for(job.params, self._choice):
                 data = self._disk.load(self._disk_key(job, name, vocabulary))
                 if data is not None:
-                    try:
-                        self._settle(job, self._backend(name, vocabulary).load(data), "disk")
-                        return
-                    except ValueError as error:
-                        _log.warning("a grammar on disk is of no use (%s): compiling again", error)
-        self._compiles.put(partial(self._attempt, self._compile, job))
+                    job.compiled = _Compiled(name, data, "disk")
+                    break
+        if job.compiled is None:
+            self._compiles.put(tenant, partial(self._attempt, self._compile, ref(job), tenant))
+        else:
+            self._load(job, tenant)
 
-    def _compile(self, job: _Job) -> None:
+    def _compile(self, job: _Job, tenant: str) -> None:
+        if job.compiled is None:
+            job.compiled = self._compiled(job)
+        self._load(job, tenant)
+
+    def _load(self, job: _Job, tenant: str) -> None:
+        """Load what is compiled, now or in a thread of its own where that may take long."""
+        compiled = job.compiled  # another tenant's turn may take it back
+        if compiled is not None and len(compiled.data) > _LARGE:
+            self._loads.put(tenant, partial(self._attempt, self._load_now, ref(job), tenant))
+        else:
+            self._load_now(job, tenant)
+
+    def _load_now(self, job: _Job, tenant: str) -> None:
+        compiled, vocabulary = job.compiled, self._known_vocabulary()
+        if compiled is None:  # in another tenant's turn it was of no use
+            return
+        assert vocabulary is not None, "nothing is compiled without it"
+        try:
+            self._settle(job, self._backend(compiled.backend, vocabulary).load(compiled.data), compiled.how)
+        except ValueError as error:
+            if compiled.how != "disk":
+                raise
+            _log.warning("a grammar on disk is of no use (%s): compiling again", error)
+            job.compiled = None
+            self._compiles.put(tenant, partial(self._attempt, self._compile, ref(job), tenant))
+
+    def _compiled(self, job: _Job) -> _Compiled:
         vocabulary = self._known_vocabulary() or self._read_vocabulary()
         first: InvalidRequest | None = None
         for name in backends_for(job.params, self._choice):
@@ -272,8 +319,7 @@ class GrammarCompiler:
                 raise InvalidRequest(f"Invalid '{path}': compiled it is too large. Make it simpler.", path)
             if self._disk is not None:
                 self._disk.store(self._disk_key(job, name, vocabulary), data)
-            self._settle(job, self._backend(name, vocabulary).load(data), "compiled")
-            return
+            return _Compiled(name, data, "compiled")
         assert first is not None, "there is one backend at least"
         raise first
 
@@ -335,6 +381,8 @@ class GrammarCompiler:
         self._bell.ring()
 
     def _keep(self, key: bytes, grammar: Grammar) -> None:
+        if key in self._grammars:  # two tenants waited for it, and both threads had a turn
+            return
         self._grammars[key] = grammar
         self._grammar_bytes += grammar.num_bytes
         while self._grammar_bytes > self._limits.cached_bytes and len(self._grammars) > 1:
@@ -342,36 +390,57 @@ class GrammarCompiler:
 
 
 class _Line:
-    """A thread that does one job after another; it starts with the first."""
+    """A thread that does one job after another, of each tenant in turn; it starts with the first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        """Of the tenants that have some, in the order of their turns."""
+        self._changed = threading.Condition()
+        self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def put(self, job: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
+    def put(self, tenant: str, job: Callable[[], None]) -> None:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._jobs.setdefault(tenant, deque()).append(job)
+            self._changed.notify()
 
     def close(self) -> None:
         """End it after the job that it is at."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         if self._thread is not None:
-            self._jobs.put(None)
             self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             job()
 
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._is_closed)
+            if self._is_closed:
+                return None
+            tenant, jobs = self._jobs.popitem(last=False)
+            job = jobs.popleft()
+            if jobs:
+                self._jobs[tenant] = jobs
+            return job
 
-def _fill_alone(matcher: Matcher, mask: Mask) -> bool | Exception:
-    """It then measures itself."""
-    try:
-        return matcher.fill(mask)
-    except Exception as error:  # whatever a library may raise
-        return error
+
+def _fill_alone(rows: Sequence[tuple[Matcher, int]], masks: Mask) -> dict[int, Exception]:
+    """Each then measures itself."""
+    failures: dict[int, Exception] = {}
+    for matcher, row in rows:
+        try:
+            matcher.fill(masks[row])
+        except Exception as error:  # whatever a library may raise
+            failures[row] = error
+    return failures
 
 
 def _again(error: InvalidRequest) -> InvalidRequest:

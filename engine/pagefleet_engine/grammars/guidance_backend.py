@@ -1,7 +1,8 @@
 """Grammars by llguidance: an Earley parser over lexemes whose automata grow while they are used.
 
-Nothing is computed ahead over the vocabulary, so a form costs milliseconds to load; what was compiled is its text.
-Every table that grows has a limit, and a matcher that reaches one fails alone.
+Nothing is computed ahead over the vocabulary, and what was compiled is its text, which is read again where it is
+loaded: milliseconds, but seconds for some forms of several hundred kB. Every table that grows has a limit, and a
+matcher that reaches one fails alone.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class GuidanceBackend:
         assert vocabulary.ending_ids, "checked before"
         self._vocabulary = vocabulary
         self.clock = clock
-        self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_Tokens(vocabulary)),
-            eos_token=list(vocabulary.ending_ids),
-            slices=list(_SLICES),
+        tokens = TokenizerWrapper(_Tokens(vocabulary))
+        # In two calls: each keeps the interpreter's lock, a third of a second for a large vocabulary
+        self._tokenizer = LLTokenizer(tokens, eos_token=list(vocabulary.ending_ids), slices=[]).with_slices(
+            list(_SLICES)
         )
         self.ending_ids = frozenset(vocabulary.ending_ids)
         self.ending_row = vocabulary.row_of(vocabulary.ending_ids)

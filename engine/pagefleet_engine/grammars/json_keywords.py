@@ -12,7 +12,8 @@ OBJECT_WORDS = frozenset(
     {"properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties"}
     | {"propertyNames", "dependentRequired", "dependencies", "unevaluatedProperties"}
 )
-IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies"})
+REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+IN_PLACE = REFERENCES | {"allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies"}
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _HELD_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
@@ -40,12 +41,12 @@ class Lowering(Protocol):
         """Lower one subschema. `closed`: no other subschema speaks of the same object."""
         ...
 
-    def refer(self, value: Mapping[str, Any], at: str, closed: bool) -> str:
-        """Return the reference to the lowered definition that `$ref` of `value` means."""
+    def refer(self, word: str, value: Mapping[str, Any], at: str, closed: bool) -> str:
+        """Return the reference to the lowered definition that a reference in `value` means."""
         ...
 
-    def referred(self, ref: Any, at: str) -> Any:
-        """Return the client's schema that a reference means."""
+    def referred(self, value: Mapping[str, Any], at: str) -> tuple[Any, str]:
+        """Return the client's schema that `$ref` of `value` means, and its place."""
         ...
 
     def negated(self, beside: Mapping[str, Any], value: Any, at: str) -> Schema:
@@ -146,49 +147,22 @@ def _format(
         out["format"] = name
 
 
-def _array_of(low: Lowering, parts: Any, at: str) -> list[Schema]:
-    if not isinstance(parts, list):
-        raise refusal(at, "it takes an array of schemas")
-    return [low.node(part, f"{at}/{i}", True) for i, part in enumerate(parts)]
-
-
-def _items(low: Lowering, value: Mapping[str, Any], at: str, out: dict[str, Any], *rest: Any) -> None:
-    if isinstance(value["items"], list):  # as it was before 2020
-        out["prefixItems"] = _array_of(low, value["items"], f"{at}/items")
-        if "additionalItems" in value:
-            out["items"] = low.node(value["additionalItems"], f"{at}/additionalItems", True)
-    else:
-        out["items"] = low.node(value["items"], f"{at}/items", True)
-
-
-def _prefix_items(low: Lowering, value: Mapping[str, Any], at: str, out: dict[str, Any], *rest: Any) -> None:
-    out["prefixItems"] = _array_of(low, value["prefixItems"], f"{at}/prefixItems")
-
-
-def _unique_items(_: Lowering, value: Mapping[str, Any], at: str, *rest: Any) -> None:
-    kinds = value.get("type", "array")
-    has_arrays = "array" in kinds
-    if value["uniqueItems"] is True and has_arrays and value.get("maxItems", 2) > 1:
-        raise refusal(f"{at}/uniqueItems", "'uniqueItems' is not supported, but with 'maxItems' of 1")
-
-
-def _unevaluated_items(low: Lowering, value: Mapping[str, Any], at: str, out: dict[str, Any], *rest: Any) -> None:
-    rule, place = value["unevaluatedItems"], f"{at}/unevaluatedItems"
-    if rule is True or rule == {} or ("items" in value and not isinstance(value["items"], list)):
-        return
-    if IN_PLACE & value.keys() or "contains" in value:
-        raise refusal(place, "which items it is about depends on the answer")
-    if "additionalItems" not in value or "items" not in value:
-        out["items"] = low.node(rule, place, True)
-
-
 # --- in place ---
+
+
+def _reference(word: str) -> Step:
+    def step(
+        low: Lowering, value: Mapping[str, Any], at: str, out: dict[str, Any], also: list[Schema], alone: bool
+    ) -> None:
+        also.append({"$ref": low.refer(word, value, at, alone)})
+
+    return step
 
 
 def _ref(
     low: Lowering, value: Mapping[str, Any], at: str, out: dict[str, Any], also: list[Schema], alone: bool
 ) -> None:
-    out["$ref"] = low.refer(value, at, alone)
+    out["$ref"] = low.refer("$ref", value, at, alone)
 
 
 def _several(word: str) -> Step:
@@ -308,15 +282,15 @@ def _evaluated(low: Lowering, value: Any, at: str, depth: int = 0) -> dict[str, 
         return found
     if depth > 32 or (IN_PLACE | {"additionalProperties"}) & value.keys() - {"$ref", "allOf"}:
         return None
-    inner = list(value.get("allOf", ()))
+    inner = [(part, f"{at}/allOf/{i}") for i, part in enumerate(value.get("allOf", ()))]
     if "$ref" in value:
-        inner.append(low.referred(value["$ref"], at))
+        inner.append(low.referred(value, at))
     if depth and "unevaluatedProperties" in value:
         return None
     for word, names in found.items():
         names.update(value.get(word, ()))
-    for part in inner:
-        more = _evaluated(low, part, at, depth + 1)
+    for part, place in inner:
+        more = _evaluated(low, part, place, depth + 1)
         if more is None:
             return None
         for word, names in found.items():
@@ -356,18 +330,6 @@ def _draft_3(word: str) -> Step:
     return step
 
 
-def _dynamic(word: str) -> Step:
-    def step(_: Lowering, value: Mapping[str, Any], at: str, *rest: Any) -> None:
-        raise refusal(f"{at}/{word}", "what it refers to depends on the way to it, which is not supported")
-
-    return step
-
-
-def _contains(_: Lowering, value: Mapping[str, Any], at: str, *rest: Any) -> None:
-    if value.get("minContains") != 0 or "maxContains" in value:
-        raise refusal(f"{at}/contains", "'contains' is not supported: say with 'prefixItems' where the item stands")
-
-
 STEPS: Mapping[str, Step] = {
     "type": _type,
     "enum": _enum,
@@ -376,15 +338,9 @@ STEPS: Mapping[str, Step] = {
     "pattern": _keep("pattern", (str,), "a string"),
     **{word: _count(word) for word in _COUNTS},
     **{word: _bound(word) for word in _BOUNDS},
-    "items": _items,
-    "prefixItems": _prefix_items,
-    "contains": _contains,
-    "uniqueItems": _unique_items,
-    "unevaluatedItems": _unevaluated_items,
     "$ref": _ref,
     **{word: _draft_3(word) for word in ("disallow", "divisibleBy", "extends")},
-    "$dynamicRef": _dynamic("$dynamicRef"),
-    "$recursiveRef": _dynamic("$recursiveRef"),
+    **{word: _reference(word) for word in ("$dynamicRef", "$recursiveRef")},
     **{word: _several(word) for word in ("allOf", "anyOf", "oneOf")},
     "not": _not,
     "if": _if,

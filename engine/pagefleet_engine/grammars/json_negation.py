@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 _SCALARS = ("null", "boolean", "number", "string", "array", "object")
-_NOTES = frozenset({"title", "description", "$comment", "examples", "default", "deprecated"})
+NOTES = frozenset({"title", "description", "$comment", "examples", "default", "deprecated"})
 _MOST_PARTS = 64
+_BEYOND = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0),
+    "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+}
+"""Bound -> the type that it is of, and the bound that holds where it does not: so much further."""
 
 
 class Negation:
@@ -33,7 +45,7 @@ class Negation:
         if not isinstance(value, dict) or depth > 16:
             return None
         parts: list[Any] = []
-        words = {word: value[word] for word in value if word not in _NOTES}
+        words = {word: value[word] for word in value if word not in NOTES}
         if {"properties", "required"} & words.keys() and words.keys() <= {"type", "properties", "required"}:
             parts = self._of_object(words, beside, depth)
             words = {word: words[word] for word in ("type",) if word in words}
@@ -56,6 +68,9 @@ class Negation:
             return _other_values(argument if word == "enum" else [argument], beside)
         if word == "not":
             return argument
+        if word in _BEYOND and not isinstance(argument, bool):
+            kind, bound, further = _BEYOND[word]
+            return {"type": kind, bound: argument + further} if argument + further >= 0 or kind == "number" else False
         if word in ("anyOf", "allOf"):
             parts = [self._of(part, beside, depth + 1) for part in argument]
             return None if None in parts else {"allOf" if word == "anyOf" else "anyOf": parts}
@@ -76,19 +91,25 @@ class Negation:
 
 
 def _other_values(values: list[Any], beside: Any) -> Any:
-    """What is none of some values: of what is allowed beside it, the rest; of true and null, all other types."""
+    """What is none of some values: of what is allowed beside it, the rest; no text, array or object is told apart."""
     if isinstance(beside, dict):
         allowed = beside.get("enum", [beside["const"]] if "const" in beside else None)
         if isinstance(allowed, list):
-            rest = [value for value in allowed if not any(_same(value, other) for other in values)]
+            rest = [value for value in allowed if not any(same(value, other) for other in values)]
             return {"enum": rest} if rest else False
-    if all(value is None or isinstance(value, bool) for value in values):
-        kinds = ["number", "string", "array", "object"]
-        kept = [value for value in (None, True, False) if not any(value is other for other in values)]
-        return {"anyOf": [{"type": kinds}, *([{"enum": kept}] if kept else [])]}
-    return None
+    numbers = sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+    if not all(value is None or isinstance(value, bool | int | float) for value in values):
+        return None
+    kept = [value for value in (None, True, False) if not any(value is other for other in values)]
+    between = [
+        {"type": "number"}
+        | ({} if low is None else {"exclusiveMinimum": low})
+        | ({} if high is None else {"exclusiveMaximum": high})
+        for low, high in pairwise([None, *numbers, None])
+    ]
+    return {"anyOf": [{"type": ["string", "array", "object"]}, *between, *([{"enum": kept}] if kept else [])]}
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether JSON takes two values for equal: 1 and 1.0 are, 1 and true are not."""
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

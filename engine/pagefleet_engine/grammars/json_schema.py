@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from pagefleet_protocol.structured_outputs import StructuredOutputsParams
 
-from pagefleet_engine.grammars.json_keywords import IN_PLACE, OBJECT_WORDS, STEPS, Schema, escaped, refusal
+from pagefleet_engine.grammars.json_arrays import ARRAY_STEPS
+from pagefleet_engine.grammars.json_keywords import IN_PLACE, OBJECT_WORDS, REFERENCES, STEPS, Schema, refusal
 from pagefleet_engine.grammars.json_negation import Negation
+from pagefleet_engine.grammars.json_references import References
 
+_STEPS = {**STEPS, **ARRAY_STEPS}
 MAX_NODES = 50_000
 """Of subschemas, those that are referred to once."""
 _MOST_ROUNDS = 32
@@ -76,14 +78,14 @@ class _Lowering:
         self._todo: deque[tuple[str, str, bool]] = deque()
         self._places: dict[int, str] = {}
         self._num_nodes = 0
-        self._anchors: dict[str, str] | None = None
+        self._references = References(root, self._old)
 
     def run(self) -> LoweredSchema:
         top = self.node(self._root, "#", True)
         defs: dict[str, Any] = {}
         while self._todo:
             name, pointer, closed = self._todo.popleft()
-            defs[name] = self.node(self._target(pointer, pointer), pointer, closed)
+            defs[name] = self.node(self._references.target(pointer, pointer), pointer, closed)
         endless = _endless(defs)
         if top is False or not _ends(top, defs, endless):
             raise refusal("#", "no answer of a finite length has this form")
@@ -110,7 +112,7 @@ class _Lowering:
         also: list[Schema] = []
         shared = _is_shared(value)
         for word in value:
-            if (step := STEPS.get(word)) is not None:
+            if (step := _STEPS.get(word)) is not None:
                 step(self, value, at, out, also, closed and not shared)
         if closed and self._closes(value, shared):
             out["additionalProperties"] = False
@@ -135,80 +137,39 @@ class _Lowering:
 
     # --- references ---
 
-    def refer(self, value: Mapping[str, Any], at: str, closed: bool) -> str:
-        """Return the reference to the lowered definition that `$ref` of `value` means."""
-        pointer = self._pointer(value["$ref"], f"{at}/$ref")
-        self._target(pointer, f"{at}/$ref")
+    def refer(self, word: str, value: Mapping[str, Any], at: str, closed: bool) -> str:
+        """Return the reference to the lowered definition that a reference in `value` means."""
+        pointer = self._references.place(word, value, at)
+        self._references.target(pointer, f"{at}/{word}")
         key = (pointer, closed)
         if key not in self._names:
             self._names[key] = f"d{len(self._names)}"
             self._todo.append((self._names[key], pointer, closed))
         return f"#/$defs/{self._names[key]}"
 
-    def referred(self, ref: Any, at: str) -> Any:
-        """Return the client's schema that a reference means."""
-        return self._target(self._pointer(ref, at), at)
-
-    def _pointer(self, ref: Any, at: str) -> str:
-        if not isinstance(ref, str):
-            raise refusal(at, "'$ref' takes a string")
-        own = str(self._root.get("$id") or self._root.get("id") or "") if isinstance(self._root, dict) else ""
-        base, _, fragment = ref.partition("#")
-        if base and base != own.partition("#")[0]:
-            raise refusal(at, "it refers to another document, and none is fetched: put what it means under '$defs'")
-        fragment = unquote(fragment)
-        if not fragment or fragment.startswith("/"):
-            return "#" + fragment.rstrip()
-        if self._anchors is None:
-            self._anchors = dict(_anchors(self._root, "#"))
-        if fragment not in self._anchors:
-            raise refusal(at, "it refers to nothing in this schema")
-        return self._anchors[fragment]
-
-    def _target(self, pointer: str, at: str) -> Any:
-        found = self._root
-        for part in pointer.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                raise refusal(at, "it refers to nothing in this schema")
-            if isinstance(found, dict) and isinstance(found.get("$id"), str) and found is not self._root:
-                raise refusal(at, "it refers into a part with an '$id' of its own, which is not supported")
-        return found
+    def referred(self, value: Mapping[str, Any], at: str) -> tuple[Any, str]:
+        """Return the client's schema that `$ref` of `value` means, and its place."""
+        pointer = self._references.place("$ref", value, at)
+        return self._references.target(pointer, f"{at}/$ref"), pointer
 
     def negated(self, beside: Mapping[str, Any], value: Any, at: str) -> Schema:
         """Return what is not `value`, lowered, within what `beside` says of the same thing."""
         self.node(value, at, False)  # which refuses what is no schema
-        negation = Negation(beside, self._followed).of(value)
+        negation = Negation(beside, lambda part: self._followed(part, at)).of(value)
         if negation is None:
             raise refusal(
-                at, "'not' (and 'if', whose 'else' is one) is supported of types, values and properties alone"
+                at, "'not' (and 'if', whose 'else' is one) is supported of types, values, bounds and properties alone"
             )
         return self.node(negation, at, False)
 
-    def _followed(self, part: Any) -> Any:
+    def _followed(self, part: Any, at: str) -> Any:
         if not isinstance(part, dict) or set(part) != {"$ref"}:
             return part
-        found = self.referred(part["$ref"], "#")
-        self.node(found, "#", False)
+        if self._references.has_resources:  # what the result refers to would start from another URI
+            raise refusal(at, "'not' and 'if' of references are not supported beside an '$id' within the schema")
+        found, place = self.referred(part, at)
+        self.node(found, place, False)
         return found
-
-
-def _anchors(value: Any, at: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$anchor"), str):
-            yield value["$anchor"], at
-        for word in ("$id", "id"):
-            if isinstance(value.get(word), str) and value[word].startswith("#"):
-                yield value[word][1:], at
-        for name, part in value.items():
-            yield from _anchors(part, f"{at}/{escaped(name)}")
-    elif isinstance(value, list):
-        for i, part in enumerate(value):
-            yield from _anchors(part, f"{at}/{i}")
 
 
 def _is_shared(value: Mapping[str, Any]) -> bool:
@@ -217,7 +178,7 @@ def _is_shared(value: Mapping[str, Any]) -> bool:
     parts = value.get("allOf")
     both = isinstance(parts, list) and len(parts) > 1
     mixed = bool(in_place and OBJECT_WORDS & value.keys())
-    return both or mixed or len(in_place) > 1 or bool(in_place - {"allOf", "anyOf", "oneOf", "$ref"})
+    return both or mixed or len(in_place) > 1 or bool(in_place - REFERENCES - {"allOf", "anyOf", "oneOf"})
 
 
 def _says_of_others(value: Mapping[str, Any]) -> bool:

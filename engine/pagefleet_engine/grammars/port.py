@@ -7,7 +7,7 @@ token may come next. Rows are int32 [ceil(vocab_size / 32)].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -136,11 +136,11 @@ class GrammarSource(Protocol):
         """Stop the bell; call this before looking at tickets."""
         ...
 
-    def submit(self, params: StructuredOutputsParams) -> Ticket[Grammar]:
-        """Begin to compile a form. A known one is done at once. Drop the ticket to let go of it.
+    def submit(self, params: StructuredOutputsParams, tenant: str = "") -> Ticket[Grammar]:
+        """Begin to compile a form, in the tenant's turn. A known one is done at once. Drop the ticket to let go of it.
 
         Raises:
-            QueueFull: too many forms wait to be compiled.
+            QueueFull: too many forms wait to be compiled, of this tenant or of all.
         """
         ...
 
@@ -148,15 +148,16 @@ class GrammarSource(Protocol):
         """Begin to read what the tokens stand for; done at once where that is known."""
         ...
 
-    def fill(self, matchers: Sequence[Matcher], masks: Mask) -> list[bool | Exception]:
-        """Fill row i of `masks` for matcher i, in parallel and without the interpreter's lock.
+    def fill(self, rows: Sequence[tuple[Matcher, int]], masks: Mask) -> Mapping[int, Exception]:
+        """Fill a row of `masks` for each matcher, in parallel and without the interpreter's lock.
 
         Args:
-            matchers: of this source's grammars, none twice.
-            masks: int32 [at least len(matchers), ceil(vocab_size / 32)], contiguous.
+            rows: matchers of this source's grammars, none twice, and their places.
+            masks: int32 [more than any place, ceil(vocab_size / 32)], contiguous. Where every token may come, all bits
+                are set.
 
         Returns:
-            Per matcher what its `fill` would return, or the GrammarFailed that it would raise.
+            By place what a matcher's own `fill` would raise. Such a row is undefined.
         """
         ...
 
@@ -181,7 +182,7 @@ class GrammarBackend(Protocol):
         ...
 
     def load(self, compiled: bytes) -> Grammar:
-        """Return what `compile` made; milliseconds.
+        """Return what `compile` made: milliseconds, or seconds for a large form, without the interpreter's lock.
 
         Raises:
             ValueError: the bytes are of another version, or damaged.

@@ -1,6 +1,6 @@
 """Token embedding and language-model head, which may share one matrix.
 
-Shapes: T tokens, S sampled rows, D hidden size, V vocabulary.
+Shapes: T tokens, S sampled rows, D hidden size, V vocabulary, W the part of it that a rank has.
 """
 
 from __future__ import annotations
@@ -9,24 +9,34 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from pagefleet_kernels.sampling_rows import VocabularyPart
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, matrix_slots
+from pagefleet_engine.layers.shard import own_share, shares
 from pagefleet_engine.layers.weight import Placement, Weight
+
+_WHAT = "a vocabulary"
 
 
 class Embedding:
-    """Rows of a table by token id, times a scale. The table itself, which a head may share, is not scaled."""
+    """Rows of a table by token id, times a scale. The table itself, which a head may share, is not scaled.
 
-    __slots__ = ("_followers", "_scale", "_slot", "_table_VD")
+    Ranks divide the table; each looks up its own tokens, and all get the sum.
+    """
+
+    __slots__ = ("_followers", "_own", "_ranks", "_scale", "_slot", "_table_VD")
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement, scale: float = 1.0) -> None:
         """`scale` is rounded to the model's type, as it was when the model was trained."""
         self._table_VD: Tensor
         self._scale = torch.tensor(scale, dtype=placement.dtype).item()
         self._followers: list[Callable[[Tensor], None]] = []
-        self._slot = Weight((vocab_size,), hidden_size, placement, self._install)
+        self._ranks = placement.tensor
+        rows = own_share(vocab_size, self._ranks, _WHAT)
+        (self._own,) = rows.ranges
+        self._slot = Weight((rows,), hidden_size, placement, self._install)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -38,7 +48,13 @@ class Embedding:
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
         """Integer [T] to a new tensor [T, D]."""
-        rows_TD = F.embedding(token_ids_T, self._table_VD)
+        if self._ranks.size == 1:
+            rows_TD = F.embedding(token_ids_T, self._table_VD)
+        else:
+            own_T = token_ids_T - self._own.start
+            missing_T = (own_T < 0) | (own_T >= len(self._own))
+            rows_TD = F.embedding(own_T.masked_fill_(missing_T, 0), self._table_VD)
+            rows_TD = self._ranks.all_reduce(rows_TD.masked_fill_(missing_T[:, None], 0.0))
         return rows_TD if self._scale == 1.0 else rows_TD.mul_(self._scale)
 
     def _install(self, table_VD: Tensor) -> None:
@@ -48,13 +64,13 @@ class Embedding:
 
 
 class LMHead:
-    """Logits over the vocabulary. Given `tied_to`, it has no slot of its own and uses that embedding's table.
+    """Logits over the vocabulary: each rank computes those of its tokens, and gets all of them.
 
-    Where matrices are packed, a tied head is a second copy of the table: it is read whole for every step, the
-    embedding only row by row.
+    Given `tied_to`, it has no slot of its own and uses that embedding's table. Where matrices are packed, a tied head
+    is a second copy of the table: it is read whole for every step, the embedding only row by row.
     """
 
-    __slots__ = ("_kernel", "_slots", "_softcap", "_vocab_size")
+    __slots__ = ("_kernel", "_num_rows", "_slots", "_softcap", "part")
 
     def __init__(
         self,
@@ -68,10 +84,15 @@ class LMHead:
         """`placement.path` names the head; `softcap` bounds the logits: cap * tanh(logit / cap)."""
         self._kernel: LinearKernel
         self._softcap = softcap
-        self._vocab_size = vocab_size
+        ranks = placement.tensor
+        widths = tuple(map(len, shares(vocab_size, ranks.size, _WHAT)))
+        self._num_rows = widths[ranks.index]
+        self.part = VocabularyPart(widths, ranks.index, ranks.all_gather) if ranks.size > 1 else None
+        """The tokens that this rank has; None: all."""
         self._slots: dict[str, Weight] = {}
         if tied_to is None:
-            self._slots = matrix_slots(hidden_size, (vocab_size,), placement, self._install)
+            rows = own_share(vocab_size, ranks, _WHAT)
+            self._slots = matrix_slots(hidden_size, (rows,), placement, self._install)
         else:
             tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD, placement.traceable)))
 
@@ -81,10 +102,15 @@ class LMHead:
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """[S, D] to [S, V], in the model's dtype."""
-        logits_SV = self._kernel.linear(hidden_SD, None)
+        logits_SW = self.own(hidden_SD)
+        return logits_SW if self.part is None else self.part.gather(logits_SW, self.part.widths)
+
+    def own(self, hidden_SD: Tensor) -> Tensor:
+        """[S, W]: of this rank's tokens alone."""
+        logits_SW = self._kernel.linear(hidden_SD, None)
         if self._softcap is None:
-            return logits_SV
-        return logits_SV.div_(self._softcap).tanh_().mul_(self._softcap)
+            return logits_SW
+        return logits_SW.div_(self._softcap).tanh_().mul_(self._softcap)
 
     def _install(self, matrix: Matrix) -> None:
-        self._kernel = matrix.kernel(0, self._vocab_size)
+        self._kernel = matrix.kernel(0, self._num_rows)

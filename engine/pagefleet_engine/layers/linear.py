@@ -15,6 +15,7 @@ from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
+from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Placement, Weight
 
 
@@ -23,12 +24,13 @@ class Linear:
 
     __slots__ = ("_bias_O", "_kernel", "_leaves_sums", "_num_rows", "_slots", "rounding")
 
-    def __init__(self, inputs: int, outputs: tuple[int, ...], bias: bool, placement: Placement) -> None:
-        """`outputs`: rows of each stacked projection, in order; `placement.path` names the layer."""
+    def __init__(self, inputs: int | Shard, outputs: tuple[int | Shard, ...], bias: bool, placement: Placement) -> None:
+        """`outputs`: rows of each stacked projection, in order; `placement.path` names the layer. A rank has the rows
+        and columns that are its own."""
         self._kernel: LinearKernel
         self._leaves_sums: bool
         self._bias_O: Tensor | None = None
-        self._num_rows = sum(outputs)
+        self._num_rows = sum(shard_of(output).size for output in outputs)
         self.rounding: QuantizeSpec | None = None
         """How its inputs are rounded, which whoever computes them may do; known once the matrix has arrived."""
         self._slots = matrix_slots(inputs, outputs, placement, self._install_matrix)
@@ -60,6 +62,43 @@ class Linear:
         self._bias_O = bias_O
 
 
+class DividedLinear(Linear):
+    """A linear layer whose inputs are divided among ranks: each multiplies its own, and all get the sum.
+
+    The first rank adds the bias, and the residual where its product can, so neither is a pass of its own here either.
+    """
+
+    __slots__ = ("_ranks",)
+
+    def __init__(self, inputs: Shard, outputs: int, bias: bool, placement: Placement) -> None:
+        self._ranks = placement.tensor
+        super().__init__(inputs, (outputs,), bias, placement)
+
+    def __call__(self, x_TI: Activations) -> Tensor:
+        """[T, I] to [T, O], where I are this rank's inputs."""
+        return self._ranks.all_reduce(super().__call__(x_TI))
+
+    def add_to(self, residual_TO: Tensor, x_TI: Activations) -> Residual:
+        """See Linear; all ranks have the same residual."""
+        if self._leaves_sums:
+            return residual_TO, self(x_TI)
+        if self._ranks.index > 0:
+            return self(x_TI), None
+        total_TO, _ = super().add_to(residual_TO, x_TI)
+        return self._ranks.all_reduce(total_TO), None
+
+    def _install_bias(self, bias_O: Tensor) -> None:
+        if self._ranks.index == 0:
+            super()._install_bias(bias_O)
+
+
+def input_linear(inputs: Shard, outputs: int, bias: bool, placement: Placement) -> Linear:
+    """The layer for inputs that may be divided among ranks."""
+    if placement.tensor.size == 1:
+        return Linear(inputs, (outputs,), bias, placement)
+    return DividedLinear(inputs, outputs, bias, placement)
+
+
 class GatedLinear:
     """`act(x Wg^T + bg) * (x Wu^T + bu)`, gate and up stacked in that order (Shazeer, arXiv 2002.05202).
 
@@ -71,7 +110,7 @@ class GatedLinear:
     def __init__(
         self,
         inputs: int,
-        outputs: tuple[int, ...],
+        outputs: tuple[int | Shard, ...],
         bias: bool,
         placement: Placement,
         activation: Activation = "silu",
@@ -80,7 +119,7 @@ class GatedLinear:
         self._gate: LinearKernel
         self._up: LinearKernel
         self._merged: LinearKernel
-        self._width = sum(outputs) // 2
+        self._width = sum(shard_of(output).size for output in outputs) // 2
         self._activation = activation
         self._use_kernels = placement.use_kernels
         self._bias_G2: Tensor | None = None

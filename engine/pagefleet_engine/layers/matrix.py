@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
+from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
 
@@ -39,15 +40,16 @@ class PlainMatrix:
 
 
 def matrix_slots(
-    inputs: int, outputs: tuple[int, ...], placement: Placement, install: Callable[[Matrix], None]
+    inputs: int | Shard, outputs: tuple[int | Shard, ...], placement: Placement, install: Callable[[Matrix], None]
 ) -> dict[str, Weight]:
     """Slots of the layer at `placement.path`, by name; `install` gets the matrix once, when all of them are full.
 
-    `outputs`: rows of each stacked projection, in order.
+    `outputs`: rows of each stacked projection, in order. A rank's matrix is the rows and columns that are its own.
     """
     scheme = placement.scheme(len(outputs))
     if scheme is not None:
-        return dict(QuantizedSlots(scheme, inputs, outputs, placement, install).slots)
+        rows = tuple(map(shard_of, outputs))
+        return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 
     def take(weight_OI: Tensor) -> None:
         install(PlainMatrix(weight_OI, placement.traceable))

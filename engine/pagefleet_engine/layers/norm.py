@@ -14,6 +14,7 @@ from pagefleet_kernels.norm import rms_norm
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
+from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 
 Residual = tuple[Tensor, Tensor | None]
@@ -113,6 +114,7 @@ class ProjectionNorm:
     __slots__ = ("_k_norm", "_q_norm", "_widths")
 
     def __init__(self, q_width: int, k_width: int, eps: float, placement: Placement) -> None:
+        """Of a rank that has all heads."""
         self._widths = (q_width, k_width)
         self._q_norm = RMSNorm(q_width, eps, placement)
         self._k_norm = RMSNorm(k_width, eps, placement)
@@ -129,6 +131,49 @@ class ProjectionNorm:
         q_TI.copy_(self._q_norm(q_TI))
         k_TI.copy_(self._k_norm(k_TI))
         return qkv_TI
+
+
+class DividedProjectionNorm:
+    """`ProjectionNorm` of heads that are divided among ranks, which sum their squares in one message."""
+
+    __slots__ = ("_eps", "_ranks", "_share_2", "_slots", "_weights", "_widths")
+
+    def __init__(self, q_width: Shard, k_width: Shard, eps: float, placement: Placement) -> None:
+        self._ranks, self._eps = placement.tensor, eps
+        self._widths = (q_width.size, k_width.size)
+        # What a rank's squares count for in the mean; keys that several ranks have count once.
+        k_ranks = self._ranks.size * k_width.size / k_width.whole
+        self._share_2 = torch.tensor([1 / q_width.whole, 1 / (k_width.whole * k_ranks)], device=placement.device)
+        self._weights: dict[str, Tensor] = {}
+        self._slots = {
+            name: Weight((width,), None, placement, partial(self._weights.__setitem__, name))
+            for name, width in (("q_norm", q_width), ("k_norm", k_width))
+        }
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        for name, slot in self._slots.items():
+            yield f"{name}.weight", slot
+
+    def __call__(self, qkv_TI: Tensor) -> Tensor:
+        """See ProjectionNorm; of this rank's heads."""
+        q_width, k_width = self._widths
+        parts = {"q_norm": qkv_TI[:, :q_width], "k_norm": qkv_TI[:, q_width : q_width + k_width]}
+        squares_T2 = torch.stack([part_TI.to(torch.float32).square().sum(-1) for part_TI in parts.values()], -1)
+        mean_T2 = self._ranks.all_reduce(squares_T2.mul_(self._share_2))
+        factor_T2 = mean_T2.add_(self._eps).rsqrt_()
+        for (name, part_TI), factor_T1 in zip(parts.items(), factor_T2.split_with_sizes((1, 1), -1), strict=True):
+            part_TI.copy_(part_TI.to(torch.float32) * factor_T1 * self._weights[name])
+        return qkv_TI
+
+
+def projection_norm(
+    q_width: Shard, k_width: Shard, eps: float, placement: Placement
+) -> ProjectionNorm | DividedProjectionNorm:
+    """The norm of heads that may be divided among ranks."""
+    if placement.tensor.size == 1:
+        return ProjectionNorm(q_width.size, k_width.size, eps, placement)
+    return DividedProjectionNorm(q_width, k_width, eps, placement)
 
 
 class _TorchNorm:

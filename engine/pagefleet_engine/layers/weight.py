@@ -1,20 +1,23 @@
 """Where a layer's tensors come from: a slot that the loader fills part by part, and that hands the whole to the layer.
 
 A merged projection (query, key and value in one matrix) is one slot of several parts; the checkpoint holds each part
-under a name of its own. A slot keeps nothing once it is full, so the layer alone decides in which form weights live.
+under a name of its own, of which a rank may need some rows or columns alone. A slot keeps nothing once it is full, so
+the layer alone decides in which form weights live.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme
+from pagefleet_engine.layers.shard import Shard, shard_of
+from pagefleet_engine.ranks.group import Alone, RankGroup
 
 MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Layers that hold several of the checkpoint's in one matrix, in this order."""
@@ -33,6 +36,8 @@ class Placement:
     """Name of the layer that is placed, as in `model.layers.0.mlp`."""
     traceable: bool = False
     """For torch.compile: nothing but torch's own operations, on matrices as they are. Not together with kernels."""
+    tensor: RankGroup = field(default_factory=Alone)
+    """The ranks that layers are divided among."""
 
     def within(self, name: str) -> Placement:
         """The placement of a layer inside this one."""
@@ -67,7 +72,10 @@ class Kept:
 
 
 class Weight:
-    """One tensor of the model, in parts that are consecutive ranges of its rows (dimension 0)."""
+    """One tensor of the model, in parts that are consecutive ranges of its rows (dimension 0).
+
+    Each part is a tensor of the checkpoint, or what a rank needs of one.
+    """
 
     __slots__ = (
         "_install",
@@ -78,12 +86,14 @@ class Weight:
         "dtype",
         "kept",
         "part_shapes",
+        "shards",
+        "stored_shapes",
     )
 
     def __init__(
         self,
-        part_rows: tuple[int, ...],
-        columns: int | None,
+        part_rows: tuple[int | Shard, ...],
+        columns: int | Shard | None,
         placement: Placement,
         install: Callable[[Tensor], None],
         *,
@@ -95,11 +105,17 @@ class Weight:
         `dtype`: what is filled and installed, the placement's unless given. `kept`: what the layer makes of it, if
         not just that.
         """
-        self.part_shapes = tuple((rows,) if columns is None else (rows, columns) for rows in part_rows)
+        own_columns = () if columns is None else (shard_of(columns),)
+        self.shards = tuple((shard_of(rows), *own_columns) for rows in part_rows)
+        """Per part: what is kept of each dimension of the checkpoint's tensor."""
+        self.stored_shapes = tuple(tuple(shard.whole for shard in shards) for shards in self.shards)
+        """Per part: the shape of the checkpoint's tensor."""
+        self.part_shapes = tuple(tuple(shard.size for shard in shards) for shards in self.shards)
         self.dtype = dtype or placement.dtype
         self.kept = kept or Kept(self.dtype)
         self.device = placement.device
-        self._starts = tuple(sum(part_rows[:part]) for part in range(len(part_rows)))
+        sizes = [shape[0] for shape in self.part_shapes]
+        self._starts = tuple(sum(sizes[:part]) for part in range(len(sizes)))
         self._install = install
         self._missing = set(range(len(part_rows)))
         self._whole: Tensor | None = None
@@ -144,10 +160,16 @@ class Weight:
         return whole if self.kept.is_copy else None
 
     def fill(self, part: int, source: Tensor) -> None:
-        """Copy `source`, of any type that converts and on any device, into the part; each part comes once."""
-        room = self.room(part)
-        assert same_shape(source.shape, room.shape), "the loader checks shapes before it copies"
-        room.copy_(source.reshape(room.shape))
+        """Copy what is kept of `source`, the checkpoint's tensor in any type that converts and on any device, into the
+        part; each part comes once."""
+        room, shape = self.room(part), self.stored_shapes[part]
+        assert same_shape(source.shape, shape), "the loader checks shapes before it copies"
+        kept = source.reshape(shape)
+        for dimension, shard in enumerate(self.shards[part]):
+            if not shard.is_part:
+                continue
+            kept = torch.cat([kept.narrow(dimension, r.start, len(r)) for r in shard.ranges], dimension)
+        room.copy_(kept)
         self.arrived(part)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from pagefleet_engine.layers.quantization.form import describe_forms
 from pagefleet_engine.layers.quantization_scheme import STORAGE
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
-from pagefleet_engine.loader.safetensors import fill_from_safetensors
+from pagefleet_engine.loader.safetensors import Count, count_for_nobody, fill_from_safetensors
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model, build_model
@@ -31,12 +33,14 @@ _STORED_DEVIATION = 32.0
 _INPUT_SCALE = 8.0 / 127.0
 
 
-def fill_at_random(destinations: Mapping[str, Destination], seed: int) -> None:
+def fill_at_random(destinations: Mapping[str, Destination], seed: int, count: Count = count_for_nobody) -> None:
     """Fill every slot: matrices and biases normal around 0, norms 1; made where the weights are, as a GPU is faster.
 
-    The same seed gives the same weights on any machine with the same kind of device.
+    The same seed gives the same weights on any machine with the same kind of device, and on each rank its part of them.
     """
     generators: dict[torch.device, torch.Generator] = {}
+    sizes = [math.prod(one.own_shape) * one.weight.dtype.itemsize for one in destinations.values()]
+    done, total = itertools.accumulate(sizes), sum(sizes)
     for name, destination in destinations.items():
         device, shape = destination.weight.device, destination.shape
         kind = name.rpartition(".")[2]
@@ -53,13 +57,21 @@ def fill_at_random(destinations: Mapping[str, Destination], seed: int) -> None:
             deviation = _STORED_DEVIATION if stored else _STANDARD_DEVIATION
             values = torch.empty(shape, device=device).normal_(0.0, deviation, generator=generators[device])
         destination.weight.fill(destination.part, values.clamp_(-127.0, 127.0))
+        count(next(done), total)
 
 
 @torch.inference_mode()
-def load_model(folder: Path, arch: ModelArch, placement: Placement, load_format: LoadFormat, seed: int) -> Model:
+def load_model(
+    folder: Path,
+    arch: ModelArch,
+    placement: Placement,
+    load_format: LoadFormat,
+    seed: int,
+    count: Count = count_for_nobody,
+) -> Model:
     """Build the model and fill it: from the folder's safetensors files, or for `dummy` with random weights of `seed`.
 
-    What is quantized is up to the arch, not the placement.
+    What is quantized is up to the arch, not the placement. `count` is called as weights come.
 
     Raises:
         ModelLoadError: the weights are missing, damaged, of another model, or do not fit in memory.
@@ -70,12 +82,13 @@ def load_model(folder: Path, arch: ModelArch, placement: Placement, load_format:
         for line in describe_forms(arch.quantization, widths, placement):
             _log.info("%s", line)
     model = build_model(arch, placement)
-    check_memory(weight_bytes(arch, model.weights(), placement), free_bytes(placement.device), placement)
+    free = free_bytes(placement.device, placement.tensor)
+    check_memory(weight_bytes(arch, model.weights(), placement), free, placement)
     destinations = weight_map(model.weights())
     if load_format == "dummy":
-        fill_at_random(destinations, seed)
+        fill_at_random(destinations, seed, count)
     else:
-        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings)
+        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count)
     return model
 
 

@@ -10,8 +10,10 @@ import torch
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import can_pack
+from pagefleet_engine.layers.shard import own_share
 from pagefleet_engine.layers.weight import Placement, Weight
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.ranks.group import RankGroup
 
 _GIB = 1024**3
 
@@ -20,7 +22,8 @@ def weight_bytes(arch: ModelArch, weights: Iterable[tuple[str, Weight]], placeme
     """What the weights will take: every slot, and the packed copy that a tied head makes of the embedding."""
     total = sum(weight.nbytes for _, weight in weights)
     if arch.tie_word_embeddings and can_pack(placement.dtype, placement.device):
-        total += arch.vocab_size * arch.hidden_size * placement.dtype.itemsize
+        rows = own_share(arch.vocab_size, placement.tensor, "a vocabulary").size
+        total += rows * arch.hidden_size * placement.dtype.itemsize
     return total
 
 
@@ -38,10 +41,22 @@ def check_memory(needed: int, free: int, placement: Placement) -> None:
         )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken: of the GPU, or of this machine within the limit of this process's container."""
+def free_bytes(device: torch.device, ranks: RankGroup | None = None) -> int:
+    """Memory that can still be taken: of the GPU, or of this machine within the limit of this process's container.
+
+    Of a machine's memory each of its `ranks` gets an equal part; all of them must ask at once.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if ranks is None or ranks.size == 1:
+        return _machine_free_bytes()
+    ranks.barrier()
+    free = _machine_free_bytes()
+    ranks.barrier()
+    return free // ranks.size
+
+
+def _machine_free_bytes() -> int:
     available = int(psutil.virtual_memory().available)
     limited = container_free_bytes(Path("/sys/fs/cgroup"))
     return available if limited is None else min(available, limited)

@@ -66,8 +66,9 @@ class Reader(Protocol):
         """Where the destination's numbers are about to be read into."""
         ...
 
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
-        """Fill `room` (flat, at most PIECE_BYTES as stored) with numbers of type `stored` from the file descriptor.
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+        """Fill `room` (contiguous, at most PIECE_BYTES as stored) with numbers of type `stored` from the file
+        descriptor. `stride`: bytes in the file from one of its rows to the next; None: they follow each other.
 
         Raises:
             OSError, EOFError: the file cannot be read, or ends early.
@@ -98,17 +99,17 @@ class HostReader:
         return destination.weight.room(destination.part, self._scratch.make)
 
     @torch.inference_mode()
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
         """See Reader."""
         if stored == room.dtype:
-            read_into(file, offset, room)
+            read_into(file, offset, room, stride)
             return
         try:
             buffer = self._buffers.get_nowait()
         except Empty:
             buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-        source = buffer[: room.numel() * stored.itemsize].view(stored)
-        read_into(file, offset, source)
+        source = buffer[: room.numel() * stored.itemsize].view(stored).view(room.shape)
+        read_into(file, offset, source, stride)
         room.copy_(source)
         self._buffers.put(buffer)
 
@@ -140,13 +141,13 @@ class PinnedReader:
         return room
 
     @torch.inference_mode()
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
         """See Reader."""
         buffer, copied = self._buffers.get()
         try:
             copied.synchronize()
-            source = buffer[: room.numel() * stored.itemsize].view(stored)
-            read_into(file, offset, source)
+            source = buffer[: room.numel() * stored.itemsize].view(stored).view(room.shape)
+            read_into(file, offset, source, stride)
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 if stored == room.dtype:
                     room.copy_(source, non_blocking=True)
@@ -167,13 +168,20 @@ def reader_for(device: torch.device) -> Reader:
     return PinnedReader(device) if device.type == "cuda" else HostReader()
 
 
-def read_into(file: int, offset: int, target: Tensor) -> None:
-    """Fill a contiguous tensor in this machine's memory with the file's bytes from `offset` on.
+def read_into(file: int, offset: int, target: Tensor, stride: int | None = None) -> None:
+    """Fill a contiguous tensor in this machine's memory with the file's bytes from `offset` on; with a `stride`, each
+    of its rows so many bytes further on than the one before. What lies between is not read.
 
     Raises:
         OSError, EOFError: the file cannot be read, or ends early.
     """
-    view = target.view(torch.uint8).numpy().data
+    view = target.view(-1).view(torch.uint8).numpy().data
+    size = len(view) if stride is None else len(view) // len(target)
+    for row, start in enumerate(range(0, len(view), size)):
+        _read_all(file, offset + row * (stride or 0), view[start : start + size])
+
+
+def _read_all(file: int, offset: int, view: memoryview) -> None:
     while view:
         count = os.preadv(file, [view], offset)
         if count == 0:

@@ -9,16 +9,19 @@ slots            arrived               arrived              arrived       in the
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
 from pagefleet_engine.loader.readers import PIECE_BYTES, Reader, reader_for
@@ -40,6 +43,14 @@ class NameLayout:
             if name.startswith(ours):
                 return theirs + name.removeprefix(ours)
         return name
+
+
+Count = Callable[[int, int], None]
+"""Called with the bytes of weights that are in place, and all of them."""
+
+
+def count_for_nobody(done: int, total: int) -> None:
+    """The default."""
 
 
 _PLAIN = NameLayout()
@@ -75,7 +86,9 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 _ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
 
 
-def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination], tied_head: bool) -> None:
+def fill_from_safetensors(
+    folder: Path, destinations: Mapping[str, Destination], tied_head: bool, count: Count = count_for_nobody
+) -> None:
     """Check names, shapes and types of all files first, then copy.
 
     Raises:
@@ -99,7 +112,7 @@ def fill_from_safetensors(folder: Path, destinations: Mapping[str, Destination],
             for name in file.names
             if name in destinations
         ]
-        transfer(tensors, reader)
+        transfer(tensors, reader, count)
 
 
 def _stored(file: TensorFile, name: str, descriptor: int) -> StoredTensor:
@@ -173,14 +186,26 @@ class _Arrival:
     num_bytes: int
 
 
-def transfer(tensors: Iterable[tuple[StoredTensor, Destination]], reader: Reader) -> None:
-    """Fill every destination, in order.
+def transfer(
+    tensors: Sequence[tuple[StoredTensor, Destination]], reader: Reader, count: Count = count_for_nobody
+) -> None:
+    """Fill every destination, in order; `count` is called after each.
 
     Raises:
         ModelLoadError: a file cannot be read; the model is not usable then.
     """
     on_the_way: deque[_Arrival] = deque()
-    num_bytes = 0
+    num_bytes = done = 0
+    total = sum(math.prod(destination.own_shape) * tensor.dtype.itemsize for tensor, destination in tensors)
+
+    def install() -> int:
+        nonlocal done
+        arrival = on_the_way.popleft()
+        _install(arrival, reader)
+        done += arrival.num_bytes
+        count(done, total)
+        return arrival.num_bytes
+
     pool = ThreadPoolExecutor(reader.num_threads, "load")
     try:
         for tensor, destination in tensors:
@@ -188,22 +213,42 @@ def transfer(tensors: Iterable[tuple[StoredTensor, Destination]], reader: Reader
             on_the_way.append(arrival)
             num_bytes += arrival.num_bytes
             while num_bytes > reader.ahead_bytes or (on_the_way and _is_here(on_the_way[0])):
-                num_bytes -= on_the_way[0].num_bytes
-                _install(on_the_way.popleft(), reader)
+                num_bytes -= install()
         while on_the_way:
-            _install(on_the_way.popleft(), reader)
+            install()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _send_for(tensor: StoredTensor, destination: Destination, reader: Reader, pool: ThreadPoolExecutor) -> _Arrival:
-    room = reader.room(destination).view(-1)
-    size = tensor.dtype.itemsize
-    pieces = []
-    for start in range(0, room.numel(), PIECE_BYTES // size):
-        piece = room[start : start + PIECE_BYTES // size]
-        pieces.append(pool.submit(reader.read, tensor.file, tensor.offset + start * size, tensor.dtype, piece))
-    return _Arrival(tensor.name, destination, pieces, room.numel() * size)
+    room = reader.room(destination)
+    pieces = [
+        pool.submit(reader.read, tensor.file, tensor.offset + start, tensor.dtype, piece, stride)
+        for start, piece, stride in _pieces(destination.shards, tensor.dtype.itemsize, room)
+    ]
+    return _Arrival(tensor.name, destination, pieces, room.numel() * tensor.dtype.itemsize)
+
+
+def _pieces(shards: tuple[Shard, ...], itemsize: int, room: Tensor) -> Iterator[tuple[int, Tensor, int | None]]:
+    """What one call reads: the byte in the tensor where it begins, where it goes, and the stride of its rows.
+
+    `shards`: what of the stored tensor's rows and columns goes to the room.
+    """
+    rows, *more = shards
+    (columns,) = more or (shard_of(1),)
+    (own,) = columns.ranges
+    done = 0
+    for kept in rows.ranges:
+        part, first = room[done : done + len(kept)], kept.start * columns.whole + own.start
+        done += len(kept)
+        if not columns.is_part:
+            part = part.view(-1)
+        numbers_apart = columns.whole if columns.is_part else 1
+        at_once = max(1, PIECE_BYTES // (itemsize * math.prod(part.shape[1:])))
+        for start in range(0, len(part), at_once):
+            byte = (first + start * numbers_apart) * itemsize
+            stride = columns.whole * itemsize if columns.is_part else None
+            yield byte, part[start : start + at_once], stride
 
 
 def _is_here(arrival: _Arrival) -> bool:

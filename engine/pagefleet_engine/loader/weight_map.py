@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Weight, parts_of
 
 _IGNORABLE = (
@@ -33,7 +34,17 @@ class Destination:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the tensor must have."""
+        return self.weight.stored_shapes[self.part]
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of what is kept of it."""
         return self.weight.part_shapes[self.part]
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """What is kept of each of its dimensions."""
+        return self.weight.shards[self.part]
 
 
 def weight_map(weights: Iterable[tuple[str, Weight]]) -> dict[str, Destination]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pagefleet_engine.layers.linear_kernel import Activation
 from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
+from pagefleet_engine.layers.shard import own_heads, shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,17 @@ class ModelArch:
     """Type of the checkpoint as the configuration names it, e.g. `bfloat16`; float32 when it does not."""
     quantization: Quantization | None = None
     """Which of the checkpoint's matrices are stored in eight bits."""
+
+    def of_rank(self, rank: int, ranks: int) -> ModelArch:
+        """What one of so many tensor ranks computes, to reckon its memory with; the vocabulary stays whole.
+
+        Raises:
+            ConfigError: the heads, the vocabulary or the MLP do not divide.
+        """
+        heads, kv_heads = own_heads(self.num_heads, self.num_kv_heads, rank, ranks)
+        shares(self.vocab_size, ranks, "a vocabulary")
+        width = len(shares(self.intermediate_size, ranks, "an MLP")[rank])
+        return replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, intermediate_size=width)
 
     def for_length(self, length: int) -> ModelArch:
         """The same for sequences of at most `length` tokens: settles what depends on it.

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, D hidden size, N query heads, K key/value heads, L
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, RoundingStep
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.linear import GatedLinear, Linear
-from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, Residual
+from pagefleet_engine.layers.linear import GatedLinear, Linear, input_linear
+from pagefleet_engine.layers.norm import DividedProjectionNorm, HeadNorm, ProjectionNorm, Residual, projection_norm
 from pagefleet_engine.layers.rotary import Heads, Rotation
+from pagefleet_engine.layers.shard import own_heads, own_share, stacked
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 
@@ -45,19 +47,22 @@ class Attention:
     """Grouped-query attention."""
 
     def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
-        heads, kv_heads, head_dim, eps = arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.rms_norm_eps
-        q_width, k_width = heads * head_dim, kv_heads * head_dim
+        ranks = placement.tensor
+        own, own_kv = own_heads(arch.num_heads, arch.num_kv_heads, ranks.index, ranks.size)
+        heads, kv_heads, head_dim, eps = own.size, own_kv.size, arch.head_dim, arch.rms_norm_eps
+        q_width, k_width = own.times(head_dim), own_kv.times(head_dim)
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
-        rows = (q_width + 2 * k_width,) if traits.merged_in_checkpoint else (q_width, k_width, k_width)
+        qkv = (q_width, k_width, k_width)
+        rows = (stacked(qkv),) if traits.merged_in_checkpoint else qkv
         self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within("qkv_proj"))
-        self._o_proj = Linear(q_width, (arch.hidden_size,), traits.output_bias, placement.within("o_proj"))
+        self._o_proj = input_linear(q_width, arch.hidden_size, traits.output_bias, placement.within("o_proj"))
         self._project: Callable[[Activations], Tensor] = self._qkv_proj
-        self._norm: HeadNorm | ProjectionNorm | None = None
+        self._norm: HeadNorm | ProjectionNorm | DividedProjectionNorm | None = None
         head_norm = None
         if traits.query_key_norm == "heads":
             self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, traits.norm_unit_offset)
         elif traits.query_key_norm == "projection":
-            self._norm = norm = ProjectionNorm(q_width, k_width, eps, placement)
+            self._norm = norm = projection_norm(q_width, k_width, eps, placement)
             self._project = lambda x_TD: norm(self._qkv_proj(x_TD))
         spec = AttentionSpec(
             layer=layer, scale=arch.query_scale, window=arch.windows[layer], softcap=arch.attention_softcap
@@ -99,10 +104,15 @@ class MLP:
     """Gated MLP."""
 
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
-        hidden, width, bias = arch.hidden_size, arch.intermediate_size, traits.mlp_bias
-        rows = (2 * width,) if traits.merged_in_checkpoint else (width, width)
-        self._gate_up_proj = GatedLinear(hidden, rows, bias, placement.within("gate_up_proj"), arch.activation)
-        self._down_proj = Linear(width, (hidden,), bias, placement.within("down_proj"))
+        hidden, bias = arch.hidden_size, traits.mlp_bias
+        gate_up, down = placement.within("gate_up_proj"), placement.within("down_proj")
+        # Ranks take whole blocks of both matrices.
+        schemes = (gate_up.scheme(1 if traits.merged_in_checkpoint else 2), down.scheme(1))
+        unit = math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
+        width = own_share(arch.intermediate_size, placement.tensor, "an MLP", unit)
+        rows = (stacked((width, width)),) if traits.merged_in_checkpoint else (width, width)
+        self._gate_up_proj = GatedLinear(hidden, rows, bias, gate_up, arch.activation)
+        self._down_proj = input_linear(width, hidden, bias, down)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""

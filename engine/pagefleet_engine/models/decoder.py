@@ -23,7 +23,7 @@ class DecoderModel:
     """Implements `Model` for every family whose layers differ in `Traits` and `ModelArch` only."""
 
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
-        self.arch = arch
+        self.arch = arch.of_rank(placement.tensor.index, placement.tensor.size)
         self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, traits.embedding_scale)
         self._layers = [
             (decoder_layer(arch, layer, traits, placement.within(f"model.layers.{layer}")), rope)
@@ -38,6 +38,11 @@ class DecoderModel:
             tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
             softcap=arch.final_softcap,
         )
+
+    @property
+    def divided_head(self) -> LMHead | None:
+        """See Model."""
+        return self._lm_head if self._lm_head.part is not None else None
 
     def replace_layers(self, replacement: Callable[[DecoderLayer], DecoderLayer]) -> None:
         """Put another form in the place of each layer, e.g. one that is compiled; once its weights have arrived."""

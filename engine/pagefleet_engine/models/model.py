@@ -13,6 +13,7 @@ from pagefleet_protocol.model_config.shape import ModelShape
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
+from pagefleet_engine.layers.embedding import LMHead
 from pagefleet_engine.layers.weight import Placement, Weight
 from pagefleet_engine.models.arch import ModelArch
 
@@ -35,7 +36,12 @@ class Model(Protocol):
 
     @property
     def arch(self) -> ModelArch:
-        """The shape that it was built from."""
+        """The shape that it was built from; of a rank, of its part."""
+        ...
+
+    @property
+    def divided_head(self) -> LMHead | None:
+        """Gives the logits of this rank's tokens alone; None where it has all of them."""
         ...
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:

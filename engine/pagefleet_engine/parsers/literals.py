@@ -10,6 +10,7 @@ import json
 import re
 
 from pagefleet_engine.parsers.reading import Emit, Malformed, Scan, Steps, markers
+from pagefleet_engine.parsers.values import no_number
 
 MAX_DEPTH = 64
 _WORD = re.compile(r"""[^\s,:=()\[\]{}"'<]*""")
@@ -153,7 +154,7 @@ def _json_of(word: str) -> str:
     if word in _CONSTANTS:
         return _CONSTANTS[word]
     try:
-        number = json.loads(word)
+        json.loads(word, parse_constant=no_number)
     except ValueError:
         return json.dumps(word, ensure_ascii=False)
-    return word if isinstance(number, int) or abs(number) != float("inf") else json.dumps(word)
+    return word

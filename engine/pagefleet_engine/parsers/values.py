@@ -7,7 +7,7 @@ string where it is nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pagefleet_engine.parsers.reading import Emit
@@ -67,26 +67,29 @@ def json_text(text: str, schema: Any, root: Schema) -> str:
     listed = resolved(schema, root).get("enum")
     if isinstance(listed, list) and text in listed:
         return json.dumps(text, ensure_ascii=False)
-    for value in _readings(text):
+    if (reading := _reading(text)) is not None:
+        value, own = reading
         if _type_of(value) in types or (_type_of(value) == "integer" and "number" in types):
-            return json.dumps(value, ensure_ascii=False)
+            return own
         if isinstance(value, float) and value.is_integer() and "integer" in types:
             return str(int(value))
     return json.dumps(text, ensure_ascii=False)
 
 
-def _readings(text: str) -> Iterator[Any]:
+def _reading(text: str) -> tuple[Any, str] | None:
+    """Return what a text is but a string, with its JSON: the text itself, as no float has all digits of a number."""
     stripped = text.strip()
     if stripped.lower() in _WORDS:
-        yield _WORDS[stripped.lower()]
-        return
+        value = _WORDS[stripped.lower()]
+        return value, json.dumps(value)
     try:
-        yield json.loads(stripped, parse_constant=_no_number)
+        return json.loads(stripped, parse_constant=no_number), stripped
     except (ValueError, RecursionError):
-        return
+        return None
 
 
-def _no_number(name: str) -> None:
+def no_number(name: str) -> None:
+    """Refuse what Python's reader takes for numbers, and JSON does not."""
     raise ValueError(f"{name} is no JSON")
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pagefleet_protocol.console_state import STATE_PATH
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH
 from pagefleet_protocol.handoff import tenant_salt
-from pagefleet_protocol.key_file import API_KEY, KEY_WANTED, KeyFile, KeyFileError, read_key
+from pagefleet_protocol.key_file import API_KEY, KEY_WANTED, KeyFile, KeyFileError, KeyList, read_key
+from pagefleet_protocol.openapi import OPENAPI_PATH
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagefleet_engine.errors import ConfigError
@@ -37,11 +39,18 @@ ROUTES: Mapping[str, Access] = {
     "/readyz": Access.PUBLIC,
     "/health": Access.PUBLIC,
     "/metrics": Access.PUBLIC,
+    "/": Access.PUBLIC,
+    "/docs": Access.PUBLIC,
+    OPENAPI_PATH: Access.PUBLIC,
+    "/console/{file}": Access.PUBLIC,
+    STATE_PATH: Access.KEY,
     "/version": Access.KEY,
     FACTS_PATH: Access.KEY,
     TEXT_PATH: Access.KEY,
     "/tokenize": Access.KEY,
     "/detokenize": Access.KEY,
+    "/start_profile": Access.KEY,
+    "/stop_profile": Access.KEY,
     "/v1/models": Access.KEY,
     "/v1/models/{model:path}": Access.KEY,
     "/v1/completions": Access.KEY,
@@ -59,6 +68,7 @@ ROUTES: Mapping[str, Access] = {
 _ASKER = "pagefleet_asker"
 _API_KEY = API_KEY.encode()
 _RESPONSE = re.compile(r"/v1/responses/[^/]+(/input_items|/cancel)?")
+_FILE_PREFIX, _FILE_ROUTE = "/console/", "/console/{file}"
 _MODEL_PREFIX, _MODEL_ROUTE = "/v1/models/", "/v1/models/{model:path}"
 
 
@@ -68,6 +78,8 @@ def route_of(path: str) -> str | None:
         return path
     if path.startswith(_MODEL_PREFIX):
         return _MODEL_ROUTE
+    if path.startswith(_FILE_PREFIX):
+        return _FILE_ROUTE
     found = _RESPONSE.fullmatch(path)
     return None if found is None else f"/v1/responses/{{id}}{found[1] or ''}"
 
@@ -80,11 +92,19 @@ class Asker:
     """Of the tenant's cached prefixes, and the name of its line; None: shared by all who have none."""
     max_priority: int | None = None
     """Highest that the tenant's requests may ask for, larger being more urgent; None: any."""
+    tenant: str = ""
+    """Its name in the file of keys."""
     owner: str = ""
     """Of stored responses: the tenant, by whatever name it has here. Empty: nobody in particular."""
 
 
 NOBODY = Asker()
+
+
+def is_counted(path: str) -> bool:
+    """Whether a request is work: probes, metrics and the console are answered however much there is, to the end."""
+    route = route_of(path)
+    return route is None or (ROUTES[route] is Access.KEY and route != STATE_PATH)
 
 
 def keyed_asker(scope: Scope) -> Asker | None:
@@ -94,28 +114,29 @@ def keyed_asker(scope: Scope) -> Asker | None:
 
 
 class ApiKeys:
-    """The keys of a file, which is re-read when it changes.
+    """The keys of a file, which is re-read when it changes, or keys that were given as they are.
 
     Raises:
-        ConfigError: at the start the file cannot be read or has no key.
+        ConfigError: at the start the file cannot be read or has no key, or what was given is no key.
     """
 
-    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, keys: Path | Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        called = f"api_key_file {keys}" if isinstance(keys, Path) else "api_key"
         try:
-            self._file = KeyFile(file, logger, clock)
+            self._keys = KeyFile(keys, logger, clock) if isinstance(keys, Path) else KeyList(keys)
         except KeyFileError as error:
-            raise ConfigError(f"api_key_file {file} {error}") from error
+            raise ConfigError(f"{called} {error}") from error
 
     def asker_of(self, key: bytes) -> Asker | None:
         """Return who asks with a key; None for one that the file has not.
 
         Compares with every key, in a time that does not tell which one came close.
         """
-        tenant = self._file.tenant_of(key)
+        tenant = self._keys.tenant_of(key)
         if tenant is None:
             return None
         owner = tenant_salt(tenant.name)
-        return Asker(owner if self._file.num_tenants > 1 else None, tenant.max_priority, owner)
+        return Asker(owner if self._keys.num_tenants > 1 else None, tenant.max_priority, tenant.name, owner)
 
 
 class AccessGate:

@@ -18,7 +18,7 @@ from pagefleet_protocol.openai_common import Usage
 from pagefleet_engine.answer_parts import AnswerParts, AnswerPlan
 from pagefleet_engine.client.stream import Chunks
 from pagefleet_engine.engine_core.output_text import Chunk
-from pagefleet_engine.parsers.parts import Part, Reasoning
+from pagefleet_engine.parsers.parts import Part
 from pagefleet_engine.server.answers import TokenCounts
 from pagefleet_engine.server.continuation import NotedStream
 from pagefleet_engine.server.route import Prepared
@@ -43,13 +43,8 @@ class AnswerScript(ABC):
         """Yield the events of parts that came with a chunk."""
 
     @abstractmethod
-    def closing(self, reason: str, chunk: Chunk, usage: Usage, num_thought_tokens: int) -> Iterator[Event]:
+    def closing(self, reason: str, chunk: Chunk, usage: Usage) -> Iterator[Event]:
         """Yield the last events; `reason`: stop, length, tool_calls or abort."""
-
-    @property
-    @abstractmethod
-    def is_thinking(self) -> bool:
-        """Whether what grows is a thought."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -76,43 +71,30 @@ class Telling:
         self._parts = parts
         self._counts = counts
         self._is_open = num_events > 0
-        self._num_thought_tokens = 0
         script.num_events = num_events
 
     def take(self, chunk: Chunk) -> Iterator[Event]:
         """Yield the events of a chunk, all of which must be taken."""
         script = self.script
         if chunk.shown:
-            self._restore(self._parts.restore(0, chunk))
+            for _ in script.grow(self._parts.restore(0, chunk), Chunk("", ())):
+                pass  # the client has these events
         self._counts.add(0, chunk)
         if not self._is_open:
             self._is_open = True
             yield from script.opening(self._counts.usage())
-        parts = self._parts.take(0, chunk)
-        yield from script.grow(parts, chunk)
-        if script.is_thinking or any(type(part) is Reasoning for part in parts):
-            self._num_thought_tokens += len(chunk.token_ids)
+        yield from script.grow(self._parts.take(0, chunk), chunk)
         if chunk.finish_reason is not None:
             held, reason = self._parts.finish(0, chunk)
             yield from script.grow(held, chunk)
-            yield from script.closing(reason, chunk, self._counts.usage(), self._num_thought_tokens)
-
-    def _restore(self, parts: Sequence[Part]) -> None:
-        """Take in what the client has already."""
-        for _ in self.script.grow(parts, Chunk("", ())):
-            pass
-        texts = [(type(part) is Reasoning, len(getattr(part, "text", ""))) for part in parts]
-        num_thought = sum(size for is_thought, size in texts if is_thought)
-        num_all = sum(size for _, size in texts)
-        if num_all:  # of text that another engine has shown the tokens are known together only
-            self._num_thought_tokens = self._counts.usage().completion_tokens * num_thought // num_all
+            yield from script.closing(reason, chunk, self._counts.usage())
 
 
 def telling_of(script: AnswerScript, prepared: Prepared[Any, AnswerPlan]) -> Telling:
     """Return what takes the chunks of a prepared answer to its script."""
     num_events = 0 if prepared.stream is None else prepared.stream.state.num_events
     parts = prepared.plan.parts(prepared.head.id)
-    return Telling(script, parts, TokenCounts(prepared.generation), num_events)
+    return Telling(script, parts, TokenCounts(prepared.generation, parts), num_events)
 
 
 async def tell_whole(telling: Telling, chunks: Chunks) -> dict[str, Any]:

@@ -19,13 +19,23 @@ from pagefleet_engine.engine_core.messages import WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk
 
 
+class Thoughts(Protocol):
+    """What has read the answer so far."""
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Tokens that its choices have thought with."""
+        ...
+
+
 class TokenCounts:
     """Usage so far. A prompt counts once, whatever `n`; cached tokens are those of its first choice.
 
     Output that a choice goes on from counts as its own.
     """
 
-    def __init__(self, asked: Generation) -> None:
+    def __init__(self, asked: Generation, thoughts: Thoughts) -> None:
+        self._thoughts = thoughts
         self._prompt_tokens = asked.num_prompt_tokens
         self._n = asked.sampling.n
         self._completion_tokens = asked.num_resumed_tokens
@@ -39,7 +49,8 @@ class TokenCounts:
 
     def usage(self) -> Usage:
         """Return the counts."""
-        return usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
+        thought = self._thoughts.num_thought_tokens
+        return usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, thought)
 
 
 @dataclass(slots=True)
@@ -63,17 +74,6 @@ class Collected:
             self.prompt_logprobs = [*(self.prompt_logprobs or ()), *chunk.prompt_logprobs]
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
-
-
-async def collect(chunks: Chunks, asked: Generation) -> tuple[list[Collected], Usage]:
-    """Run choices to their end; return them by index, with the usage."""
-    choices = [Collected() for _ in range(asked.num_choices)]
-    counts = TokenCounts(asked)
-    async with aclosing(chunks):
-        async for index, chunk in chunks:
-            choices[index].add(chunk)
-            counts.add(index, chunk)
-    return choices, counts.usage()
 
 
 _END = b"}\n\n"
@@ -145,14 +145,14 @@ class EventWriter:
     def parts(self, index: int, chunk: Chunk) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Count a chunk; return the events that open a choice, have its content and end it, as far as it makes them."""
         self._counts.add(index, chunk)
-        tail = self._tail()
         opening = ending = None
         if index not in self._opened:
             self._opened.add(index)
             opening = self._choice.opening(index, chunk)
-            if opening is not None:
-                opening = self._start + opening + b"]" + self._choice.beside_opening(index, chunk) + tail[1:]
         content = self._choice.content(index, chunk)
+        tail = self._tail()  # now thoughts are counted, too
+        if opening is not None:
+            opening = self._start + opening + b"]" + self._choice.beside_opening(index, chunk) + tail[1:]
         if content is not None:
             content = self._start + content + tail
         if chunk.finish_reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -197,6 +198,17 @@ class PartsFormat(ChatFormat):
         super().__init__(shown)
         self._parts = parts
         self._include_reasoning = include_reasoning
+        self._read: dict[int, list[Part]] = defaultdict(list)
+        """Of each choice of an answer that is not streamed."""
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Of all choices so far."""
+        return self._parts.num_thought_tokens
+
+    def read(self, index: int, chunk: Chunk) -> None:
+        """Take a chunk of an answer that is not streamed apart."""
+        self._read[index] += self._parts.take(index, chunk)
 
     def content(self, index: int, chunk: Chunk) -> bytes | None:
         """Return the parts that new text adds, with the log-probabilities of all its tokens."""
@@ -234,10 +246,8 @@ class PartsFormat(ChatFormat):
         return {"index": number, "id": self._parts.call_id(index, number), "type": "function", "function": function}
 
     def _message(self, index: int, choice: Collected) -> tuple[AnswerMessage, str]:
-        last = Chunk("".join(choice.text), (), finish_reason=choice.finish_reason)
-        parts = self._parts.take(index, last)
-        rest, reason = self._parts.finish(index, last)
-        whole = whole_parts([*parts, *rest])
+        rest, reason = self._parts.finish(index, Chunk("", (), finish_reason=choice.finish_reason))
+        whole = whole_parts([*self._read[index], *rest])
         calls = [
             AnswerCall(id=self._parts.call_id(index, number), function=CalledFunction(call.name, call.arguments))
             for number, call in whole.calls.items()

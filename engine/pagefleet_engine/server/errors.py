@@ -20,6 +20,7 @@ from pagefleet_engine.errors import (
     InvalidRequest,
     KVLoadFailed,
     OwnFailure,
+    ProfileRefused,
     QueueFull,
     RequestFailed,
     StepOutOfMemory,
@@ -112,8 +113,9 @@ def known_answer(error: Exception) -> ErrorAnswer | None:
         case KVLoadFailed():
             fault = {} if error.fault is None else {KV_FAULT: str(error.fault)}
             answer = ErrorAnswer(503, str(error), None, "kv_load_failed", {headers.RETRY_AFTER: "1", **fault})
-        case StepOutOfMemory():
-            answer = ErrorAnswer(500, str(error), None, "out_of_memory")
+        case StepOutOfMemory() | ProfileRefused():
+            status, code = (409, "profile_refused") if isinstance(error, ProfileRefused) else (500, "out_of_memory")
+            answer = ErrorAnswer(status, str(error), None, code)
         case RequestFailed():
             logger.error("the engine gave up a request: %s", error)
             own = _OWN_FAULT if isinstance(error, OwnFailure) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -15,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagefleet_engine.errors import ConfigError, QueueFull
-from pagefleet_engine.server.access import ROUTES, Access
+from pagefleet_engine.errors import AddressTaken, ConfigError, QueueFull
+from pagefleet_engine.server.access import is_counted
 from pagefleet_engine.server.errors import ServerStoppingError
 from pagefleet_engine.server.http_protocol import BoundedHttpProtocol
 from pagefleet_engine.server.interruption import OpenRequests
@@ -74,7 +75,7 @@ class DrainGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        if scope["type"] != "http" or ROUTES.get(scope["path"]) is Access.PUBLIC:
+        if scope["type"] != "http" or not is_counted(scope["path"]):
             await self._app(scope, receive, send)
             return
         self._drain.enter()
@@ -94,7 +95,7 @@ T = TypeVar("T")
 
 
 class Listener:
-    """A bound socket, closed with the `with` block. It listens from the moment the app runs."""
+    """A bound socket, closed with the `with` block. It listens from the moment its `FrontDoor` is there."""
 
     def __init__(self, sock: socket.socket, host: str) -> None:
         self.sock = sock
@@ -109,10 +110,10 @@ class Listener:
 
 
 def bind(host: str, port: int) -> Listener:
-    """Bind before the model loads, so that a port in use is told at once; connections are refused until it is ready.
+    """Bind before the model loads, so that a port in use is told at once.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address cannot be used; AddressTaken: somebody else uses it.
     """
     with contextlib.ExitStack() as on_error:
         try:
@@ -122,7 +123,8 @@ def bind(host: str, port: int) -> Listener:
             sock.bind(address)
         except OSError as error:
             reason = error.strerror or "unknown host"
-            raise ConfigError(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
+            refusal = AddressTaken if error.errno == errno.EADDRINUSE else ConfigError
+            raise refusal(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
         on_error.pop_all()
     return Listener(sock, host)
 
@@ -175,6 +177,41 @@ class LastTransfers(Protocol):
         ...
 
 
+class FrontDoor:
+    """Answers on a listener from the start of the `async with` block: by `until_open`, and by another app after `open`.
+
+    Until then the port tells how far the loading is; nobody has to guess from refused connections.
+    """
+
+    def __init__(self, listener: Listener, until_open: ASGIApp) -> None:
+        self._app = until_open
+        self._listener = listener
+        self._server = _Server(_uvicorn_config(self._answer))
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> FrontDoor:
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener.sock]))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        await self.closed
+
+    @property
+    def closed(self) -> asyncio.Task[None]:
+        """Done when nothing is answered any more."""
+        assert self._serving is not None, "outside of the block"
+        return self._serving
+
+    def open(self, app: ASGIApp, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """Let `app` answer from now on. `headers` are added to every answer, also to what is no HTTP."""
+        self._app = app
+        self._server.add_headers(headers)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """What the end has to deal with."""
@@ -183,21 +220,15 @@ class Running:
     open_requests: OpenRequests
     engine_died: asyncio.Event
     drain_timeout_s: float
-    announcement: str = "serving"
-    """Logged with the URL once connections are accepted."""
-    headers: Sequence[tuple[str, str]] = ()
-    """Added to every answer, also to what is no HTTP."""
     transfers: LastTransfers | None = None
     """Waited for after the open requests, within the same time."""
 
 
-async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSignals, running: Running) -> int:
+async def run_until_stopped(door: FrontDoor, signals: StopSignals, running: Running) -> int:
     """Serve until a signal or the engine's death; end every open request; return the exit status."""
-    server = _Server(_uvicorn_config(app, running.headers), f"{running.announcement} on {listener.url}")
-    serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
-    await _first_of(signals.first, running.engine_died, serving)
+    await _first_of(signals.first, running.engine_died, door.closed)
     running.drain.begin()
-    if not running.engine_died.is_set() and not serving.done():
+    if not running.engine_died.is_set() and not door.closed.done():
         logger.info("stopping: waiting up to %.0f s for open requests", running.drain_timeout_s)
         idle = asyncio.create_task(_come_to_rest(running))
         await _first_of(idle, signals.second, running.engine_died, timeout_s=running.drain_timeout_s)
@@ -206,8 +237,6 @@ async def run_until_stopped(app: ASGIApp, listener: Listener, signals: StopSigna
         running.open_requests.end_all(ServerStoppingError())
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(running.drain.wait_until_idle(), LAST_WORDS_S)
-    server.should_exit = True
-    await serving
     return 1 if running.engine_died.is_set() else 0
 
 
@@ -229,23 +258,21 @@ async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: floa
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: signals are the drain's. Logs `announcement` when it listens."""
+    """uvicorn without its signal handlers: signals are the drain's."""
 
-    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
-        super().__init__(config)
-        self._announcement = announcement
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        logger.info("%s", self._announcement)
+    def add_headers(self, headers: Sequence[tuple[str, str]]) -> None:
+        """Add headers to every answer from now on; what uvicorn has ready is made anew once a second only."""
+        encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        self.config.encoded_headers = [*self.config.encoded_headers, *encoded]
+        self.server_state.default_headers = [*self.server_state.default_headers, *encoded]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _uvicorn_config(app: ASGIApp, headers: Sequence[tuple[str, str]]) -> uvicorn.Config:
-    return uvicorn.Config(
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,
         http=BoundedHttpProtocol,
         loop="none",
@@ -254,9 +281,10 @@ def _uvicorn_config(app: ASGIApp, headers: Sequence[tuple[str, str]]) -> uvicorn
         interface="asgi3",
         log_config=None,
         access_log=False,
-        headers=list(headers),
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(LAST_WORDS_S),
     )
+    config.load()
+    return config

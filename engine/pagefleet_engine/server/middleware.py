@@ -10,10 +10,12 @@ import time
 
 from pagefleet_protocol import headers
 from pagefleet_protocol.errors import ErrorShape, shape_of
+from pagefleet_protocol.key_file import KEY_IN_URL, has_key_in_query
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import route_of
+from pagefleet_engine.server.console import EngineBoard, begin_note, note_error
 from pagefleet_engine.server.errors import ErrorAnswer, HttpRefusal, answer_of
 from pagefleet_engine.server.responses import NUM_EVENTS
 
@@ -52,8 +54,9 @@ _JSON_TYPE = re.compile(rb"application/json\s*(?:;.*)?", re.IGNORECASE)
 class RequestRecord:
     """Gives each request its id, counts its status, and logs a line when asked to (never a word of its text)."""
 
-    def __init__(self, app: ASGIApp, metrics: EngineMetrics, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: EngineMetrics, access_log: bool, board: EngineBoard | None) -> None:
         self._app = app
+        self._board = board
         self._metrics = metrics
         self._access_log = access_log
 
@@ -65,6 +68,8 @@ class RequestRecord:
         request_id = assign_request_id(scope)
         id_header = (headers.REQUEST_ID.encode(), request_id.encode())
         started, status = time.monotonic(), 0
+        if self._board is not None:
+            begin_note(scope)
 
         async def send_recorded(message: Message) -> None:
             nonlocal status
@@ -78,6 +83,8 @@ class RequestRecord:
         finally:
             route = route_of(scope["path"]) or "other"
             self._metrics.http_request(route, status)
+            if self._board is not None:
+                self._board.passed(scope, request_id, route, status, time.monotonic() - started)
             if self._access_log:
                 took_ms = (time.monotonic() - started) * 1000
                 access_logger.info("%s %s %s %d %.1fms", request_id, scope["method"], route, status, took_ms)
@@ -107,6 +114,7 @@ class ErrorSeam:
             raise
         except Exception as error:  # the top of a request: whatever it is, the client gets an answer
             answer = answer_of(error, request_id_of(scope))
+            note_error(scope, answer.code, answer.status)
             shape = shape_of(scope["path"])
             if started:  # only streams begin before all of their work is done
                 event = answer.fault.event(shape, scope.get(NUM_EVENTS, 0))
@@ -129,6 +137,8 @@ class HeadCheck:
 
 
 def _check_head(scope: Scope) -> None:
+    if scope["query_string"] and has_key_in_query(scope["query_string"].decode("latin-1")):
+        raise HttpRefusal(400, KEY_IN_URL, code="key_in_url")
     if len(scope["headers"]) > MAX_HEADERS:
         raise HttpRefusal(431, f"The request has more than {MAX_HEADERS} headers.", code="too_many_headers")
     hosts = [value for name, value in scope["headers"] if name == b"host"]

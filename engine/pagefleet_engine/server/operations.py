@@ -111,7 +111,7 @@ def make_facts(
         block_size=ready.block_size,
         num_blocks=ready.num_blocks,
         max_model_len=ready.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=config.max_requests,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         vocab_size=ready.vocab_size,
         prefix_caching=config.cache.enable_prefix_caching,

@@ -37,6 +37,18 @@ class Engine(Protocol):
         ...
 
 
+class Profiler(Protocol):
+    """Records the engine's steps."""
+
+    async def start_profile(self) -> None:
+        """Record from now on; ProfileRefused where that cannot be."""
+        ...
+
+    async def stop_profile(self) -> str:
+        """Return the path of what was recorded; ProfileRefused where that is nothing."""
+        ...
+
+
 class Tokenizer(Protocol):
     """The model's tokenizer; its methods are called from several threads."""
 

@@ -20,8 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagefleet_engine.client.stream import Chunks, Generation
+from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import InvalidRequest
-from pagefleet_engine.server.answers import AnswerHead, ChoiceFormat, Collected, EventWriter, TokenCounts, collect
+from pagefleet_engine.server.answers import AnswerHead, ChoiceFormat, Collected, EventWriter, TokenCounts
 from pagefleet_engine.server.continuation import NotedStream, answer_head, noted_stream, stream_answer
 from pagefleet_engine.server.handoff import Handed
 from pagefleet_engine.server.middleware import new_id
@@ -239,15 +240,20 @@ class GenerationRoute(PreparedRoute[Asked, PlanT]):
         chunks = self.generate(prepared) if has_form else service.generate(generation, prepared.arrival)
         if not asked.stream:
             return WholeResponse(self._whole(form, prepared.head, generation, chunks), service.open_requests)
-        counts = TokenCounts(generation)
+        counts = TokenCounts(generation, form)
         writer = EventWriter(self.chunk_object, prepared.head, form, counts, asked.stream_options)
         return stream_answer(service, chunks, writer, prepared.stream)
 
     async def _whole(
         self, form: WholeFormat, answer: AnswerHead, generation: Generation, chunks: Chunks
     ) -> AsyncGenerator[bytes, None]:
-        choices, usage = await collect(chunks, generation)
-        head = {"id": answer.id, "created": answer.created, "model": answer.model, "usage": usage}
+        choices, counts = [Collected() for _ in range(generation.num_choices)], TokenCounts(generation, form)
+        async with aclosing(chunks):
+            async for index, chunk in chunks:
+                choices[index].add(chunk)
+                counts.add(index, chunk)
+                form.read(index, chunk)
+        head = {"id": answer.id, "created": answer.created, "model": answer.model, "usage": counts.usage()}
         yield msgspec.json.encode(form.whole(choices, head))
 
     @abstractmethod
@@ -261,6 +267,14 @@ class GenerationRoute(PreparedRoute[Asked, PlanT]):
 
 class WholeFormat(ChoiceFormat, ABC):
     """Writes choices, of a stream or all at once."""
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Of all choices so far."""
+        return 0
+
+    def read(self, index: int, chunk: Chunk) -> None:
+        """Take note of a chunk of an answer that `whole` will write."""
 
     @abstractmethod
     def whole(self, choices: list[Collected], head: Mapping[str, Any]) -> msgspec.Struct:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,13 +13,12 @@ from pagefleet_protocol import trace_names as names
 from pagefleet_protocol.trace_collector import TracesError, make_tracer
 from pagefleet_protocol.tracing import NO_SPAN, Span, Tracer
 from pagefleet_protocol.version import VERSION
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import ServerConfig
 from pagefleet_engine.errors import ConfigError, EngineError
+from pagefleet_engine.server.console import RequestNote
 from pagefleet_engine.server.middleware import request_id_of
 
 logger = logging.getLogger(__name__)
@@ -36,6 +35,8 @@ class Arrival:
     """On the generator's clock."""
     span: Span = NO_SPAN
     """Is told what becomes of it."""
+    note: RequestNote | None = None
+    """The same, for the console."""
 
 
 def make_engine_tracer(config: ServerConfig, model: str) -> Tracer:
@@ -111,8 +112,8 @@ async def traced(chunks: Chunks, asked: Generation, arrival: Arrival, clock: Cal
                 num_tokens += len(chunk.token_ids)
                 if chunk.num_cached_tokens is not None:
                     num_cached.setdefault(index // asked.sampling.n, chunk.num_cached_tokens)
-                if chunk.kv_wait_s is not None:
-                    span.set(names.KV_WAIT_S, round(chunk.kv_wait_s, 6))
+                if chunk.waits is not None and chunk.waits.kv_s is not None:
+                    span.set(names.KV_WAIT_S, round(chunk.waits.kv_s, 6))
                 if chunk.finish_reason is not None:
                     reasons[index] = chunk.finish_reason
                 yield index, chunk
@@ -135,18 +136,7 @@ def _begin(span: Span, asked: Generation) -> None:
         span.set(names.RESUMED_TOKENS, asked.num_resumed_tokens)
 
 
-class SpanSeries(Collector):
-    """What became of the spans, for the metrics."""
-
-    def __init__(self, model_name: str, tracer: Tracer) -> None:
-        self._model = model_name
-        self._tracer = tracer
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the series."""
-        labels = ("model_name", "outcome")
-        text = "Spans of requests, by what became of them."
-        family = CounterMetricFamily(metric_names.ENGINE_TRACE_SPANS.removesuffix("_total"), text, labels=labels)
-        family.add_metric((self._model, "exported"), self._tracer.num_exported)
-        family.add_metric((self._model, "dropped"), self._tracer.num_dropped)
-        yield family
+def span_stats(tracer: Tracer) -> dict[str, float]:
+    """Return what became of the spans, by the metrics' names."""
+    name = metric_names.ENGINE_TRACE_SPANS
+    return {f'{name}{{outcome="exported"}}': tracer.num_exported, f'{name}{{outcome="dropped"}}': tracer.num_dropped}

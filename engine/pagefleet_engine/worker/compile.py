@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, Pages
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.layers.embedding import LMHead
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Weight
@@ -77,6 +78,11 @@ class CompiledModel:
     def arch(self) -> ModelArch:
         """See Model."""
         return self._model.arch
+
+    @property
+    def divided_head(self) -> LMHead | None:
+        """See Model."""
+        return self._model.divided_head
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""

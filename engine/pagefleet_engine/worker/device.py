@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from pagefleet_protocol.freed_memory import keep_freed
 
-from pagefleet_engine.config import Device
+from pagefleet_engine.config import Device, cpu_threads
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.loader.memory import free_bytes
+from pagefleet_engine.ranks.group import RankGroup
 
 MAX_KERNELS = 256
 """Of one shape each, in all some 200 MB. With 1,024 it was a gigabyte, and 5 % more tokens of short requests."""
@@ -27,6 +28,10 @@ class DeviceMemory:
 
     total: int
     free: int
+
+    def shared_by(self, count: int) -> DeviceMemory:
+        """What each of so many has when they share it evenly."""
+        return DeviceMemory(self.total // count, self.free // count)
 
     def without(self, num_bytes: int) -> DeviceMemory:
         """What is left when so much is somebody else's; all of it where there is not as much, for them to tell."""
@@ -56,11 +61,7 @@ def set_num_threads(requested: int | None) -> int:
     Raises:
         ConfigError: the number is under 1.
     """
-    if requested is not None and requested < 1:
-        raise ConfigError(f"num_threads is {requested}: give at least 1, or leave it out")
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = os.environ.get("OMP_NUM_THREADS", "")
-    num_threads = requested or (int(environment) if environment.isdecimal() else 0) or allowed
+    num_threads = cpu_threads(requested)
     torch.set_num_threads(num_threads)
     return num_threads
 
@@ -99,10 +100,11 @@ def keep_step_memory() -> None:
     keep_freed(_KEPT_BYTES, _KEPT_BYTES)
 
 
-def probe_memory(device: torch.device) -> DeviceMemory:
-    """What the device has and what is left of it, now."""
+def probe_memory(device: torch.device, ranks: RankGroup | None = None) -> DeviceMemory:
+    """What the device has and what is left of it, now; of a machine's memory, the part of one of its `ranks`, which
+    must all ask at once."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free)
-    free = free_bytes(device)
+    free = free_bytes(device, ranks)
     return DeviceMemory(free, free)

@@ -21,7 +21,7 @@ from pagefleet_engine.worker.logprobs import PendingLogprobs
 from pagefleet_engine.worker.request_table import RequestTable
 from pagefleet_engine.worker.sampler import DeviceSamples, Sampler, SampleRows
 from pagefleet_engine.worker.step_inputs import StepRows
-from pagefleet_engine.worker.transfer import Download, Upload, start_download
+from pagefleet_engine.worker.transfer import Array, Download, Upload, start_download
 
 
 class Drawn(NamedTuple):
@@ -51,7 +51,7 @@ class MaskedRows:
 
     def __init__(self, rows: Sequence[int], step: StepRows, logits_RV: Tensor, sampling: MaskedSampling) -> None:
         """`rows` of `step` are masked; `logits_RV` are those of all that sample."""
-        self._rows = np.array(rows, dtype=np.int64)
+        self._rows = rows
         self._step = step
         self._logits_RV: Tensor | None = logits_RV
         self._sampling = sampling
@@ -66,17 +66,17 @@ class MaskedRows:
         """
         logits_RV, self._logits_RV = self._logits_RV, None
         assert logits_RV is not None, "masked rows are sampled once"
-        with_mask = np.array(masks.rows, dtype=np.int64)
-        without = np.setdiff1d(self._rows, with_mask)
-        self._sampling.table.shrink(self._step.slots_S[without])
-        if not len(with_mask):
+        if len(masks.rows) < len(self._rows):
+            without = sorted(set(self._rows) - set(masks.rows))
+            self._sampling.table.shrink(self._step.slots_S[without])
+        if not masks.rows:
             return
         try:
-            self._drawn = self._sample(logits_RV, with_mask, masks)
+            self._drawn = self._sample(logits_RV, masks)
             return
         except torch.OutOfMemoryError as error:
             reason = str(error)
-        raise StepOutOfMemory(f"the sampling of {len(with_mask)} masked rows: {reason}")
+        raise StepOutOfMemory(f"the sampling of {len(masks.rows)} masked rows: {reason}")
 
     def collect(self) -> Drawn | None:
         """Wait for what was sampled; None where nothing was."""
@@ -86,18 +86,18 @@ class MaskedRows:
         (token_ids,) = download.wait()
         return Drawn(rows, token_ids.tolist(), samples.logprobs, samples.failed)
 
-    def _sample(
-        self, logits_RV: Tensor, rows_M: np.ndarray[tuple[int], np.dtype[np.int64]], masks: StepMasks
-    ) -> tuple[Sequence[int], DeviceSamples, Download]:
+    def _sample(self, logits_RV: Tensor, masks: StepMasks) -> tuple[Sequence[int], DeviceSamples, Download]:
         parts, step = self._sampling, self._step
         parts.timer.begin(follows=True)
-        places_M = np.searchsorted(step.sampling_R, rows_M)
+        rows_M = np.array(masks.rows, dtype=np.int64)
         slots, lens = step.slots_S[rows_M], step.seq_lens[rows_M]
-        words = [masks.allowed] if masks.if_likeliest is None else [masks.allowed, masks.if_likeliest]
-        slots_M, lens_M, at_M, allowed_MW, *more = parts.upload.send(
-            [slots, lens.astype(np.int32), places_M, *map(np.ascontiguousarray, words)]
-        )
-        logits_MV = logits_RV if len(rows_M) == len(logits_RV) else logits_RV.index_select(0, at_M)
+        sent: list[Array] = [slots, lens.astype(np.int32), masks.allowed]
+        if is_part := len(rows_M) < len(logits_RV):
+            sent.append(step.sampling_R.searchsorted(rows_M))
+        if masks.if_likeliest is not None:
+            sent.append(masks.if_likeliest)
+        slots_M, lens_M, allowed_MW, *more = parts.upload.send(sent)
+        logits_MV = logits_RV.index_select(0, more.pop(0)) if is_part else logits_RV
         if more:
             allowed_MW = _with_likeliest(allowed_MW, more[0], logits_MV)
         samples = parts.sampler.sample(

@@ -20,6 +20,7 @@ from pagefleet_kernels.nonfinite import flag_nonfinite, scrub_slots
 from torch import Tensor
 
 from pagefleet_engine.core.step import FailureKind, StepMasks, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.layers.embedding import LMHead
 from pagefleet_engine.worker.device_timer import make_idle_timer
 from pagefleet_engine.worker.forward import CausalModel, Forward, StepShape
 from pagefleet_engine.worker.logits_processors import LogitsProcessor
@@ -72,9 +73,15 @@ class ModelRunner:
     """One model, the pages it attends to, and the requests it works on."""
 
     def __init__(
-        self, model: CausalModel, forward: Forward, pool: Tensor, state: RequestState, vocab_size: int
+        self,
+        model: CausalModel,
+        forward: Forward,
+        pool: Tensor,
+        state: RequestState,
+        vocab_size: int,
+        divided_head: LMHead | None = None,
     ) -> None:
-        """`forward` runs `model` over `state.inputs`; `pool` is its KV pool."""
+        """`forward` runs `model` over `state.inputs`; `pool` is its KV pool; `divided_head`: see Model."""
         self._model = model
         self._forward = forward
         self._pool = pool
@@ -82,6 +89,7 @@ class ModelRunner:
         self._inputs = state.inputs
         self._sampler = state.sampler
         self._upload = state.upload
+        self._divided_head = divided_head
         self._kernels = state.kernels
         self._device = pool.device
         self._prompts = PromptLogprobs(model.logits, vocab_size)
@@ -117,10 +125,14 @@ class ModelRunner:
         prompts = self._prompts.launch(plan.rows, rows.first_S1, hidden_TD)
         samples = masked = None
         if sampled is not None:
-            logits_RV = self._logits(hidden_TD, sampled)
-            samples = self._sample(logits_RV, sampled)
-            if plan.masked:
-                masked = MaskedRows(plan.masked, rows, logits_RV, self._sampling)
+            last_R = sampled.last_token_R
+            hidden_RD = hidden_TD if last_R is None else hidden_TD.index_select(0, last_R)
+            samples = self._sample_part(hidden_RD, sampled)
+            if samples is None:
+                logits_RV = self._model.logits(hidden_RD)
+                samples = self._sample(logits_RV, sampled)
+                if plan.masked:
+                    masked = MaskedRows(plan.masked, rows, logits_RV, self._sampling)
         download = start_download([bad_T] if samples is None else [bad_T, samples.token_ids_R], self._device)
         self._timer.end()
         return LaunchedStep(plan, rows, download, samples, masked, prompts)
@@ -158,20 +170,21 @@ class ModelRunner:
             return None
         slots, lens, last = rows.slots_S[at], rows.seq_lens[at], rows.first_S1[at + 1] - 1
         self._table.grow(slots)
-        is_whole = len(at) == rows.num_tokens
-        places_F = None
-        if masked:
-            free_F = np.flatnonzero(~np.isin(at, masked))
-            slots, lens = slots[free_F], lens[free_F]
-            rows_R4, last_R, slots_F, lens_F, places_F = self._upload.send(
-                [table_R4, last, slots, lens.astype(np.int32), free_F]
-            )
-        else:
-            rows_R4, last_R, slots_F, lens_F = self._upload.send([table_R4, last, slots, lens.astype(np.int32)])
+        sent: list[Array] = [table_R4, last]
+        if len(masked) < len(at):
+            if masked:
+                free_F = np.delete(np.arange(len(at)), at.searchsorted(masked))
+                slots, lens = slots[free_F], lens[free_F]
+                sent.append(free_F)
+            sent += [slots, lens.astype(np.int32)]
+        rows_R4, last_R, *more = self._upload.send(sent)
         self._inputs.prepare(rows_R4, shape.num_tokens)
-        return _Sampled(
-            SampleRows(slots=slots, slots_R=slots_F, lens=lens, lens_R=lens_F), None if is_whole else last_R, places_F
-        )
+        last_token_R = None if len(at) == rows.num_tokens else last_R
+        if not more:
+            return _Sampled(None, last_token_R, None)
+        *places, slots_F, lens_F = more
+        free = SampleRows(slots=slots, slots_R=slots_F, lens=lens, lens_R=lens_F)
+        return _Sampled(free, last_token_R, places[0] if places else None)
 
     def _contain(self, hidden_TD: Tensor) -> Tensor:
         """Flag tokens whose hidden states are not numbers, and clean what they wrote to their pages; bool [T].
@@ -183,12 +196,15 @@ class ModelRunner:
         scrub_slots(self._pool, self._inputs.slot_mappings(len(hidden_TD)), bad_T, backend=self._kernels)
         return bad_T
 
-    def _logits(self, hidden_TD: Tensor, sampled: _Sampled) -> Tensor:
-        last_R = sampled.last_token_R
-        return self._model.logits(hidden_TD if last_R is None else hidden_TD.index_select(0, last_R))
+    def _sample_part(self, hidden_RD: Tensor, sampled: _Sampled) -> DeviceSamples | None:
+        """Sample from this rank's logits alone; None where a row needs those of all tokens."""
+        head, rows = self._divided_head, sampled.rows
+        if head is None or rows is None or sampled.places_F is not None or not self._sampler.needs_part(rows):
+            return None
+        return self._sampler.sample(head.own(hidden_RD), rows, part=head.part)
 
     def _sample(self, logits_RV: Tensor, sampled: _Sampled) -> DeviceSamples | None:
-        if not len(sampled.rows.slots):
+        if sampled.rows is None:
             return None
         places_F = sampled.places_F
         logits_FV = logits_RV if places_F is None else logits_RV.index_select(0, places_F)
@@ -199,8 +215,8 @@ class ModelRunner:
 class _Sampled:
     """The rows that sample."""
 
-    rows: SampleRows
-    """Those without a mask."""
+    rows: SampleRows | None
+    """Those without a mask, if there are any."""
     last_token_R: Tensor | None
     """int64 [R], where the last token of each stands among the T; None when these are all tokens in order."""
     places_F: Tensor | None
@@ -258,11 +274,12 @@ class LaunchedStep:
         """`token_ids`: of the rows without a mask, if there are any."""
         drawn = []
         if self.samples is not None:
-            rows = self.rows.sampling_R
+            rows = self.rows.sampling_R.tolist()
             if self.plan.masked:
-                rows = rows[~np.isin(rows, self.plan.masked)]
+                masked = set(self.plan.masked)
+                rows = [row for row in rows if row not in masked]
             samples = self.samples
-            drawn.append(Drawn(rows.tolist(), token_ids[0].tolist(), samples.logprobs, samples.failed))
+            drawn.append(Drawn(rows, token_ids[0].tolist(), samples.logprobs, samples.failed))
         if self.masked is not None and (late := self.masked.collect()) is not None:
             drawn.append(late)
         return drawn

@@ -38,6 +38,7 @@ def profile_facts(
     """
     facts = {
         "arch": dataclasses.asdict(arch),
+        "ranks": config.parallel.world_size,
         "dtype": str(dtype),
         "max_model_len": max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,

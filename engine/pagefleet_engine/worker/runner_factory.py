@@ -115,7 +115,9 @@ class RunnerFactory:
                 self._graph_mode, self._graph_sizes, limits.max_num_seqs, self._mixed_graph_sizes
             )
             forward = graphs = GraphForward(self._model, backend, dispatcher, CudaGraphs(self._device))
-        return BuiltRunner(ModelRunner(self._model, forward, pool, state, limits.vocab_size), state, pool, graphs)
+        head = self._model.divided_head
+        runner = ModelRunner(self._model, forward, pool, state, limits.vocab_size, head)
+        return BuiltRunner(runner, state, pool, graphs)
 
     def _backend(self, pool: Tensor, layout: KVLayout) -> AttentionBackend:
         setting = self._config.execution.attention_backend

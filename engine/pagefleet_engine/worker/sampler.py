@@ -20,7 +20,7 @@ from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.sampling import sample_tokens
 from pagefleet_kernels.sampling_edits import History
 from pagefleet_kernels.sampling_record import TokenRecord
-from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT
+from pagefleet_kernels.sampling_rows import NOT_NUMBERS, NOTHING_LEFT, VocabularyPart
 from pagefleet_kernels.token_mask import mask_tokens_
 from torch import Tensor
 
@@ -86,10 +86,27 @@ class Sampler:
         """Tokens of a request's output that were not sampled."""
         self._table.counts.put_out(slot, token_ids)
 
-    def sample(self, logits_RV: Tensor, rows: SampleRows, allowed_RW: Tensor | None = None) -> DeviceSamples:
+    def needs_part(self, rows: SampleRows) -> bool:
+        """Whether each rank needs the logits of its own tokens alone, as long as no row has a mask."""
+        batch = self._table.batch(rows.slots)
+        return (
+            batch.processed is None
+            and batch.edits is None
+            and not batch.rows.any_truncated
+            and not len(batch.logprob_rows)
+        )
+
+    def sample(
+        self,
+        logits_RV: Tensor,
+        rows: SampleRows,
+        allowed_RW: Tensor | None = None,
+        part: VocabularyPart | None = None,
+    ) -> DeviceSamples:
         """Draw a token for each row and put it after the tokens of its slot, where it is one.
 
         May write into `logits_RV` (any float type). `allowed_RW`: int32, see `token_mask`; None: all tokens are.
+        `part`: whose logits these are, where `needs_part`.
         """
         batch, counts = self._table.batch(rows.slots), self._table.counts
         raw_LV = logits_RV.index_select(0, batch.logprob_rows_L) if len(batch.logprob_rows) else None
@@ -103,7 +120,7 @@ class Sampler:
             logits_RV = batch.edits.apply(logits_RV, counts.table, history, rows.lens)
         counts_PV = None if batch.count_row_R is None else counts.table
         record = TokenRecord(self._tokens_SM, rows.slots_R, counts_PV, batch.count_row_R)
-        token_ids_R = sample_tokens(logits_RV, batch.rows, rows.lens_R, record, backend=self._kernels)
+        token_ids_R = sample_tokens(logits_RV, batch.rows, rows.lens_R, record, part=part, backend=self._kernels)
         if raw_LV is None:
             return DeviceSamples(token_ids_R, None, failed)
         tokens_L = token_ids_R.index_select(0, batch.logprob_rows_L)

@@ -17,8 +17,10 @@ from pagefleet_engine.loader.load import load_model, resolve_dtype
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
+from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import (
+    DeviceMemory,
     keep_step_memory,
     limit_kernel_caches,
     probe_memory,
@@ -48,15 +50,24 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Owns weights, KV pool and runner. Constructed in the thread that executes."""
 
-    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path,
+        arch: ModelArch,
+        times: StartupTimes | None = None,
+        communicators: Communicators | None = None,
+    ) -> None:
         """Load the model in `folder`, whose shape is `arch`; `times` learns how long each phase takes.
+
+        `communicators`: the ranks that this one computes with; None: it is alone.
 
         Raises:
             ModelLoadError: the weights cannot be loaded.
             ConfigError: the settings do not fit the model or the device.
         """
-        times = times or StartupTimes()
-        self._times = times
+        self._times = times = times or StartupTimes()
+        self._communicators = communicators or Communicators()
         self._config = config
         fp8_cache = config.cache.kv_cache_dtype == "fp8"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
@@ -76,7 +87,9 @@ class Worker:
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         with times.phase("weights"), naming_the_remedy("weights"):
-            self._model = load_model(folder, arch, self._placement(), config.model.load_format, config.model.seed)
+            self._model = load_model(
+                folder, arch, self._placement(), config.model.load_format, config.model.seed, times.count
+            )
         if config.execution.compile:
             self._model = self._compiled(self._model)
         self._factory = RunnerFactory(config, self._model, self.kv_groups, self._kv_dtype, self._device)
@@ -92,6 +105,11 @@ class Worker:
                 self.cache.max_model_len,
                 max_model_len,
             )
+        self._start()
+
+    def _start(self) -> None:
+        """Make the pool and the runner, and warm up."""
+        times = self._times
         limits = self._factory.limits(self.cache.max_model_len, self.max_in_flight)
         with times.phase("kv_pool"), naming_the_remedy("kv_pool"):
             built = self._factory.make(limits, self.cache.num_blocks)
@@ -100,7 +118,7 @@ class Worker:
         """The KV pool as bytes, for connectors."""
         if built.graphs is not None:
             with times.phase("graphs"), naming_the_remedy("graphs"), torch.inference_mode():
-                _log.info("%s", built.graphs.capture(built.state.inputs).describe())
+                _log.info("%s", built.graphs.capture(built.state.inputs, count=times.count).describe())
         with times.phase("warm_up"), naming_the_remedy("warm_up"):
             self._warm_up(limits)
 
@@ -138,7 +156,7 @@ class Worker:
         """Where and how the model's tensors live."""
         traceable = self._config.execution.compile
         use_kernels = self._device.type == "cuda" and not traceable
-        return Placement(self._dtype, self._device, use_kernels, traceable=traceable)
+        return Placement(self._dtype, self._device, use_kernels, traceable=traceable, tensor=self._communicators.tensor)
 
     def _compiled(self, model: Model) -> Model:
         """The model with its layers compiled for steps of any size.
@@ -163,28 +181,45 @@ class Worker:
         if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
             budget = self._budget(self._needs.blocks(max_model_len) * bytes_per_block, max_model_len)
         size = size_kv_cache(cache, self._needs, bytes_per_block, max_model_len, budget, exact_len=asked_for)
-        check_free(size, probe_memory(self._device).free)
-        return size
+        check_free(size, self._memory().free)
+        return self._common(size)
+
+    def _common(self, size: KVCacheSize) -> KVCacheSize:
+        """The pool that every rank has room for."""
+        ranks = self._communicators.tensor
+        if ranks.size == 1:
+            return size
+        both = torch.tensor([size.num_blocks, size.max_model_len], device=self._device)
+        num_blocks, longest = ranks.all_reduce(both, "min").tolist()
+        per_request = self._needs.blocks(longest)
+        return replace(size, num_blocks=num_blocks, max_model_len=longest, blocks_per_request=per_request)
+
+    def _memory(self) -> DeviceMemory:
+        return probe_memory(self._device, self._communicators.tensor)
 
     def _budget(self, request_bytes: int, max_model_len: int) -> int:
         utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler
         if self._device.type == "cpu":
             activations = activation_bytes(
-                self._arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
+                self._model.arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
             )
-            memory = probe_memory(self._device).without(self._config.kv_transfer.host_memory)
+            ranks = self._config.parallel.data_parallel_size
+            memory = self._memory().shared_by(ranks).without(self._config.kv_transfer.host_memory)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         with self._times.phase("profile"):
             step = self._profile(max_model_len)
-        return memory_budget(probe_memory(self._device), utilization, step.activations + step.graphs)
+        return memory_budget(self._memory(), utilization, step.activations + step.graphs)
 
     def _profile(self, max_model_len: int) -> StepMemory:
         """Measure the largest step, on a CUDA device with a small pool, or recall what an earlier start measured."""
         execution = self._config.execution
-        facts = profile_facts(self._config, self._arch, self._dtype, max_model_len, device_facts(self._device))
+        facts = profile_facts(self._config, self._model.arch, self._dtype, max_model_len, device_facts(self._device))
         cache = ProfileCache(default_cache_dir(execution.cache_dir), facts)
         known = cache.load() if execution.profile_cache else None
-        if known is not None:
+        # Ranks measure together: a step takes all of them.
+        found = torch.tensor(known is not None, device=self._device, dtype=torch.int32)
+        all_know = self._communicators.tensor.all_reduce(found, "min").item()
+        if known is not None and all_know:
             return known
         measured = measure_step_memory(
             self._factory, self._factory.limits(max_model_len, self.max_in_flight), self._device

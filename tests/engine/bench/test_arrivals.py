@@ -7,7 +7,7 @@ import math
 import statistics
 
 import pytest
-from pagefleet_engine.bench.serve import arrival_times
+from pagefleet_engine.bench.offered_load import arrival_times
 
 
 def gaps(rate: float, burstiness: float, seed: int = 0) -> list[float]:

@@ -20,6 +20,15 @@ def test_latencies_of_a_request() -> None:
     assert (SINGLE.tpot, SINGLE.itl) == (0.0, [])
 
 
+def test_the_servers_count_is_better_than_that_of_the_events() -> None:
+    """A server may send several tokens at once."""
+    merged = Timing(0.0, 10, [0.1, 0.3], num_counted=5)
+    assert merged.num_output_tokens == 5
+    assert merged.tpot == pytest.approx(0.05)
+    assert merged.itl == pytest.approx([0.2])
+    assert QUICK.num_output_tokens == 3
+
+
 def test_goodput_counts_those_that_kept_every_promise() -> None:
     slo = parse_slo(["ttft:500", "tpot:35"])
     assert [meets(timing, slo) for timing in (QUICK, SLOW, SINGLE)] == [True, False, True]

@@ -40,7 +40,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_latency(tmp_path: Path) -> None:
-    report = run(tmp_path, "latency", *SMALL, "--batch-size=2", "--input-len=9", "--output-len=4", "--repeats=2")
+    report = run(tmp_path, "latency", *SMALL, "--batch-size=2", "--input-len=9", "--output-len=48", "--repeats=2")
     figures = report["figures"]
     assert figures["per_token_ms"]["p50"] > 0
     assert figures["output_tokens_per_s"] == pytest.approx(2e3 / figures["per_token_ms"]["p50"])
@@ -94,7 +94,7 @@ def test_serve_starts_a_server_and_draws_what_it_saw(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["nope"], "no benchmark: give one of latency"),
-        (["latency"], "no model is given: say --model FOLDER or --shape"),
+        (["latency"], "no model is given: say --model MODEL or --shape"),
         (["latency", "--shape", "gpt-5"], "invalid choice: 'gpt-5'"),
         (["latency", "--shap"], "expected one argument"),
         (["latency", "--shape=llama-1m", "--block-size=0"], "block_size is 0: give at least 1"),

@@ -19,6 +19,7 @@ import pytest
 from pagefleet_engine import LLM
 from pagefleet_engine.client import async_client
 from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.client.core_process import CoreProcess, Surroundings
 from pagefleet_engine.client.stream import Generation
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.stop import Stop
@@ -30,6 +31,7 @@ from pagefleet_engine.errors import (
     EngineDead,
     InvalidRequest,
     ModelLoadError,
+    ProfileRefused,
     QueueFull,
     RequestFailed,
 )
@@ -65,6 +67,22 @@ async def running(options: str = "", on_death: Callable[[], None] | None = None)
         yield client
     finally:
         await client.close()
+
+
+def test_loading_can_be_followed_until_it_is_over(tmp_path: Path) -> None:
+    async def test() -> None:
+        may_end = tmp_path / "loaded"
+        config = EngineConfig(model=ModelConfig(model=f"fake?load_when={may_end}"))
+        client = AsyncEngineClient([CoreProcess(config, COMMAND)], TOKENIZER, None)
+        assert client.loading()[0].phase == "starting"
+        loading = asyncio.create_task(client.load())
+        await eventually(lambda: client.loading()[0].share == 0.75)
+        assert client.loading()[0].phase == "weights"
+        may_end.touch()
+        await loading
+        await client.close()
+
+    run(test)
 
 
 async def tokens_of(
@@ -123,12 +141,12 @@ async def last_transfers(client: AsyncEngineClient) -> None:
     client.drain()
     await client.transfers_over()
     stats = CoreStats(0, 0, 0.0, 0, 0, 0, 0)
-    await client._take(StepOutputs([], msgspec.structs.replace(stats, transfers_owed=2)))
+    await client._cores[0].take(StepOutputs([], msgspec.structs.replace(stats, transfers_owed=2)))
     waiting = asyncio.create_task(client.transfers_over())
     for _ in range(5):
         await asyncio.sleep(0)
     assert not waiting.done()
-    await client._take(StepOutputs([], stats))
+    await client._cores[0].take(StepOutputs([], stats))
     await waiting
 
 
@@ -159,7 +177,7 @@ def test_a_prompt_is_sent_once_and_not_checked_again_on_the_loop(monkeypatch: py
 
     async def scenario() -> None:
         async with running() as client:
-            monkeypatch.setattr(client._socket, "send", sent.append)
+            monkeypatch.setattr(client._cores[0]._socket, "send", sent.append)
             prompt = [1] * 100_000
             output = client.generate(Generation("r", [prompt], SamplingParams(n=128)))
             first = asyncio.create_task(anext(output))
@@ -176,7 +194,7 @@ def test_a_prompt_is_sent_once_and_not_checked_again_on_the_loop(monkeypatch: py
 
 async def garbage(client: AsyncEngineClient) -> None:
     for data in (b"", b"\xc1", b"GET / HTTP/1.1\r\n\r\n", b"\x91" * 10_000, b"\x92\xa3add\x01"):
-        client._socket.send_bytes(data)
+        client._cores[0]._socket.send_bytes(data)
     assert await tokens_of(client, 10, SamplingParams(max_tokens=1)) == [11]
     assert client.stats is not None
     assert client.stats.messages_dropped == 5
@@ -277,7 +295,7 @@ def test_a_killed_core_ends_every_request() -> None:
             crowd = [asyncio.create_task(tokens_of(client, 1, LONG, f"r{n}")) for n in range(8)]
             await asyncio.sleep(0.2)
             killed_at = time.monotonic()
-            os.kill(client.core_pid, signal.SIGKILL)
+            os.kill(client.core_pids[0], signal.SIGKILL)
             results = await asyncio.gather(*crowd, return_exceptions=True)
             assert time.monotonic() - killed_at < 20
             assert [type(result) for result in results] == [EngineDead] * 8
@@ -293,12 +311,12 @@ def test_a_stopped_core_shows_as_stalled() -> None:
     async def scenario() -> None:
         async with running("delay=0.001") as client:
             await tokens_of(client, 1, SamplingParams(max_tokens=2))
-            os.kill(client.core_pid, signal.SIGSTOP)
+            os.kill(client.core_pids[0], signal.SIGSTOP)
             assert client.health().stalled_s == 0, "an idle core that is stopped owes nothing yet"
             waiting = asyncio.create_task(tokens_of(client, 1, SamplingParams(max_tokens=2)))
             await eventually(lambda: client.health().stalled_s > 0.3)
             assert client.health().alive
-            os.kill(client.core_pid, signal.SIGCONT)
+            os.kill(client.core_pids[0], signal.SIGCONT)
             assert await waiting == [2, 3]
             assert client.health().stalled_s == 0
 
@@ -309,7 +327,7 @@ def test_signals_are_the_api_process_s_business() -> None:
     async def scenario() -> None:
         async with running() as client:
             for number in (signal.SIGTERM, signal.SIGINT):
-                os.kill(client.core_pid, number)
+                os.kill(client.core_pids[0], number)
             assert await tokens_of(client, 1, SamplingParams(max_tokens=1)) == [2]
 
     run(scenario)
@@ -327,6 +345,19 @@ def test_a_broken_device_fails_the_request_and_then_the_core(in_flight: int) -> 
             await asyncio.wait_for(died.wait(), 30)
 
     run(scenario)
+
+
+def test_a_core_that_lost_its_ranks_says_so_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        died = asyncio.Event()
+        async with running("dead=1", died.set) as client:
+            with pytest.raises(EngineDead):
+                await tokens_of(client, 1, SamplingParams())
+            await asyncio.wait_for(died.wait(), 30)
+
+    run(scenario)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert line.endswith("rank 1 was killed")
 
 
 def test_a_client_that_cannot_deliver_is_dead_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +443,7 @@ def test_a_core_that_ends_without_a_word_is_noticed() -> None:
 def test_closing_ends_the_core_and_removes_its_folder() -> None:
     async def scenario() -> None:
         async with running("delay=0.01") as client:
-            pid, folder = client.core_pid, client._process.folder
+            pid, folder = client.core_pids[0], client._cores[0].process.folder
             assert folder.stat().st_mode & 0o777 == 0o700
             waiting = asyncio.create_task(tokens_of(client, 1, LONG))
             await asyncio.sleep(0.05)
@@ -431,7 +462,7 @@ sys.path.insert(0, {root!r})
 from tests.engine.client.test_async_client import running, tokens_of, LONG
 async def main():
     async with running("delay=0.01") as client:
-        print(client.core_pid, client._process.folder, flush=True)
+        print(client.core_pids[0], client._cores[0].process.folder, flush=True)
         await tokens_of(client, 1, LONG)
         await asyncio.sleep(60)
 asyncio.run(main())
@@ -457,3 +488,32 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_core_without_a_folder_records_no_profile() -> None:
+    async def test() -> None:
+        async with running() as client:
+            with pytest.raises(ProfileRefused, match="records no profiles"):
+                await client.start_profile()
+
+    asyncio.run(test())
+
+
+def test_who_waits_for_a_profile_is_told_of_the_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        config = EngineConfig(model=ModelConfig(model="fake?"))
+        client = AsyncEngineClient(
+            [CoreProcess(config, COMMAND, Surroundings(profiler_dir=str(tmp_path)))], TOKENIZER, None
+        )
+        await client.load()
+        os.kill(client.core_pids[0], signal.SIGSTOP)
+        waiting = asyncio.create_task(client.start_profile())
+        await asyncio.sleep(0)
+        os.kill(client.core_pids[0], signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            await waiting
+        with pytest.raises(EngineDead):
+            await client.stop_profile()
+        await client.close()
+
+    asyncio.run(test())

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from pagefleet_engine.client.core_process import CoreProcess
+from pagefleet_engine.client.core_process import CoreProcess, Surroundings
 from pagefleet_engine.config import EngineConfig, ModelConfig
 from pagefleet_engine.engine_core.process import CoreStart
 
@@ -17,7 +17,9 @@ COPY_FIRST_LINE = "import sys; open(sys.argv[1], 'wb').write(sys.stdin.buffer.re
 async def start_and_end(file: Path, fleet_key_file: str | None) -> None:
     """Start a core that writes down what it is told, and wait for its end."""
     command = (sys.executable, "-c", COPY_FIRST_LINE, str(file))
-    process = CoreProcess(EngineConfig(model=ModelConfig(model="m")), command, None, fleet_key_file)
+    process = CoreProcess(
+        EngineConfig(model=ModelConfig(model="m")), command, Surroundings(fleet_key_file=fleet_key_file)
+    )
     ended = asyncio.Event()
     try:
         process.start(ended.set)

@@ -75,7 +75,7 @@ def test_blocks_of_resumed_tokens_are_shared_like_others_and_counted_once() -> N
     assert engine.outcomes["again"].token_ids == told[9:]
     assert again.num_cached_tokens == len(PROMPT)  # of the prompt: 28 tokens came from the cache
     stats = engine.scheduler.stats()
-    assert (stats.prefix_cache_queries_tokens, stats.prefix_cache_hits_tokens) == (20 + 29, 28)
+    assert (stats.lookups.queried_tokens, stats.lookups.hit_tokens) == (20 + 29, 28)
 
 
 @pytest.mark.parametrize(

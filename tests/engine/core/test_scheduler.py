@@ -188,7 +188,7 @@ def test_a_second_request_reuses_a_prefix_and_says_so() -> None:
     assert engine.outcomes["b"].num_cached_tokens == 8
     assert engine.outcomes["b"].token_ids == engine.outcomes["a"].token_ids
     stats = engine.scheduler.stats()
-    assert (stats.prefix_cache_queries_tokens, stats.prefix_cache_hits_tokens) == (20, 8)
+    assert (stats.lookups.queried_tokens, stats.lookups.hit_tokens) == (20, 8)
 
 
 def test_a_prompt_still_being_computed_is_shared_only_as_far_as_it_is() -> None:

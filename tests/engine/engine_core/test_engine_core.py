@@ -175,3 +175,27 @@ def test_shutdown_reaches_the_executor(core: EngineCore) -> None:
     core.shutdown()
     assert isinstance(core.executor, CountingExecutor)
     assert core.executor.is_shut_down
+
+
+def test_a_device_that_is_gone_ends_the_core_at_once() -> None:
+    def gone(plan: StepPlan) -> None:
+        raise EngineDead("rank 1 is gone")
+
+    core = scripted_core(CONFIG, gone)
+    core.add(message("a"))
+    with pytest.raises(EngineDead, match="rank 1 is gone"):
+        core.step()
+
+
+def test_a_device_that_is_gone_is_noticed_while_idle(core: EngineCore) -> None:
+    executor = core.executor
+    assert isinstance(executor, CountingExecutor)
+    executor.bells = (99,)
+    assert core.bells == [99]
+
+    def gone() -> None:
+        raise EngineDead("rank 1 is gone")
+
+    executor.check = gone  # type: ignore[method-assign]
+    with pytest.raises(EngineDead, match="rank 1 is gone"):
+        core.settle()

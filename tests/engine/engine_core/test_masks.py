@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.engine_core import EngineCore
-from pagefleet_engine.engine_core.masks import _only_token
+from pagefleet_engine.engine_core.masks import _of_one_word, _only_token
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
-from pagefleet_engine.errors import GrammarFailed
+from pagefleet_engine.errors import GrammarFailed, StepOutOfMemory
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_protocol.structured_outputs import StructuredOutputsParams
@@ -224,6 +225,16 @@ def test_a_form_is_compiled_off_the_queue_and_others_run(core: EngineCore, sourc
     assert len(tokens(outputs["free"])) == 12
 
 
+def test_forms_wait_in_their_tenants_turns_and_too_many_are_turned_away(core: EngineCore, source: TrieSource) -> None:
+    for name, salt in (("a", None), ("b", "own"), ("c", "t-c"), ("d", "t-c/own")):
+        core.add(AddRequest(name, [9], SamplingParams(structured_outputs=FORM), (EOS,), cache_salt=salt))
+    assert source.tenants == ["", "own", "t-c", "t-c"]
+    source.max_forms = 4
+    (refused,) = ask(core, "late", FORM)
+    assert (refused.error_kind, refused.retry_after_s) == ("queue_full", 5.0)
+    assert set(run(core)) == {"a", "b", "c", "d"}
+
+
 def test_a_form_that_does_not_compile_ends_its_own_request(core: EngineCore, source: TrieSource) -> None:
     source.turns = 2
     ask(core, "bad", FORM, n=2)
@@ -263,6 +274,30 @@ def test_a_form_that_breaks_within_a_stretch_ends_its_own_request(
     assert tokens(outputs["free"]) == list(range(11, 23))
 
 
+def test_no_room_to_sample_masked_rows_ends_their_requests_alone(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def no_room(*row: object) -> None:
+        raise StepOutOfMemory("tried to allocate 2 GiB")
+
+    ask(core, "free", None)
+    ask(core, "form", LONG, prompt=[49], logprobs=0)
+    ask(core, "forced", LONG)
+    begun = core.step()
+    monkeypatch.setattr(core.executor, "sample", no_room)
+    ask(core, "next", FORM)
+    outputs = run(core)
+    for name in ("form", "next", "forced"):
+        assert outputs[name][-1].error_kind == "out_of_memory"
+        assert outputs[name][-1].finish_reason == "error"
+    assert tokens([output for output in begun if output.request_id == "free"] + outputs["free"]) == list(range(11, 23))
+    assert core.stats().out_of_memory_steps >= 1
+    monkeypatch.undo()
+    ask(core, "form", FORM)
+    assert tokens(run(core)["form"]) == [20, 30, 25]
+
+
 def test_a_request_whose_form_compiles_may_leave(core: EngineCore, source: TrieSource) -> None:
     source.turns = 3
     ask(core, "form", FORM)
@@ -299,6 +334,52 @@ def test_the_only_token_of_a_mask(token: int) -> None:
     mask[token // 32] = 5 << min(token % 32, 29)
     assert _only_token(mask.view(np.int32)) is None
     assert _only_token(np.zeros(3, dtype=np.int32)) is None
+
+
+def test_quick_masks_are_filled_behind_a_launch_that_no_row_goes_on_from_without(
+    source: TrieSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And beside it where one goes on."""
+    monkeypatch.setattr("pagefleet_engine.engine_core.masks.GRACE_S", 100.0)
+    core = scripted_core(CONFIG, max_in_flight=1, suppliers=Suppliers(grammars=source))
+    assert isinstance(core.executor, CountingExecutor)
+    launch, fill, events = core.executor.launch, source.fill, core.executor.events
+    behind: list[bool] = []
+    masked: list[StepPlan] = []
+    changed = threading.Condition()
+
+    def noted(rows: Any, masks: Any) -> dict[int, Exception]:
+        with changed:
+            behind.append(events[-1:] == [("launch", core.stats().steps)])
+            changed.notify()
+        return fill(rows, masks)
+
+    def launched(plan: StepPlan) -> PendingStep:
+        masked.extend([plan] if plan.masked else [])
+        if len(plan.rows) > len(plan.masked) or len(masked) == 1:  # when nothing says yet that they are quick
+            with changed:
+                assert changed.wait_for(lambda: len(behind) >= len(masked), 10)
+        return launch(plan)
+
+    monkeypatch.setattr(source, "fill", noted)
+    monkeypatch.setattr(core.executor, "launch", launched)
+    ask(core, "form", FORM)
+    assert tokens(run(core)["form"]) == [20, 30, 25]
+    assert behind == [False, True, True]
+    ask(core, "form", FORM)
+    ask(core, "free", None)
+    assert tokens(run(core)["form"]) == [20, 30, 25]
+    assert behind[3:] == [False] * 3
+    core.shutdown()
+
+
+@pytest.mark.parametrize("num_words", [3, 700])
+def test_rows_that_may_have_one_token_alone_are_found(num_words: int) -> None:
+    masks = np.zeros((4, num_words), dtype=np.int32)
+    masks[1, num_words - 1] = -1
+    masks[2, :2] = 1
+    masks[3, 0] = 8
+    assert _of_one_word(masks) == [1, 3]
 
 
 def test_a_thought_is_ended_by_its_budget_and_the_form_follows(core: EngineCore) -> None:

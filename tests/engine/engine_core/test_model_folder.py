@@ -15,8 +15,7 @@ def test_a_folder_with_a_config_is_taken(tmp_path: Path) -> None:
     ("model", "says"),
     [
         ("/no/such/folder", "no such folder; give a folder"),
-        ("some-org/some-model", "not fetched from a hub yet; download it"),
-        ("hf://org/name", "cannot fetch hf:// models; download it"),
+        ("some-org/some-model", "no such folder; give a folder"),
     ],
 )
 def test_what_is_no_folder_gets_a_remedy(model: str, says: str) -> None:

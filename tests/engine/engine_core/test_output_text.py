@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from pagefleet_engine.core.outputs import RequestUpdate
+from pagefleet_engine.core.outputs import RequestUpdate, Waits
 from pagefleet_engine.core.request import FinishReason
 from pagefleet_engine.engine_core.messages import RequestOutput, WireLogprobs
 from pagefleet_engine.engine_core.output_text import Chunk, OutputText, merge_chunks, spell_bad_words
@@ -151,11 +151,12 @@ def test_errors_come_out_as_what_they_were(kind: str, error: type[EngineError]) 
 
 
 def test_what_the_first_output_tells_goes_through_both_kinds_of_messages() -> None:
+    waits = Waits(1.0, 2.0, 0.25)
     for reason in (None, FinishReason.LENGTH):
-        update = RequestUpdate("r", [5], reason, num_cached_tokens=3, kv_wait_s=0.25)
+        update = RequestUpdate("r", [5], reason, num_cached_tokens=3, waits=waits)
         chunk = OutputText(None, SamplingParams()).push(to_wire(update))
         assert chunk is not None
-        assert (chunk.num_cached_tokens, chunk.kv_wait_s) == (3, 0.25)
+        assert (chunk.num_cached_tokens, chunk.waits) == (3, waits)
 
 
 def test_chunks_merge_to_what_they_say_together() -> None:
@@ -165,11 +166,17 @@ def test_chunks_merge_to_what_they_say_together() -> None:
     entry = WireLogprobs([1], [-1.0], 1)
     both = merge_chunks(
         [
-            Chunk("a", [1], [entry], [entry], num_cached_tokens=3, kv_wait_s=0.5),
+            Chunk("a", [1], [entry], [entry], num_cached_tokens=3, waits=Waits(1.0, 2.0)),
             Chunk("b", [2], [entry], None, "stop", "x"),
         ]
     )
-    assert both == Chunk("ab", [1, 2], [entry, entry], [entry], "stop", "x", 3, 0.5)
+    assert both == Chunk("ab", [1, 2], [entry, entry], [entry], "stop", "x", 3, Waits(1.0, 2.0))
+
+
+def test_an_end_without_tokens_takes_no_logprobs_away() -> None:
+    entry = WireLogprobs([1], [-1.0], 1)
+    merged = merge_chunks([Chunk("a", [1], [entry]), Chunk("", [], None, finish_reason="abort")])
+    assert (list(merged.token_ids), merged.logprobs, merged.finish_reason) == ([1], [entry], "abort")
 
 
 def test_bad_words_are_spelled_at_the_start_and_after_a_space() -> None:

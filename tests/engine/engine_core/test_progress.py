@@ -16,3 +16,16 @@ def test_the_reader_sees_what_the_writer_stamps(tmp_path: Path) -> None:
     writer.stamp(busy=False, steps=1)
     assert (reader.read().steps, reader.read().busy) == (1, False)
     reader.close()
+
+
+def test_loading_is_told_beside_steps(tmp_path: Path) -> None:
+    reader = ProgressReader(tmp_path / "progress")
+    assert (reader.loading().phase, reader.loading().share) == ("starting", None)
+    writer = ProgressWriter(tmp_path / "progress")
+    writer.loading("weights", 2**40, 2**42)
+    writer.stamp(busy=True, steps=7)
+    seen = reader.loading()
+    assert (seen.phase, seen.done, seen.total, seen.share) == ("weights", 2**40, 2**42, 0.25)
+    assert seen.seconds >= 0
+    assert reader.read().steps == 7
+    reader.close()

@@ -3,15 +3,17 @@
 import contextlib
 import os
 import select
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pagefleet_engine
 import pytest
-from pagefleet_engine.errors import InvalidRequest, QueueFull
+from pagefleet_engine.errors import GrammarFailed, InvalidRequest, QueueFull
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
 from pagefleet_engine.grammars.disk_cache import DiskCache
+from pagefleet_engine.grammars.guidance_backend import GuidanceBackend, GuidanceGrammar
 from pagefleet_engine.grammars.port import Grammar, Ticket
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
 from pagefleet_engine.text.model_files import load_tokenizer
@@ -98,7 +100,7 @@ def test_a_form_that_takes_too_long_is_killed_with_its_process() -> None:
 
 
 def test_a_form_that_takes_too_much_memory_is_refused_and_the_next_is_not() -> None:
-    compiler = made(None, GrammarLimits(memory=64 * 2**20))
+    compiler = made(None, GrammarLimits(seconds=120, memory=64 * 2**20))
     large = StructuredOutputsParams(choice=tuple(f"{i:0300}" for i in range(15_000)))
     with pytest.raises(InvalidRequest, match="takes too much memory"):
         wait(compiler, compiler.submit(large))
@@ -107,18 +109,41 @@ def test_a_form_that_takes_too_much_memory_is_refused_and_the_next_is_not() -> N
     compiler.close()
 
 
-def test_too_many_waiting_forms_are_turned_away() -> None:
-    compiler = made(None, GrammarLimits(waiting=2))
-    tickets = [compiler.submit(StructuredOutputsParams(regex=f"a{i}")) for i in range(2)]
+def test_too_many_waiting_forms_are_turned_away_and_others_find_room() -> None:
+    compiler = made(None, GrammarLimits(waiting=4))
+    tickets = [compiler.submit(StructuredOutputsParams(regex=f"a{i}"), "a") for i in range(2)]
+    with pytest.raises(QueueFull, match="2 of them yours") as refused:
+        compiler.submit(StructuredOutputsParams(regex="another"), "a")
+    assert refused.value.retry_after_s > 0
+    tickets.append(compiler.submit(StructuredOutputsParams(regex="another"), "b"))
     with pytest.raises(QueueFull):
-        compiler.submit(StructuredOutputsParams(regex="another"))
+        compiler.submit(StructuredOutputsParams(regex="one more"), "b")
+    tickets.append(compiler.submit(StructuredOutputsParams(regex="one more"), "c"))
+    with pytest.raises(QueueFull):
+        compiler.submit(StructuredOutputsParams(regex="the last"), "d")
+    tickets.append(compiler.submit(StructuredOutputsParams(regex="a0"), "d"))
     for ticket in tickets:
         wait(compiler, ticket)
     compiler.close()
 
 
+def test_a_flood_of_one_tenants_forms_delays_anothers_by_a_turn() -> None:
+    compiler = made(None)
+    flood = [compiler.submit(StructuredOutputsParams(regex=f"a{i}"), "a") for i in range(40)]  # the process starts
+    own = compiler.submit(StructuredOutputsParams(regex="b"), "b")
+    shared = compiler.submit(StructuredOutputsParams(regex="a39"), "b")
+    wait(compiler, own)
+    assert sum(ticket.done() for ticket in flood) <= 5
+    wait(compiler, shared)
+    assert sum(ticket.done() for ticket in flood) <= 10
+    for ticket in flood:
+        wait(compiler, ticket)
+    assert compiler.stats()["grammars_waiting"] == 0
+    compiler.close()
+
+
 def test_forms_that_nobody_waits_for_are_not_compiled() -> None:
-    compiler = made(None, GrammarLimits(waiting=2))
+    compiler = made(None, GrammarLimits(waiting=4))
     first = compiler.submit(StructuredOutputsParams(regex="a"))
     for i in range(5):
         compiler.submit(StructuredOutputsParams(regex=f"b{i}"))
@@ -143,6 +168,65 @@ def test_a_second_replica_finds_on_disk_what_the_first_has_compiled(tmp_path: Pa
         assert stats[f"grammars_{how}_total"] == 2
         assert stats["grammars_compiled_total"] + stats["grammars_disk_total"] == 2
         compiler.close()
+
+
+@pytest.mark.parametrize("how", ["compiled", "disk"])
+def test_none_waits_for_the_loading_of_a_large_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    large = StructuredOutputsParams(choice=tuple(f"{i:0100}" for i in range(1000)))
+    small, new = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="b")
+    if how == "disk":
+        first = made(tmp_path)
+        for form in (large, small):
+            wait(first, first.submit(form))
+        first.close()
+    gate, arrived, load = threading.Event(), threading.Event(), GuidanceBackend.load
+
+    def gated(backend: GuidanceBackend, compiled: bytes) -> GuidanceGrammar:
+        if len(compiled) > 100_000:
+            arrived.set()
+            assert gate.wait(60)
+        return load(backend, compiled)
+
+    monkeypatch.setattr(GuidanceBackend, "load", gated)
+    compiler = made(tmp_path)
+    try:
+        ticket = compiler.submit(large)
+        assert arrived.wait(60)
+        for form in (small, new):
+            assert wait(compiler, compiler.submit(form)) is not None
+        again = compiler.submit(large)
+        assert not ticket.done()
+        assert not again.done()
+        gate.set()
+        assert wait(compiler, ticket) is wait(compiler, again)
+        assert compiler.stats()[f"grammars_{how}_total"] == (2 if how == "disk" else 3)
+    finally:
+        gate.set()
+        compiler.close()
+
+
+def test_a_large_form_on_disk_that_cannot_be_loaded_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = StructuredOutputsParams(choice=tuple(f"{i:0100}" for i in range(1000)))
+    first = made(tmp_path)
+    wait(first, first.submit(large))
+    first.close()
+    faults, load = [ValueError("another version")], GuidanceBackend.load
+
+    def faulty(backend: GuidanceBackend, compiled: bytes) -> GuidanceGrammar:
+        if faults:
+            raise faults.pop()
+        return load(backend, compiled)
+
+    monkeypatch.setattr(GuidanceBackend, "load", faulty)
+    second = made(tmp_path)
+    wait(second, second.submit(large))
+    assert second.stats()["grammars_compiled_total"] == 1
+    faults.append(ValueError("damaged"))
+    with pytest.raises(GrammarFailed):
+        wait(second, second.submit(StructuredOutputsParams(choice=("a", "b"))))
+    second.close()
 
 
 def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:

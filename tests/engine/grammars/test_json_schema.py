@@ -71,6 +71,7 @@ class Maker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._kinds = [self.some_object, self.some_array, self.some_choice, self.some_tuple, self.some_union, self.when]
+        self._kinds += [self.some_set, self.some_containing]
 
     def one(self, depth: int) -> Any:
         if depth == 0 or self._rng.random() < 0.3:
@@ -95,6 +96,17 @@ class Maker:
 
     def some_tuple(self, depth: int) -> Any:
         return {"type": "array", "prefixItems": [self.one(depth) for _ in range(2)], "items": False, "minItems": 1}
+
+    def some_set(self, depth: int) -> Any:
+        values = self._rng.sample([1, 2, "x", None, [1], True], self._rng.randint(1, 4))
+        return {"type": "array", "items": {"enum": values}, "uniqueItems": True, "minItems": self._rng.randint(0, 1)}
+
+    def some_containing(self, depth: int) -> Any:
+        rng, values = self._rng, [1, 2.5, "x", None]
+        wanted: Any = rng.choice([{"type": "number"}, {"minimum": 2}, {"enum": rng.sample(values, 2)}, {"const": 1}])
+        least = rng.randint(0, 2)
+        schema = {"type": "array", "items": {"enum": values}, "contains": wanted, "minContains": least, "maxItems": 5}
+        return schema | ({"maxContains": least + rng.randint(0, 2)} if rng.random() < 0.6 else {})
 
     def some_choice(self, depth: int) -> Any:
         return {"anyOf": [self.one(depth) for _ in range(self._rng.randint(1, 3))]}
@@ -197,6 +209,11 @@ WHOLE: list[Any] = [
     {"not": {"enum": [True, None]}, "type": ["boolean", "null", "string"]},
     {"enum": [1, "a", None], "not": {"const": "a"}},
     {"minimum": 5},
+    {"not": {"minimum": 5}},
+    {"not": {"maxLength": 1, "minItems": 1}},
+    {"not": {"enum": [1, None, 0.5]}},
+    {"if": {"exclusiveMaximum": 5}, "then": {"minimum": 0}, "else": {"multipleOf": 10}},
+    {"contains": {"type": "integer"}},
     {"maxLength": 1},
     {"items": {"type": "integer"}},
     {"properties": {"a": {"type": "integer"}}},
@@ -238,6 +255,40 @@ def test_every_sample_that_is_let_through_is_valid_and_the_reverse_mostly(schema
     assert passed or not any(map(checker.is_valid, SAMPLES))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"items": {"enum": [1, 2, "a"]}, "uniqueItems": True},
+        {"type": "array", "items": {"$ref": "#/$defs/v"}, "uniqueItems": True, "$defs": {"v": {"enum": [1, 2, "a"]}}},
+        {"prefixItems": [{"const": 1}, {"enum": [1, 2]}], "items": False, "uniqueItems": True, "minItems": 1},
+        {"items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 2},
+        {"type": "array", "contains": {"const": 1}, "maxItems": 3},
+        {"type": "array", "contains": {"type": "string"}, "minContains": 2, "maxItems": 3},
+        {"type": "array", "contains": {"const": 2}, "maxContains": 1, "maxItems": 3},
+        {"type": "array", "contains": {"minimum": 2}, "minContains": 0, "maxContains": 1, "maxItems": 3},
+        {"items": {"enum": [1, "a"]}, "contains": {"const": "a"}, "maxContains": 1, "maxItems": 3},
+        {"contains": {"type": "null"}, "minContains": 4, "maxItems": 3},
+        {"contains": {"type": "null"}, "minContains": 0},
+    ],
+    ids=lambda schema: json.dumps(schema)[:60],
+)
+def test_arrays_whose_items_are_counted_are_held_exactly_where_they_are_short(schema: Any) -> None:
+    grammar = compile_schema(backend_of("guidance", BYTES), schema)
+    checker = jsonschema.Draft202012Validator(schema)
+    values = [1, 2, "a", True]
+    arrays = [list(items) for size in range(4) for items in itertools.product(values, repeat=size)]
+    for value in [*arrays, *([] if schema.get("type") else values)]:
+        assert holds(grammar, json.dumps(value).encode()) == checker.is_valid(value), value
+
+
+def test_what_a_long_array_contains_comes_first() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"minimum": 9}, "minContains": 2}
+    grammar = compile_schema(backend_of("guidance", BYTES), schema)
+    assert holds(grammar, b"[9, 10, 3, 11]")
+    assert not holds(grammar, b"[9]")
+    assert not holds(grammar, b"[3, 9, 10]"), "which the schema allows, and the grammar does not"
+
+
 def test_an_object_that_names_its_properties_takes_no_others_unless_it_says_so() -> None:
     backend = backend_of("guidance", BYTES)
     named = {"type": "object", "properties": {"a": {}}}
@@ -270,16 +321,42 @@ def test_whitespace_is_capped_and_can_be_chosen() -> None:
     assert not holds(own, texts[None])
 
 
+TWO_ANCHORS: dict[str, Any] = {
+    "$defs": {
+        "a": {"$id": "one", "$dynamicAnchor": "x", "properties": {"x": {"$dynamicRef": "#x"}}},
+        "b": {"$id": "two", "$dynamicAnchor": "x", "type": "null"},
+    }
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
         (False, "#"),
         ({"type": "text"}, "#/type"),
-        ({"properties": {"a": {"type": "array", "contains": {}}}}, "#/properties/a/contains"),
+        ({"properties": {"a": {"contains": {"pattern": "a"}, "maxContains": 1}}}, "#/properties/a/contains"),
+        ({"contains": {}, "minContains": -1}, "#/minContains"),
+        ({"items": {"contains": {"type": "null"}, "minContains": 0, "maxContains": 999}}, "#/items/contains"),
+        ({"items": {"enum": list(range(9))}, "uniqueItems": True}, "#/uniqueItems"),
         ({"items": {"type": "array", "uniqueItems": True}}, "#/items/uniqueItems"),
+        # Few words that stand for much work, which is not begun.
+        ({"contains": {"type": "null"}, "minContains": 10**12}, "#/contains"),
+        ({"contains": {"type": "null"}, "minContains": 1e308}, "#/contains"),
+        ({"contains": {}, "minContains": 0, "maxContains": 10**12, "maxItems": 10**12}, "#/contains"),
+        ({"contains": {}, "minContains": 50, "maxContains": 10**7, "maxItems": 10**8}, "#/contains"),
+        (
+            {"prefixItems": [{"enum": list(range(12))}] * 13, "items": False, "minItems": 13, "uniqueItems": True},
+            "#/uniqueItems",
+        ),
+        ({"items": {"enum": list(range(10**4))}, "minItems": 2, "uniqueItems": True}, "#/uniqueItems"),
+        ({"prefixItems": [{"const": 1}] * 2000, "minItems": 2000, "uniqueItems": True}, "#/uniqueItems"),
         ({"$ref": "https://example.com/a.json"}, "#/$ref"),
         ({"$ref": "#/$defs/none"}, "#/$ref"),
         ({"$dynamicRef": "#a"}, "#/$dynamicRef"),
+        ({"items": {"$ref": "one"}, **TWO_ANCHORS}, "#/$defs/a/properties/x/$dynamicRef"),
+        ({"$defs": {"a": {"$id": "b"}, "c": {"$id": "b"}}}, "#/$defs/c/$id"),
+        ({"$id": "https://e.org/a", "$ref": "b#/c"}, "#/$ref"),
+        ({"$defs": {"a": {"$id": "b"}}, "not": {"$ref": "b"}}, "#/not"),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "#"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#"),
@@ -361,8 +438,8 @@ def test_a_name_that_must_not_come_again_does_not() -> None:
 def test_the_api_process_sees_most_faults_by_itself() -> None:
     check_form(StructuredOutputsParams(json={"type": "object"}))
     check_form(StructuredOutputsParams(regex="a"))
-    with pytest.raises(InvalidRequest, match="#/items/contains"):
-        check_form(StructuredOutputsParams(json={"items": {"contains": {}}}))
+    with pytest.raises(InvalidRequest, match="#/items/uniqueItems"):
+        check_form(StructuredOutputsParams(json={"items": {"uniqueItems": True}}))
 
 
 def test_large_and_deep_schemas_are_lowered_or_refused() -> None:

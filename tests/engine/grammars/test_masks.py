@@ -139,18 +139,18 @@ def test_a_mask_that_takes_too_long_fails_alone(name: str, fails: bool, monkeypa
     kind = GuidanceBackend if name == "guidance" else XgrammarBackend
     made: GrammarBackend = kind(VOCABULARY, 1, lambda: next(readings))
     grammar = compiled(made, StructuredOutputsParams(regex="[ab]*"))
-    matchers = [grammar.matcher(), grammar.matcher()]
+    rows = [(grammar.matcher(), 0), (grammar.matcher(), 1)]
     source = GrammarCompiler(VocabularyFiles("", "", VOCABULARY.size), "auto", None)
     masks = np.zeros((2, VOCABULARY.num_words), np.int32)
     if fails:  # which of the rows did, the library does not say
         monkeypatch.setattr(made, "fill", lambda rows, masks: 1 / 0)
     else:
         monkeypatch.setattr("pagefleet_engine.grammars.compiler.MAX_FILL_S", -1.0)
-        assert source.fill(matchers, masks) == [True, True]
+        assert source.fill(rows, masks) == {}
         masks[:] = 0
-    slow, other = source.fill(matchers, masks)
-    assert isinstance(slow, GrammarFailed)
-    assert other is True
+    failures = source.fill(rows, masks)
+    assert list(failures) == [0]
+    assert isinstance(failures[0], GrammarFailed)
     alone = np.zeros_like(masks[1])
     compiled(backend_of(name, VOCABULARY), StructuredOutputsParams(regex="[ab]*")).matcher().fill(alone)
     assert np.array_equal(masks[1], alone)

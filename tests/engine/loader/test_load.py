@@ -262,7 +262,7 @@ def test_two_sets_of_weights_are_ambiguous(copy: Path) -> None:
 
 
 def test_a_model_too_large_for_memory_is_refused_before_it_is_read(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(load_module, "free_bytes", lambda *_: 10_000)
     (copy / "model.safetensors").unlink()
     said = refusal(copy)
     assert "the weights take 0.00 GiB in float32, 0.00 GiB are free on cpu" in said

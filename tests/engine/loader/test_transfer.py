@@ -30,7 +30,7 @@ class CountingReader:
         self.calls.append(("room", 0))
         return destination.weight.room(destination.part)
 
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor) -> None:
+    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
         if offset == self._fail_at:
             raise EOFError("the file ends at byte 7")
         room.copy_(torch.arange(offset // 4, offset // 4 + room.numel()))
@@ -98,3 +98,10 @@ def test_nothing_to_do() -> None:
     reader = CountingReader()
     transfer([], reader)
     assert reader.calls == []
+
+
+def test_bytes_are_counted_as_they_are_installed() -> None:
+    installed: list[Tensor] = []
+    counted: list[tuple[int, int, int]] = []
+    transfer(slots(3, installed), CountingReader(), lambda *done: counted.append((*done, len(installed))))
+    assert counted == [(400, 1200, 1), (800, 1200, 2), (1200, 1200, 3)]

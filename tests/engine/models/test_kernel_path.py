@@ -7,40 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from pagefleet_engine.attention.backend import AttentionStep, BatchGeometry
-from pagefleet_engine.attention.triton_backend import TritonBackend
-from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.safetensors import fill_from_safetensors
 from pagefleet_engine.loader.weight_map import weight_map
-from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import build_model
-from pagefleet_kernels.layout import KVLayout
 
 from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.paged_step import paged_step
 
-NUM_TOKENS, BLOCK_SIZE = 40, 8
-
-
-def paged_step(arch: ModelArch) -> AttentionStep:
-    """One new sequence, in pages that lie in reverse order."""
-    groups = group_layers(arch.windows)
-    num_blocks = NUM_TOKENS // BLOCK_SIZE
-    layout = KVLayout(num_blocks * len(groups), groups.layers_per_block, arch.num_kv_heads, BLOCK_SIZE, arch.head_dim)
-    tables = torch.arange(layout.num_blocks, dtype=torch.int32).flip(0).view(len(groups), 1, num_blocks)
-    position = torch.arange(NUM_TOKENS)
-    slots = [table[0, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE for table in tables]
-    return TritonBackend(torch.zeros(layout.shape), layout, groups).begin(
-        BatchGeometry(
-            query_start_loc_S1=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
-            seq_lens_S=torch.tensor([NUM_TOKENS], dtype=torch.int32),
-            block_tables=tuple(tables),
-            slot_mappings=tuple(slots),
-            max_query_len=NUM_TOKENS,
-        )
-    )
+NUM_TOKENS = 40
 
 
 @torch.inference_mode()
@@ -51,7 +28,7 @@ def check_paths_agree(folder: Path) -> None:
     for use_kernels in (False, True):
         model = build_model(arch, Placement(torch.float32, torch.device("cpu"), use_kernels))
         fill_from_safetensors(folder, weight_map(model.weights()), arch.tie_word_embeddings)
-        step = paged_step(arch) if use_kernels else DenseStep([(DenseSequence(), NUM_TOKENS)])
+        step = paged_step(arch, NUM_TOKENS) if use_kernels else DenseStep([(DenseSequence(), NUM_TOKENS)])
         logits.append(model.logits(model.forward(tokens, torch.arange(NUM_TOKENS), step)))
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=0)
 

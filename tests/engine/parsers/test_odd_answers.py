@@ -16,6 +16,7 @@ TOOLS = (
 )
 SAID = '{"s": "a\\n\\"b\\\\", "n": '
 TAGGED = '<tool_call>\n<function=f>\n<parameter=s>\na\n"b\\\n</parameter>\n<parameter=n>\n{}\n</parameter>\n'
+NUMBER = "<tool_call>\n<function=f>\n<parameter=u>\n{}\n</parameter>\n</function>\n</tool_call>"
 CALL = [CallBegins(0, "f")]
 
 
@@ -95,6 +96,15 @@ def both(name: str, text: str, thoughts: str | None = "qwen3", opened: bool = Fa
         ("qwen3_coder", TAGGED.format("7"), [*CALL, CallArguments(0, f"{SAID}7")]),
         ("qwen3_coder", TAGGED.format("None") + "</function>", [*CALL, CallArguments(0, f"{SAID}null}}")]),
         ("qwen3_coder", TAGGED.format("7.0") + "</tool_call>", [*CALL, CallArguments(0, f"{SAID}7}}")]),
+        ("qwen3_coder", NUMBER.format("6e3081"), [*CALL, CallArguments(0, '{"u": 6e3081}')]),
+        (
+            "qwen3_coder",
+            NUMBER.format("0.1000000000000000055"),
+            [*CALL, CallArguments(0, '{"u": 0.1000000000000000055}')],
+        ),
+        ("qwen3_coder", NUMBER.format('{"a": 6e3081}'), [*CALL, CallArguments(0, '{"u": {"a": 6e3081}}')]),
+        ("qwen3_coder", TAGGED.format("NaN") + "</tool_call>", [*CALL, CallArguments(0, f'{SAID}"NaN"}}')]),
+        ("llama4_pythonic", "[f(n=6e3081, u=NaN)]", [*CALL, CallArguments(0, '{"n": 6e3081, "u": "NaN"}')]),
         ("qwen3_coder", TAGGED.format("x") + "oh", [*CALL, CallArguments(0, f'{SAID}"x"}}'), Content("oh")]),
         ("glm45", "<tool_call>g</tool_call>", [CallBegins(0, "g"), CallArguments(0, "{}")]),
         ("glm45", "<tool_call>two words</tool_call>", [Content("<tool_call>two words</tool_call>")]),

@@ -48,7 +48,7 @@ SPECIAL = (
 """Special tokens; xgrammar knows none inside a form, so its vocabulary has them as others."""
 TEXTS = [*map(chr, range(32, 127)), "\n", "é", *MARKERS, *SPECIAL, "</s>"]
 STOP = len(TEXTS) - 1
-CLOSERS = frozenset(TEXTS.index(text) for text in ('"', "}", "]", ")", ">", "\n", *MARKERS, *SPECIAL)) | {STOP}
+CLOSERS = frozenset(TEXTS.index(text) for text in ('"', "}", "]", ")", ">", "/", "\n", *MARKERS, *SPECIAL)) | {STOP}
 
 
 @lru_cache(maxsize=2)

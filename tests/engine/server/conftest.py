@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import ApiKeys
 from pagefleet_engine.server.app import Parts, create_app
 from pagefleet_engine.server.interruption import OpenRequests
-from pagefleet_engine.server.lifecycle import Drain, Running, StopSignals, bind, run_until_stopped
+from pagefleet_engine.server.lifecycle import Drain, FrontDoor, Running, StopSignals, bind, run_until_stopped
 from pagefleet_engine.server.operations import encoded_text, identity_headers
 from pagefleet_engine.server.ports import ServedModel
 from pagefleet_engine.server.responses_api.shelf import ResponseShelf
@@ -103,18 +103,20 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._measure_lag())
         with ThreadPoolExecutor(2) as pool, self.listener:
-            self.parts = make_parts(self.engine, pool, self.config.api_key_file)
+            profiler = None if self.config.profiler_dir is None else self.engine
+            self.parts = replace(make_parts(self.engine, pool, self.config.api_key_file), profiler=profiler)
             app = create_app(self.parts, self.config)
             running = Running(
                 self.parts.drain,
                 self.parts.open_requests,
                 self.engine_died,
                 self.config.drain_timeout,
-                headers=identity_headers(self.parts.facts),
-                transfers=self.engine,
+                self.engine,
             )
             self._up.set()
-            self.status = await run_until_stopped(app, self.listener, self.signals, running)
+            async with FrontDoor(self.listener, app) as door:
+                door.open(app, identity_headers(self.parts.facts))
+                self.status = await run_until_stopped(door, self.signals, running)
             assert self.parts.shelf is not None
             await self.parts.shelf.close()
         watch.cancel()

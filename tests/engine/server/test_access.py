@@ -26,7 +26,7 @@ from tests.fakes.scripted_engine import ScriptedEngine
 
 KEYS = "# of team A\nalpha-key\n\n  beta-key  \n"
 USER = {"role": "user", "content": "x"}
-PATHS = {path.replace("{model:path}", "scripted"): rule for path, rule in ROUTES.items()}
+PATHS = {path.replace("{model:path}", MODEL): rule for path, rule in ROUTES.items() if path != "/console/{file}"}
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_table_names_every_route_of_the_app() -> None:
 
 
 def test_a_route_outside_the_table_does_not_exist() -> None:
-    assert route_of("/docs") is None
+    assert route_of("/redoc") is None
     assert route_of("/v1/models") == "/v1/models"
     assert route_of("/v1/models/org/name") == "/v1/models/{model:path}"
     assert route_of("/v1/modelsx") is None
@@ -88,7 +88,8 @@ def test_a_forgotten_table_entry_closes_the_route(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("path", "rule"), PATHS.items())
 def test_every_route_but_the_public_ones_asks_for_a_key(guarded: LiveServer, path: str, rule: Access) -> None:
     for method in ("GET", "POST", "DELETE", "OPTIONS"):
-        response = guarded.http.request(method, path, headers={"content-type": "application/json"})
+        headers = {"content-type": "application/json", "accept": "text/html"}
+        response = guarded.http.request(method, path, headers=headers)
         if rule is Access.KEY:
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
@@ -144,6 +145,18 @@ def test_every_known_key_is_compared(key_file: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hmac, "compare_digest", count)
     assert keys.asker_of(b"alpha-key") is not None
     assert len(compared) == 2
+
+
+def test_keys_that_were_given_as_they_are() -> None:
+    keys = ApiKeys(["alpha-key", "beta-key"])
+    first, second = (keys.asker_of(key) for key in (b"alpha-key", b"beta-key"))
+    assert first is not None
+    assert second is not None
+    assert first.salt != second.salt
+    assert keys.asker_of(b"gamma-key") is None
+    for wrong in ([], [""], ["a key"], ["line\nfeed"]):
+        with pytest.raises(ConfigError, match="api_key has no key, or one with spaces"):
+            ApiKeys(wrong)
 
 
 def test_keys_follow_the_file(key_file: Path) -> None:
@@ -245,7 +258,7 @@ def test_a_key_file_without_keys_stops_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/nothing", "/v1", "/docs", "/openapi.json", "//v1/models", "/v1/models/", "/livez/", "/v1//models"),
+        *("/", "/nothing", "/v1", "/docs/", "/redoc", "//v1/models", "/v1/models/", "/livez/", "/v1//models"),
         *("/v1/%2e%2e/livez", "/v1/chat/completions/", "/V1/models", "/v1/models%00"),
     ],
 )

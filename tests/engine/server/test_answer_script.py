@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ SCRIPTS = {"responses": response_script, "messages": message_script}
 
 def telling(kind: str, num_events: int = 0) -> Telling:
     parts = AnswerParts([FAMILY.parser(TOOLS, False)], "answer")
-    counts = TokenCounts(Generation("r", [[1, 2, 3]], SamplingParams(max_tokens=999)))
+    counts = TokenCounts(Generation("r", [[1, 2, 3]], SamplingParams(max_tokens=999)), parts)
     return Telling(SCRIPTS[kind](), parts, counts, num_events)
 
 
@@ -55,7 +56,11 @@ def chunks_of(cuts: Sequence[int], reason: str = "stop", text: str = TEXT) -> li
     pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
     return [
         Chunk(
-            piece, [n], num_cached_tokens=0 if n == 0 else None, finish_reason=reason if n == len(pieces) - 1 else None
+            piece,
+            [n] * len(piece),
+            num_cached_tokens=0 if n == 0 else None,
+            finish_reason=reason if n == len(pieces) - 1 else None,
+            lengths=[1] * len(piece),
         )
         for n, piece in enumerate(pieces)
     ]
@@ -159,23 +164,57 @@ def test_another_engine_goes_on_with_the_very_events(kind: str, cuts: list[int],
     for chunk in chunks:  # cut as before, so that nothing but the state decides what is told
         if position >= num_chars:
             shown = TEXT[:num_chars] if not rest else ""
-            rest.append(Chunk(chunk.text, chunk.token_ids, None, None, chunk.finish_reason, shown=shown))
+            lengths = [1] * (len(shown) + len(chunk.text))
+            token_ids = [0] * len(chunk.text)
+            rest.append(Chunk(chunk.text, token_ids, None, None, chunk.finish_reason, shown=shown, lengths=lengths))
         position += len(chunk.text)
     again = batches(NotedTelling(telling(kind, num_events), stream(num_events, num_chars)), rest)
-    assert without_usage(kept + again) == without_usage(whole)
+    assert without_counts(kept + again) == without_counts(whole)
 
 
 def stream(num_events: int, num_chars: int) -> NotedStream:
     return NotedStream(StreamState(NUMBER, 5, num_events=num_events), (ShownChoice(num_chars),))
 
 
-def without_usage(parts: Sequence[Batch]) -> list[Any]:
+def without_counts(parts: Sequence[Batch]) -> list[Any]:
+    """Return the events; of the usage only what was thought: the engine's scene knows nothing of the tokens before."""
     events = b"".join(part.events for part in parts).split(b"\n\n")[:-1]
     shaped = [json.loads(event.partition(b"data: ")[2]) for event in events]
     for event in shaped:
-        event.pop("usage", None)
-        if event["type"].startswith("response.") and "response" in event:
-            event["response"] |= {"usage": None, "completed_at": None}
-        if "message" in event:
-            event["message"]["usage"] = None
+        for counted in (event, event.get("message", {}), event.get("response") or {}):
+            if counted.get("usage"):
+                counted["usage"] = counted["usage"].get("output_tokens_details")
+            counted.pop("completed_at", None)
     return shaped
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+@given(cuts=st.lists(st.integers(1, len(TEXT)), max_size=40))
+def test_the_tokens_of_a_thought_do_not_depend_on_how_chunks_are_cut(kind: str, cuts: list[int]) -> None:
+    _, whole = told(kind, chunks_of(cuts))
+    (num_thought,) = whole["usage"]["output_tokens_details"].values()
+    assert num_thought == len("Hm, 你好.\n</think>\n\n"), "from the first that shows to the last before the answer"
+
+
+EMOJI = "😀 😁 😂"
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+@given(cuts=st.lists(st.integers(1, 80), max_size=40))
+def test_the_tokens_of_a_thought_are_counted_where_they_show_nothing_yet(kind: str, cuts: list[int]) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    pieces = [decoder.decode(bytes([byte])) for byte in f"<think>\nHm, {EMOJI}.\n</think>\n\nYes.".encode()]
+    edges = [0, *sorted({cut % len(pieces) for cut in cuts} - {0}), len(pieces)]
+    chunks = [
+        Chunk(
+            "".join(pieces[start:end]),
+            [0] * (end - start),
+            num_cached_tokens=0 if start == 0 else None,
+            finish_reason="stop" if end == len(pieces) else None,
+            lengths=[len(piece) for piece in pieces[start:end]],
+        )
+        for start, end in itertools.pairwise(edges)
+    ]
+    _, whole = told(kind, chunks)
+    (num_thought,) = whole["usage"]["output_tokens_details"].values()
+    assert num_thought == len(f"Hm, {EMOJI}.\n</think>\n\n".encode()), "each byte is a token"

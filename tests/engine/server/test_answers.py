@@ -39,6 +39,7 @@ def test_a_completion(server: LiveServer) -> None:
         "completion_tokens": 4,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert body == {"model": MODEL, "object": "text_completion", "choices": [choice], "usage": usage}
 

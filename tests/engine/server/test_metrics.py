@@ -44,6 +44,12 @@ def test_a_request_is_counted(start_server: Callable[..., LiveServer]) -> None:
     tokens = seen[prefix + "generation_tokens_total{}"]
     assert seen[prefix + "inter_token_latency_seconds_count{}"] == tokens - 3
     assert 16 < tokens <= 22
+    assert seen[prefix + "request_generation_tokens_sum{}"] == tokens
+    assert seen[prefix + "request_generation_tokens_count{}"] == 3
+    assert seen[prefix + "request_computed_prompt_tokens_count{}"] == 3
+    assert seen[prefix + "request_time_per_output_token_seconds_count{}"] == 3
+    assert (seen[prefix + "request_params_n_count{}"], seen[prefix + "request_params_n_sum{}"]) == (2, 3)
+    assert seen[prefix + "request_params_max_tokens_sum{}"] == 16
     assert seen[prefix + "ignored_fields_total{}"] == 1
     assert seen[prefix + "http_requests_total{route=/v1/completions,status=200}"] == 2
     assert seen[prefix + "http_requests_total{route=/v1/completions,status=400}"] == 1

@@ -199,7 +199,7 @@ def writer(options: StreamOptions = StreamOptions(), **fields: Any) -> EventWrit
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "n": 2, **fields}
     choice = ChatFormat(Shown(read_chat_request(body).sampling, ByteTokenizer()))
     head = AnswerHead("chatcmpl-1", 5, 'odd"name\u2028')
-    return EventWriter("chat.completion.chunk", head, choice, TokenCounts(ASKED), options)
+    return EventWriter("chat.completion.chunk", head, choice, TokenCounts(ASKED, choice), options)
 
 
 def decoded(events: bytes) -> list[Any]:
@@ -238,6 +238,7 @@ def test_the_usage_event_counts_every_token() -> None:
         "completion_tokens": 3,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert writer().usage_event() == b""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import httpx
 import openai
 import pytest
 from pagefleet_protocol import metric_names
+from pagefleet_protocol.console_state import STATE_PATH
 from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, decode_facts, decode_text, text_digest
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, pack_tokens, tenant_salt
 from pagefleet_protocol.openai_chat import read_chat_request
@@ -41,8 +43,8 @@ LONG: dict[str, Any] = {"model": "small", "prompt": "The quick", "max_tokens": 4
 class ServerProcess:
     """One `pagefleet serve`, ready to answer."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "pagefleet_engine.cli", str(folder), "--port", "0", "--num-kv-blocks", "256"]
+    def __init__(self, model: Path | str, *flags: str) -> None:
+        command = [sys.executable, "-m", "pagefleet_engine.cli", str(model), "--port", "0", "--num-kv-blocks", "256"]
         command += ["--dtype", "float32", "--served-model-name", "small", "--num-threads", "1", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
@@ -70,9 +72,13 @@ class ServerProcess:
         return False
 
     @property
-    def core_pid(self) -> int:
+    def core_pids(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (pid,) = (int(child) for child in children)
+        return [int(child) for child in children]
+
+    @property
+    def core_pid(self) -> int:
+        (pid,) = self.core_pids
         return pid
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
@@ -83,8 +89,12 @@ class ServerProcess:
         return time.monotonic() - started
 
     def gauge(self, name: str) -> float:
-        (line,) = (line for line in self.http.get("/metrics").text.splitlines() if line.startswith(name + "{"))
-        return float(line.rsplit(" ", 1)[1])
+        (value,) = self.gauges(name)
+        return value
+
+    def gauges(self, name: str) -> list[float]:
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith(name + "{")]
+        return [float(line.rsplit(" ", 1)[1]) for line in lines]
 
     def running(self) -> float:
         return self.gauge(metric_names.ENGINE_REQUESTS_RUNNING)
@@ -113,7 +123,7 @@ def folder(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(folder)
+    server = ServerProcess(folder, "--deployment-revision", "5e77")
     yield server
     assert server.stop() == 0
 
@@ -134,14 +144,15 @@ def start(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
 class OpenStream:
     """A long streamed request in a thread."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, **fields: Any) -> None:
         self.lines: list[str] = []
+        self._body = {**LONG, "stream": True, **fields}
         self._thread = threading.Thread(target=self._run, args=(server.url,), daemon=True)
         self._thread.start()
         server.wait_until(lambda: bool(self.lines))
 
     def _run(self, url: str) -> None:
-        with httpx.stream("POST", url + "/v1/completions", json={**LONG, "stream": True}, timeout=60) as response:
+        with httpx.stream("POST", url + "/v1/completions", json=self._body, timeout=60) as response:
             for line in response.iter_lines():
                 if line:
                     self.lines.append(line)
@@ -183,6 +194,7 @@ def test_a_router_learns_enough_to_hand_over_tokens(server: ServerProcess) -> No
     facts = decode_facts(server.http.get(FACTS_PATH).content)
     assert (facts.model, facts.scope, facts.kv_events_port) == ("small", "small", None)
     assert (facts.block_size, facts.num_blocks, facts.max_model_len, facts.vocab_size) == (16, 256, 4096, 416)
+    assert facts.revision == server.http.get(STATE_PATH).json()["engines"][0]["revision"] == "5e77"
     answer = server.http.get(TEXT_PATH)
     assert answer.headers["x-pagefleet-incarnation"] == facts.incarnation
     assert text_digest(answer.content) == facts.text_digest
@@ -351,3 +363,19 @@ def test_stored_responses_outlive_a_killed_process(folder: Path, tmp_path: Path)
         assert facts.response_store == whole["id"][5:17] == more["id"][5:17]
     finally:
         again.stop()
+
+
+def test_a_profile_of_real_steps(folder: Path, tmp_path: Path) -> None:
+    profiles = tmp_path / "new" / "profiles"
+    server = ServerProcess(folder, "--profiler-dir", str(profiles))
+    try:
+        assert server.http.post("/start_profile", json={}).json() == {}
+        refused = server.http.post("/start_profile", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "profile_refused")
+        assert server.complete().status_code == 200
+        path = Path(server.http.post("/stop_profile", json={}).json()["path"])
+        assert path.parent == profiles
+        assert b"aten::" in gzip.decompress(path.read_bytes())
+        assert server.complete().status_code == 200
+    finally:
+        server.stop()

@@ -12,6 +12,7 @@ import pytest
 from pagefleet_engine.cli import read_configuration
 from pagefleet_engine.client.stream import Chunks, Generation
 from pagefleet_engine.config import ServerConfig
+from pagefleet_engine.core.outputs import Waits
 from pagefleet_engine.engine_core.output_text import Chunk
 from pagefleet_engine.errors import ConfigError, KVLoadFailed
 from pagefleet_engine.server.route import TransferReader
@@ -126,7 +127,7 @@ def test_the_wait_for_kv_is_told(collected: Collector) -> None:
         assert (await site.http.post(CHAT, content=site.fields(CHAT))).status_code == 200
 
     async def waited(asked: Generation) -> Chunks:
-        yield 0, Chunk("a", [1], num_cached_tokens=4, kv_wait_s=0.25)
+        yield 0, Chunk("a", [1], num_cached_tokens=4, waits=Waits(1.0, 2.0, 0.25))
         yield 0, Chunk("b", [2], finish_reason="stop")
 
     (span,) = run(collected, check)

@@ -84,7 +84,7 @@ def test_memory_that_a_step_has_freed_is_kept_for_the_next() -> None:
 
 
 def test_a_cpu_offers_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda _: 12345)
+    monkeypatch.setattr(device, "free_bytes", lambda *_: 12345)
     memory = probe_memory(torch.device("cpu"))
     assert (memory.total, memory.free) == (12345, 12345)
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepMasks, StepPlan, StepResult
+from pagefleet_engine.errors import StepOutOfMemory
 from pagefleet_engine.worker.model_runner import ModelRunner
+from pagefleet_engine.worker.sampler import Sampler
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_protocol.sampling_params import SamplingParams
 
@@ -88,6 +90,19 @@ def test_a_row_without_a_mask_sits_out_and_is_computed_again() -> None:
 def test_a_step_in_which_all_sit_out_gives_nothing() -> None:
     scene = Scene(GREEDY)
     assert scene.step(0, [0], masks()).sampled == [()]
+
+
+def test_no_room_to_sample_masked_rows_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    scene = Scene(GREEDY, GREEDY)
+    rows = [ScheduledRow(str(place), 0, 1, (range(place * 9, place * 9 + 9),), True) for place in range(2)]
+    launched = scene.runner.launch(StepPlan(0, (), scene.new, rows, 2, 0, [0]))
+    monkeypatch.setattr(Sampler, "sample", no_room)
+    with pytest.raises(StepOutOfMemory, match="of 1 masked rows"):
+        launched.sample(masks(r0=[7]))
+    assert launched.result().sampled == [(), (best(4, range(VOCAB)),)]
 
 
 def test_forced_tokens_are_told_and_counted() -> None:

@@ -125,7 +125,7 @@ def test_cached_prefixes_change_nothing(folder: Path, prompts: Prompts) -> None:
     shared = [([*system, *prompt], sampling) for prompt, sampling in prompts[:4]]
     alone = [run(folder, [prompt])[0][0] for prompt in shared]
     output, scheduler = run(folder, shared, settings=SchedulerConfig(max_num_seqs=1))
-    assert scheduler.stats().prefix_cache_hits_tokens >= 3 * 64
+    assert scheduler.stats().lookups.hit_tokens >= 3 * 64
     assert output == alone
 
 

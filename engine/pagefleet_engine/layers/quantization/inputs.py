@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization_scheme import Number, QuantizationScheme
+from pagefleet_engine.ranks.group import RankGroup
 
 LARGEST = {"fp8": 448.0, "int8": 127.0}
 """The largest number of each format; dynamic scales map the largest input to it."""
@@ -20,14 +21,19 @@ _SMALLEST_SCALE = 1e-12
 
 
 class InputQuantizer:
-    """Scales and rounds inputs as `scheme` says; `input_scale` is its fixed scale where it has one."""
+    """Scales and rounds inputs as `scheme` says; `input_scale` is its fixed scale where it has one.
 
-    __slots__ = ("_group", "_input_scale", "_number")
+    Where `ranks` share a token's inputs, they share its scale too: a small message, and the numbers are those of one
+    rank.
+    """
 
-    def __init__(self, scheme: QuantizationScheme, input_scale: Tensor | None) -> None:
+    __slots__ = ("_group", "_input_scale", "_number", "_ranks")
+
+    def __init__(self, scheme: QuantizationScheme, input_scale: Tensor | None, ranks: RankGroup | None = None) -> None:
         assert (input_scale is not None) == (scheme.input_scales == "tensor"), "a fixed scale is part of the scheme"
         self._number = scheme.number
         self._input_scale = input_scale
+        self._ranks = ranks
         self._group = scheme.block[1] if scheme.input_scales == "group" and scheme.block is not None else None
 
     def quantize(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +41,7 @@ class InputQuantizer:
         x_TI = x_TI.to(torch.float32, copy=True)
         if self._group is not None:
             return self._quantize_groups(x_TI, self._group)
-        scale = self._input_scale if self._input_scale is not None else dynamic_scale(x_TI, self._number)
+        scale = self._input_scale if self._input_scale is not None else dynamic_scale(x_TI, self._number, self._ranks)
         return round_to(x_TI.div_(scale), self._number), scale
 
     def round_trip(self, x_TI: Tensor) -> Tensor:
@@ -52,9 +58,15 @@ class InputQuantizer:
         return q_TI, scale_TG1.expand_as(x_TGi).flatten(-2)[..., :num_inputs]
 
 
-def dynamic_scale(x: Tensor, number: Number) -> Tensor:
-    """The scale that maps the largest magnitude along the last axis to the format's largest number; keeps the axis."""
-    return x.abs().amax(-1, keepdim=True).to(torch.float32).div_(LARGEST[number]).clamp_min_(_SMALLEST_SCALE)
+def dynamic_scale(x: Tensor, number: Number, ranks: RankGroup | None = None) -> Tensor:
+    """The scale that maps the largest magnitude along the last axis to the format's largest number; keeps the axis.
+
+    `ranks`: who has the rest of that axis.
+    """
+    largest = x.abs().amax(-1, keepdim=True).to(torch.float32)
+    if ranks is not None:
+        largest = ranks.all_reduce(largest, "max")
+    return largest.div_(LARGEST[number]).clamp_min_(_SMALLEST_SCALE)
 
 
 def round_to(x: Tensor, number: Number) -> Tensor:

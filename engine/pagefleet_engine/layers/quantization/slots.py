@@ -19,7 +19,9 @@ from pagefleet_engine.layers.quantization.inputs import InputQuantizer, dynamic_
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, PackedInt8Linear, RescaledLinear
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.quantization_scheme import STORAGE, Number, QuantizationScheme
+from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
+from pagefleet_engine.ranks.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +39,15 @@ class QuantizedMatrix:
     """Of the model."""
     traceable: bool = False
     """See Placement."""
+    input_ranks: RankGroup | None = None
+    """Those that the columns, and so the inputs, are divided among."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix; with scales per block, rows start where a block does."""
         values_OI, scales = self.values_OI[start:stop], self._scales(start, stop)
-        inputs = None if self.scheme.input_scales == "none" else InputQuantizer(self.scheme, self.input_scale)
+        inputs = None
+        if self.scheme.input_scales != "none":
+            inputs = InputQuantizer(self.scheme, self.input_scale, self.input_ranks)
         match self.form:
             case Form.EXPANDED:
                 weight_OI = dequantize(values_OI, scales, self.scheme.block).to(self.dtype)
@@ -73,9 +79,9 @@ def dequantize(values_OI: Tensor, scales: Tensor, block: tuple[int, int] | None)
     return wide_OI.mul_(scale_OC.repeat_interleave(block[1], 1)[:, :inputs])
 
 
-def quantize_rows(weight_OI: Tensor, number: Number) -> tuple[Tensor, Tensor]:
-    """Numbers [O, I] in their storage type, and float32 scales [O]."""
-    scale_O1 = dynamic_scale(weight_OI, number)
+def quantize_rows(weight_OI: Tensor, number: Number, ranks: RankGroup | None = None) -> tuple[Tensor, Tensor]:
+    """Numbers [O, I] in their storage type, and float32 scales [O]; `ranks` have the rest of the rows."""
+    scale_O1 = dynamic_scale(weight_OI, number, ranks)
     values_OI = round_to(weight_OI.to(torch.float32).div_(scale_O1), number).to(STORAGE[number])
     return values_OI, scale_O1.squeeze(-1)
 
@@ -86,23 +92,25 @@ _WEIGHT, _INPUT_SCALE = "weight", "input_scale"
 class QuantizedSlots:
     """Collects what arrives in the slots, and installs the matrix when all is there."""
 
-    __slots__ = ("_arrived", "_form", "_install", "_outputs", "_placement", "_scheme", "slots")
+    __slots__ = ("_arrived", "_form", "_input_ranks", "_install", "_outputs", "_placement", "_scheme", "slots")
 
     def __init__(
         self,
         scheme: QuantizationScheme,
-        inputs: int,
-        outputs: tuple[int, ...],
+        inputs: Shard,
+        outputs: tuple[Shard, ...],
         placement: Placement,
         install: Callable[[QuantizedMatrix], None],
     ) -> None:
         """See `layers.matrix.matrix_slots`.
 
         Raises:
-            ModelLoadError: blocks of a merged matrix do not end where its parts do.
+            ModelLoadError: blocks of a merged matrix do not end where its parts do, or where a rank's part does.
         """
-        self._scheme, self._outputs, self._placement, self._install = scheme, outputs, placement, install
-        self._form = form_on(scheme, inputs, placement)[0]
+        self._scheme, self._placement, self._install = scheme, placement, install
+        self._outputs = tuple(output.size for output in outputs)
+        self._form = form_on(scheme, inputs.size, placement)[0]
+        self._input_ranks = placement.tensor if inputs.is_part else None
         self._arrived: dict[str, Tensor] = {}
         self.slots: dict[str, Weight] = {}
         self._add(_WEIGHT, outputs, inputs, None if scheme.on_load else scheme.storage)
@@ -112,7 +120,7 @@ class QuantizedSlots:
         if scheme.input_scales == "tensor":
             self._add(_INPUT_SCALE, (1,) * len(outputs), None, torch.float32)
 
-    def _add(self, name: str, rows: tuple[int, ...], columns: int | None, dtype: torch.dtype | None) -> None:
+    def _add(self, name: str, rows: tuple[int | Shard, ...], columns: Shard | None, dtype: torch.dtype | None) -> None:
         take, place = partial(self._take, name), self._placement
         if name != _WEIGHT:
             self.slots[name] = Weight(rows, columns, place, take, dtype=dtype)
@@ -130,7 +138,7 @@ class QuantizedSlots:
     def _matrix(self, arrived: dict[str, Tensor]) -> QuantizedMatrix:
         scheme, weight_OI = self._scheme, arrived[_WEIGHT]
         if scheme.on_load:
-            weight_OI, scales = quantize_rows(weight_OI, scheme.number)
+            weight_OI, scales = quantize_rows(weight_OI, scheme.number, self._input_ranks)
         else:
             scales = arrived[scheme.scale_name]
             self._check(scheme.scale_name, scales.isfinite())
@@ -143,7 +151,9 @@ class QuantizedSlots:
         if input_scale is not None:
             self._check(_INPUT_SCALE, input_scale.isfinite() & (input_scale > 0.0))
         place = self._placement
-        return QuantizedMatrix(scheme, self._form, weight_OI, scales, input_scale, place.dtype, place.traceable)
+        return QuantizedMatrix(
+            scheme, self._form, weight_OI, scales, input_scale, place.dtype, place.traceable, self._input_ranks
+        )
 
     def _check(self, name: str, usable: Tensor) -> None:
         if not usable.all():
@@ -151,8 +161,8 @@ class QuantizedSlots:
 
 
 def _scale_shape(
-    scheme: QuantizationScheme, inputs: int, outputs: tuple[int, ...], placement: Placement
-) -> tuple[tuple[int, ...], int | None]:
+    scheme: QuantizationScheme, inputs: Shard, outputs: tuple[Shard, ...], placement: Placement
+) -> tuple[tuple[int | Shard, ...], Shard | None]:
     match scheme.weight_scales:
         case "tensor":
             return (1,) * len(outputs), None
@@ -161,9 +171,16 @@ def _scale_shape(
         case "block":
             assert scheme.block is not None, "scales per block have a block"
             rows, columns = scheme.block
-            if any(output % rows for output in outputs[:-1]):
+            try:
+                row_blocks, column_blocks = [one.in_blocks_of(rows) for one in outputs], inputs.in_blocks_of(columns)
+            except ValueError:
                 raise ModelLoadError(
-                    f"{placement.path}: parts of {', '.join(map(str, outputs))} rows do not end with a block of "
-                    f"{rows} rows: give a checkpoint with smaller blocks, or one scale per channel"
+                    f"{placement.path}: {placement.tensor.size} ranks would cut blocks of {rows}x{columns} that share "
+                    "a scale: give a smaller --tensor-parallel-size"
+                ) from None
+            if any(output.size % rows for output in outputs[:-1]):
+                raise ModelLoadError(
+                    f"{placement.path}: parts of {', '.join(str(output.size) for output in outputs)} rows do not end "
+                    f"with a block of {rows} rows: give a checkpoint with smaller blocks, or one scale per channel"
                 )
-            return tuple(-(-output // rows) for output in outputs), -(-inputs // columns)
+            return tuple(row_blocks), column_blocks

@@ -34,11 +34,6 @@ class Blocks:
         """The blocks that are complete."""
         return list(self._done)
 
-    @property
-    def is_thinking(self) -> bool:
-        """Whether the block that grows is a thought."""
-        return self._open is not None and self._open["type"] == "thinking"
-
     def take(self, part: Part) -> Iterator[Event]:
         """Add a part; yield what it changes."""
         match part:

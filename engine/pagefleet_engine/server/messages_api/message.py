@@ -40,11 +40,6 @@ class MessageScript(AnswerScript):
         self._stop_sequences = stop_sequences
         self._blocks = Blocks(number, shows_thinking)
 
-    @property
-    def is_thinking(self) -> bool:
-        """See AnswerScript."""
-        return self._blocks.is_thinking
-
     def opening(self, usage: Usage) -> Iterator[Event]:
         """See AnswerScript."""
         yield {"type": "message_start", "message": {**self._message, "usage": _usage(usage)}}
@@ -54,12 +49,13 @@ class MessageScript(AnswerScript):
         for part in parts:
             yield from self._blocks.take(part)
 
-    def closing(self, reason: str, chunk: Chunk, usage: Usage, num_thought_tokens: int) -> Iterator[Event]:
+    def closing(self, reason: str, chunk: Chunk, usage: Usage) -> Iterator[Event]:
         """See AnswerScript."""
         yield from self._blocks.finish()
         stop = chunk.stop_reason if chunk.stop_reason in self._stop_sequences else None
         stop_reason = "stop_sequence" if stop is not None else _STOP_REASONS.get(reason, "end_turn")
-        counted = _usage(usage) | {"output_tokens_details": {"thinking_tokens": num_thought_tokens}}
+        num_thought = usage.completion_tokens_details.reasoning_tokens
+        counted = _usage(usage) | {"output_tokens_details": {"thinking_tokens": num_thought}}
         ending = {"stop_reason": stop_reason, "stop_sequence": stop}
         self._message |= {"content": self._blocks.content, "usage": counted, **ending}
         yield {"type": "message_delta", "delta": ending, "usage": counted}

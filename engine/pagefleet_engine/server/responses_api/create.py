@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
+from pagefleet_protocol.handoff import encode_prompt
 from pagefleet_protocol.openai_chat import ChatRequest
 from pagefleet_protocol.openai_json import InvalidRequest
 from pagefleet_protocol.openai_responses import CHAT_NAMES, ResponsesRequest, chat_request, read_responses_request
@@ -44,18 +45,30 @@ Keep = Callable[[dict[str, Any]], Awaitable[None]]
 """Stores a response that is complete."""
 
 
+_UNSEEN: Item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": ""}]}
+"""What another engine's store has, where the prompt of it is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A request with all that it refers to."""
 
     handed: Handed[ResponsesRequest]
     earlier: Sequence[Item]
+    refers: bool
+    """Whether its prompt is made of stored responses."""
     is_stored: bool
     arrival: Arrival
 
     @property
     def body(self) -> ResponsesRequest:
         return self.handed.body
+
+    def prompt_note(self, prepared: Prepared[ChatRequest, AnswerPlan]) -> bytes:
+        """Return what tells a router the prompt, where only this engine can make it."""
+        if prepared.stream is None or not self.refers or self.handed.prompt_ids is not None:
+            return b""
+        return encode_prompt(prepared.generation.prompts[0])
 
 
 class ResponsesRoute(ConversationRoute[ChatRequest]):
@@ -109,12 +122,17 @@ class ResponsesRoute(ConversationRoute[ChatRequest]):
             message = f"Unsupported parameter: '{name}'. This server stores no responses."
             raise InvalidRequest(message, name, "unsupported_parameter")
         previous, max_bytes = asked.previous_response_id, self._service.bodies.max_bytes
-        earlier = [] if previous is None else await self._shelf.before(owner, previous, max_bytes)
         references = [item["id"] for item in asked.items if item["type"] == "item_reference"]
-        found = iter(await self._shelf.items(owner, references, max_bytes) if references else ())
-        items = tuple(next(found) if item["type"] == "item_reference" else item for item in asked.items)
+        refers = previous is not None or bool(references)
+        if handed.prompt_ids is not None:  # a router brings what another engine has made of its own store
+            earlier, found = [] if previous is None else [_UNSEEN], [_UNSEEN] * len(references)
+        else:
+            earlier = [] if previous is None else await self._shelf.before(owner, previous, max_bytes)
+            found = await self._shelf.items(owner, references, max_bytes) if references else []
+        resolved = iter(found)
+        items = tuple(next(resolved) if item["type"] == "item_reference" else item for item in asked.items)
         handed = replace(handed, body=msgspec.structs.replace(asked, items=items))
-        return _Asked(handed, earlier, self._shelf.keeps and asked.store is not False, arrival)
+        return _Asked(handed, earlier, refers, self._shelf.keeps and asked.store is not False, arrival)
 
     async def _chat(self, asked: _Asked, num_dropped: int) -> ChatRequest:
         read = partial(chat_request, asked.body, self._service.rules, asked.earlier, num_dropped)
@@ -182,7 +200,8 @@ class ResponsesRoute(ConversationRoute[ChatRequest]):
         if not body.stream:
             return WholeResponse(_whole(telling, chunks, keep), service.open_requests)
         noted = NotedTelling(telling, prepared.stream)
-        return ApiEvents(_events(noted, chunks, script, keep), service.open_requests, script)
+        events = _events(noted, chunks, script, keep, asked.prompt_note(prepared))
+        return ApiEvents(events, service.open_requests, script)
 
     def _logprobs(self, prepared: Prepared[ChatRequest, AnswerPlan]) -> Logprobs:
         top, tokenizer = prepared.generation.sampling.logprobs, self._service.tokenizer
@@ -218,11 +237,12 @@ async def _whole(telling: Telling, chunks: Chunks, keep: Keep) -> AsyncGenerator
 
 
 async def _events(
-    noted: NotedTelling, chunks: Chunks, script: ResponseScript, keep: Keep
+    noted: NotedTelling, chunks: Chunks, script: ResponseScript, keep: Keep, first: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events; a response is stored before its client hears that it is complete."""
+    """Yield the events, behind what comes first; a response is stored before its client hears that it is complete."""
     async with aclosing(tell_events(noted, chunks)) as pieces:
         async for events, is_last in pieces:
             if is_last:
                 await keep(script.whole())
-            yield events
+            yield first + events
+            first = b""

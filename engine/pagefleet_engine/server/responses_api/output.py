@@ -67,11 +67,6 @@ class Output:
         return list(self._done)
 
     @property
-    def is_thinking(self) -> bool:
-        """Whether the item that grows is a thought."""
-        return self._open is not None and self._open.kind == "reasoning"
-
-    @property
     def text(self) -> str:
         """What the messages say."""
         return "".join(part["text"] for item in self._done if item["type"] == "message" for part in item["content"])

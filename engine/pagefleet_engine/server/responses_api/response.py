@@ -94,11 +94,6 @@ class ResponseScript(AnswerScript):
         self._ended: dict[str, Any] | None = None
         self._usage: dict[str, Any] | None = None
 
-    @property
-    def is_thinking(self) -> bool:
-        """See AnswerScript."""
-        return self._output.is_thinking
-
     def opening(self, usage: Usage) -> Iterator[Event]:
         """See AnswerScript."""
         if not self.head.asked.background:  # else it was told before anything was generated
@@ -116,7 +111,7 @@ class ResponseScript(AnswerScript):
         if parts and type(parts[-1]) is not Content:
             self._waiting = []
 
-    def closing(self, reason: str, chunk: Chunk, usage: Usage, num_thought_tokens: int) -> Iterator[Event]:
+    def closing(self, reason: str, chunk: Chunk, usage: Usage) -> Iterator[Event]:
         """See AnswerScript."""
         is_cut = reason not in ("stop", "tool_calls")
         status = "incomplete" if is_cut else "completed"
@@ -127,7 +122,7 @@ class ResponseScript(AnswerScript):
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": num_thought_tokens},
+            "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
             "total_tokens": usage.total_tokens,
         }
         yield from self._output.finish(status)

@@ -132,6 +132,7 @@ class ResponseShelf:
         self._thread = ThreadPoolExecutor(1, "responses")
         self._running: dict[tuple[str, str], BackgroundResponse] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_unstored = 0
         self._mend()
 
     @property
@@ -143,6 +144,14 @@ class ResponseShelf:
         """Return 32 hexadecimal digits for a new response: behind the store's name nobody can guess them."""
         name = "" if self._store is None else self._store.name
         return name + secrets.token_hex(16)[len(name) :]
+
+    def stats(self) -> dict[str, float]:
+        """Return counters and gauges, by the metrics' names."""
+        stats = {"responses_background": float(len(self._running)), "responses_unstored_total": self._num_unstored}
+        if self._store is not None:
+            stats |= {"responses_stored": self._store.num_responses, "responses_stored_bytes": self._store.num_bytes}
+            stats |= {f'responses_evicted_total{{reason="{why}"}}': n for why, n in self._store.num_evicted.items()}
+        return {f"pagefleet_engine_{name}": value for name, value in stats.items()}
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
         """Return a response as it is now.
@@ -196,6 +205,7 @@ class ResponseShelf:
             try:
                 store.put(owner, stored)
             except sqlite3.Error as error:
+                self._num_unstored += 1
                 logger.error("response %s cannot be stored: %s", stored.id, error)
 
         await self._call(put)

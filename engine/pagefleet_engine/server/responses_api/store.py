@@ -141,6 +141,9 @@ class ResponseStore:
         rows = database.execute("SELECT tenant, SUM(bytes) FROM responses GROUP BY tenant").fetchall()
         self._held: Counter[str] = Counter(dict(rows))
         """Tenant -> bytes of its responses, as of the last commit."""
+        self.num_responses: int = database.execute("SELECT COUNT(*) FROM responses").fetchone()[0]
+        self.num_evicted = {"age": 0, "room": 0}
+        """Responses that had to go, by why."""
 
     @property
     def num_bytes(self) -> int:
@@ -167,8 +170,11 @@ class ResponseStore:
             held[tenant] += size - (self._remove(tenant, stored.id) or 0)
             row = (tenant, stored.id, stored.previous, stored.is_running, self._clock(), size, *blobs)
             database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._make_room(held)
+            num_old, num_more = self._make_room(held)
         self._held = +held
+        self.num_responses += (found is None) - num_old - num_more
+        self.num_evicted["age"] += num_old
+        self.num_evicted["room"] += num_more
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a response of the tenant, if there is one."""
@@ -216,6 +222,7 @@ class ResponseStore:
         with self._database:
             num_bytes = self._remove(tenant, response_id)
         self._held[tenant] -= num_bytes or 0
+        self.num_responses -= num_bytes is not None
         return num_bytes is not None
 
     def running(self) -> list[tuple[str, StoredResponse]]:
@@ -254,11 +261,13 @@ class ResponseStore:
         found = self._database.execute(query, (tenant, response_id)).fetchone()
         return None if found is None else found["bytes"]
 
-    def _make_room(self, held: Counter[str]) -> None:
-        """Remove what is too old, and what is too much; `held` becomes what is left."""
-        old = "DELETE FROM responses WHERE used_at <= ? AND NOT is_running RETURNING tenant, bytes"
-        for row in self._database.execute(old, (self._clock() - self._limits.age_s,)).fetchall():
+    def _make_room(self, held: Counter[str]) -> tuple[int, int]:
+        """Remove what is too old, and what is too much: return how many; `held` becomes what is left."""
+        query = "DELETE FROM responses WHERE used_at <= ? AND NOT is_running RETURNING tenant, bytes"
+        old = self._database.execute(query, (self._clock() - self._limits.age_s,)).fetchall()
+        for row in old:
             held[row["tenant"]] -= row["bytes"]
+        num_more = 0
         oldest = "SELECT id FROM responses WHERE tenant = ? AND NOT is_running ORDER BY used_at LIMIT 1"
         full: set[str] = set()  # of responses that run
         while held.total() > self._limits.num_bytes and len(full) < len(held):
@@ -268,6 +277,8 @@ class ResponseStore:
                 full.add(tenant)
             else:
                 held[tenant] -= self._remove(tenant, found["id"]) or 0
+                num_more += 1
+        return len(old), num_more
 
 
 def _stored(row: sqlite3.Row) -> StoredResponse:

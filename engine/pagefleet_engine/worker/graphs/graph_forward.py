@@ -6,7 +6,7 @@ Shapes: T tokens of the step, D hidden size.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -65,8 +65,15 @@ class GraphForward:
         """Every graph there is to capture, largest first."""
         return self._dispatcher.keys
 
-    def capture(self, inputs: StepInputBuilder, keys: Sequence[GraphKey] | None = None) -> CaptureReport:
+    def capture(
+        self,
+        inputs: StepInputBuilder,
+        keys: Sequence[GraphKey] | None = None,
+        count: Callable[[int, int], None] | None = None,
+    ) -> CaptureReport:
         """Capture the graphs of these keys, or of all, over these buffers; what they held is lost.
+
+        `count` is called with how many are captured, and how many there are.
 
         Raises:
             ConfigError: the device's memory does not suffice, or the pass cannot be captured; names the flag to give.
@@ -75,12 +82,14 @@ class GraphForward:
         started, used = time.monotonic(), graphs.memory_used()
         inputs.clear()  # capturing runs the model: it must not write to anybody's pages
         with graphs.session(), _explained(graphs):
-            for mode, key in keys:
+            for number, (mode, key) in enumerate(keys, 1):
                 view = inputs.view(key.rows_for(1), key.num_tokens, key.max_query_len)
                 if mode is GraphMode.FULL:
                     self._full[key] = self._capture_full(view)
                 else:
                     self._pieces[key] = self._capture_pieces(view)
+                if count is not None:
+                    count(number, len(keys))
         return CaptureReport(len(keys), time.monotonic() - started, graphs.memory_used() - used)
 
     def discard(self) -> None:

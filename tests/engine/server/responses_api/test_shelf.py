@@ -92,3 +92,25 @@ def test_a_start_that_fails_leaves_nothing_behind() -> None:
         await shelf.close()
 
     asyncio.run(main())
+
+
+def test_the_metrics_tell_what_runs_what_is_kept_and_what_could_not_be() -> None:
+    async def main() -> None:
+        store, drain = GatedStore(), Drain(8)
+        shelf = ResponseShelf(store, drain, OpenRequests())
+        background: Any = Background()
+        await shelf.start("a", BEGUN, background, no_chunks())
+        told = {name.removeprefix("pagefleet_engine_responses_"): value for name, value in shelf.stats().items()}
+        assert (told["background"], told["stored"], told["unstored_total"]) == (1, 1, 0)
+        assert told["stored_bytes"] == store.num_bytes > 0
+        background.may_end.set()
+        await drain.wait_until_idle()
+        store._database.execute("PRAGMA query_only = ON")  # as a full disk does, it refuses what is written
+        await shelf.keep("a", StoredResponse(id="two", response={}, items=[]))
+        told = shelf.stats()
+        assert told["pagefleet_engine_responses_background"] == 0
+        assert told["pagefleet_engine_responses_unstored_total"] == 1
+        assert told["pagefleet_engine_responses_stored"] == 1
+        await shelf.close()
+
+    asyncio.run(main())

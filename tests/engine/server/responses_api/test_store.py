@@ -48,6 +48,7 @@ def test_a_restart_finds_the_store_and_its_name_again(tmp_path: Path) -> None:
     assert again.name == store.name
     assert again.get("a", "one") == response("one", events=b"event: x\n\n")
     assert again.num_bytes == store.num_bytes > 0
+    assert again.num_responses == store.num_responses == 1
     again.close()
 
 
@@ -93,6 +94,10 @@ def test_a_complete_response_is_not_replaced() -> None:
     store.put("a", response("one", text="complete"))
     store.put("a", response("one", "one", text="forged"))
     assert texts(store, "one") == ["complete"]
+    assert store.num_responses == 1
+    store.delete("a", "one")
+    assert not store.delete("a", "one")
+    assert store.num_responses == 0
 
 
 def test_a_response_that_goes_on_from_itself_has_no_chain() -> None:
@@ -128,6 +133,7 @@ def test_what_was_not_used_for_long_goes() -> None:
     before = store.num_bytes
     store.put("a", response("new"))
     assert store.num_bytes == before  # the old one is gone, of the same size
+    assert (store.num_responses, store.num_evicted) == (2, {"age": 1, "room": 0})
 
 
 def test_the_least_recently_used_make_room() -> None:
@@ -143,6 +149,7 @@ def test_the_least_recently_used_make_room() -> None:
     clock.now += 1
     store.put("a", response("r4"))
     assert [n for n in range(5) if store.get("a", f"r{n}")] == [0, 2, 3, 4]
+    assert (store.num_responses, store.num_evicted) == (4, {"age": 0, "room": 1})
 
 
 def test_the_tenant_that_has_most_makes_room() -> None:

@@ -212,6 +212,8 @@ class CountingGraphs(RecordedGraphs):
 class Spoiled:
     """A model whose forward pass does one thing more."""
 
+    divided_head = None
+
     def __init__(self, model: Model, spoil: Callable[[Tensor], Tensor]) -> None:
         self.model, self.spoil, self.arch = model, spoil, model.arch
 

@@ -1,0 +1,142 @@
+"""Data ranks: what each gets of the machine, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from pagefleet_kv.config import KVTransferConfig
+from pagefleet_protocol.load_progress import LoadPhase, LoadProgress
+
+from pagefleet_engine.client.balance import RankRoom
+from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess, Surroundings
+from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads
+from pagefleet_engine.engine_core.messages import CoreStats, Ready
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.gpu_size import visible_gpus
+
+_PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
+
+
+def core_processes(
+    config: EngineConfig, command: Sequence[str] = CORE_COMMAND, around: Surroundings | None = None
+) -> list[CoreProcess]:
+    """Return the processes of an engine's cores, one for each data rank; `CoreProcess` says what the arguments are.
+
+    Raises:
+        ConfigError: there are not as many GPUs as they take.
+    """
+    configs, devices = rank_configs(config), rank_devices(config, visible_gpus())
+    all_around = around or Surroundings()
+    if len(configs) == 1:
+        return [CoreProcess(config, command, all_around)]
+    return [
+        CoreProcess(own, command, replace(all_around, name=f"engine core {rank}", devices=devices[rank]))
+        for rank, own in enumerate(configs)
+    ]
+
+
+def rank_configs(config: EngineConfig) -> list[EngineConfig]:
+    """Return each rank's configuration: it gets its share of what is given for the engine as a whole."""
+    count = config.parallel.data_parallel_size
+    if count == 1:
+        return [config]
+    return [
+        replace(
+            config,
+            model=_share_of_model(config.model, rank, count),
+            kv_transfer=_share_of_offload(config.kv_transfer, rank, count),
+        )
+        for rank in range(count)
+    ]
+
+
+def _share_of_model(config: ModelConfig, rank: int, count: int) -> ModelConfig:
+    """Each rank draws other numbers for requests without a seed; random weights, which are of the seed, stay alike."""
+    seed = config.seed if config.load_format == "dummy" else config.seed + (rank << 32)
+    return replace(config, num_threads=max(1, cpu_threads(config.num_threads) // count), seed=seed)
+
+
+def _share_of_offload(config: KVTransferConfig, rank: int, count: int) -> KVTransferConfig:
+    if "offload" not in config.connectors:
+        return config
+    folder = config.kv_offload_dir
+    return replace(
+        config,
+        kv_offload_memory=max(1, config.kv_offload_memory // count),
+        kv_offload_disk=config.kv_offload_disk // count,
+        kv_offload_dir=None if folder is None else str(Path(folder).expanduser() / f"rank-{rank}"),
+    )
+
+
+def rank_devices(config: EngineConfig, gpus: Sequence[str]) -> list[Mapping[str, str]]:
+    """Return the variables by which each rank sees no GPUs but its own.
+
+    Args:
+        config: of the engine.
+        gpus: that this process may use, by the names that CUDA_VISIBLE_DEVICES takes.
+
+    Raises:
+        ConfigError: they are not enough.
+    """
+    count, each = config.parallel.data_parallel_size, config.parallel.world_size
+    if count == 1 or config.model.device == "cpu" or not gpus:
+        return [{}] * count
+    if len(gpus) < count * each:
+        raise ConfigError(
+            f"data_parallel_size {count} takes {count * each} GPUs, and {len(gpus)} can be seen: lower it, or let "
+            "CUDA_VISIBLE_DEVICES name more"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[rank * each : (rank + 1) * each])} for rank in range(count)]
+
+
+def rank_rooms(config: EngineConfig, ranks: Sequence[Ready]) -> list[RankRoom]:
+    """Return what each rank holds at once."""
+    limits = config.scheduler
+    return [RankRoom(limits.max_num_seqs, one.num_blocks * one.block_size, limits.max_num_queued_reqs) for one in ranks]
+
+
+def furthest_behind(ranks: Iterable[LoadProgress]) -> LoadProgress:
+    """Return the progress that all wait for."""
+    return min(ranks, key=lambda one: (_PHASES.index(one.phase), one.share or 0.0))
+
+
+def joint_ready(ranks: Sequence[Ready]) -> Ready:
+    """Return what the ranks are as one engine: blocks are added up, a request has to fit the smallest of them."""
+    phases = {phase: max(one.startup_seconds.get(phase, 0.0) for one in ranks) for phase in ranks[0].startup_seconds}
+    return msgspec.structs.replace(
+        ranks[0],
+        max_model_len=min(one.max_model_len for one in ranks),
+        num_blocks=sum(one.num_blocks for one in ranks),
+        startup_seconds=phases,
+    )
+
+
+def joint_stats(ranks: Sequence[CoreStats | None], num_blocks: Sequence[int]) -> CoreStats | None:
+    """Return the ranks' figures as those of one engine: sums, and the share of all blocks that is in use.
+
+    Args:
+        ranks: figures of each; None: it has none yet, which counts as zeros.
+        num_blocks: that each has.
+    """
+    told = [one for one in ranks if one is not None]
+    if len(ranks) == 1 or not told:
+        return ranks[0]
+    used = sum(one.kv_usage * blocks for one, blocks in zip(ranks, num_blocks, strict=True) if one is not None)
+    sums = {name: _sum([getattr(one, name) for one in told]) for name in CoreStats.__struct_fields__}
+    return CoreStats(**sums | {"kv_usage": used / sum(num_blocks)})
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Add up numbers, or mappings and sequences of them entry by entry."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        names = dict.fromkeys(name for value in values for name in value)
+        return {name: sum(value.get(name, 0) for value in values) for name in names}
+    if isinstance(first, Sequence):
+        return [sum(entries) for entries in zip_longest(*values, fillvalue=0)]
+    return sum(values)

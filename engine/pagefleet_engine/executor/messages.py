@@ -1,0 +1,159 @@
+"""What crosses between the executor and its rank processes: msgspec structs as msgpack, large arrays behind them.
+
+A rank does what it is told in order: launch, sample, take. So each step has the calls that it would have in the core's
+own process, and no rank waits for another but in the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from pagefleet_protocol.load_progress import LoadPhase
+from pagefleet_protocol.version import VERSION
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
+from pagefleet_engine.executor.ring import Buffer, RingHandles
+from pagefleet_engine.ranks.shared_handles import SharedHandles
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    """What a new rank process is told, as a line of JSON on its standard input."""
+
+    rank: int
+    size: int
+    sentinel: int
+    """Descriptor that the executor watches: it closes when the process ends, however it ends."""
+    config: EngineConfig
+    num_threads: int
+    """Of a CPU that are this rank's."""
+    folder: str
+    """Of the model."""
+    cores: Sequence[int]
+    """That it may use; none: those of the executor."""
+    log_level: int
+    commands: RingHandles
+    replies: RingHandles
+    signs: int
+    """Descriptor of the memory that its signs of life are in."""
+    group: SharedHandles | None
+    """The ranks' memory, where they compute on CPUs."""
+    store: int
+    """Descriptor of the file by which they meet, where they do not."""
+
+
+class Launch(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """`worker.launch(plan)`."""
+
+    plan: StepPlan
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """`sample` of the step launched last; the masks follow as arrays."""
+
+    rows: Sequence[int]
+    has_likeliest: bool
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """`result` of the oldest step."""
+
+
+Command = Launch | Sample | Take
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The rank has its part of the model, and computes."""
+
+    digest: str
+    """Of its configuration and code."""
+    max_in_flight: int
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    dtype: str
+    cache_dtype: str
+    context_length: int
+    max_model_len: int
+    seconds: Mapping[LoadPhase, float]
+    """That its phases took."""
+
+
+StartFault = Literal["config", "model", "memory", "other"]
+
+
+class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The rank could not load, and ends."""
+
+    fault: StartFault
+    message: str
+
+
+class Computed(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The step, launched last, has only its masked rows to sample."""
+
+    step_id: int
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """What a step gave; only the first rank tells it."""
+
+    step_id: int
+    result: StepResult
+    idle_seconds: float
+
+
+class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The step failed on this rank. Every rank tells it."""
+
+    step_id: int
+    out_of_memory: bool
+    message: str
+
+
+Reply = Loaded | StartFailed | Computed | Taken | StepFailed
+
+
+def digest(config: EngineConfig) -> str:
+    """Return what must be the same for all ranks of an engine: its configuration, and the version of the code."""
+    text = _encoder.encode((config, VERSION))
+    return hashlib.sha256(text).hexdigest()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Launch | Take | Reply) -> list[Buffer]:
+    """Return the parts of a message."""
+    return [_encoder.encode(message)]
+
+
+def encode_sample(masks: StepMasks) -> list[Buffer]:
+    """Return the parts of a message: `Sample`, and the masks as they lie in memory."""
+    likeliest = masks.if_likeliest
+    arrays = [masks.allowed] if likeliest is None else [masks.allowed, likeliest]
+    head = Sample(masks.rows, likeliest is not None)
+    # Not `cast`, which refuses masks of no rows: those of a step that all masked rows sit out.
+    return [_encoder.encode(head), *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)]
+
+
+def decode_command(parts: Sequence[Buffer]) -> Launch | StepMasks | Take:
+    """Return what a rank is told; masks are views of the message."""
+    command: Command = _commands.decode(parts[0])
+    if not isinstance(command, Sample):
+        return command
+    num_rows = len(command.rows)
+    flat = [np.frombuffer(part, np.int32) for part in parts[1:]]
+    allowed, *likeliest = (words.reshape(num_rows, len(words) // num_rows if num_rows else 0) for words in flat)
+    return StepMasks(command.rows, allowed, likeliest[0] if command.has_likeliest else None)
+
+
+def decode_reply(parts: Sequence[Buffer]) -> Reply:
+    """Return what a rank tells."""
+    return _replies.decode(parts[0])

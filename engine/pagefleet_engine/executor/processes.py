@@ -1,0 +1,419 @@
+"""The executor for several devices of one machine: a worker process for each rank, in lockstep.
+
+All ranks are sent the same plans, through one ring in shared memory; each computes its part, and all sample the same
+tokens, of which the first rank tells. What goes wrong on one rank alone cannot be mended: then all are ended.
+
+The first rank has a process too. In the core's it would save one message a step, and a core that computes could not see
+that another rank is gone, nor plan and fill masks while it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pagefleet_kv.port import KVPages
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
+from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
+from pagefleet_engine.executor.executor import CacheFacts, PendingStep
+from pagefleet_engine.executor.local_rank import RANK_COMMAND, LocalRank
+from pagefleet_engine.executor.messages import (
+    Computed,
+    Launch,
+    Loaded,
+    RankStart,
+    Reply,
+    StartFailed,
+    StepFailed,
+    Take,
+    Taken,
+    decode_reply,
+    digest,
+    encode,
+    encode_sample,
+)
+from pagefleet_engine.executor.rank_cores import allowed_cores, share_cores
+from pagefleet_engine.executor.rank_loop import describe
+from pagefleet_engine.executor.rank_memory import RankMemory
+from pagefleet_engine.executor.ring import Buffer, RingWriter
+from pagefleet_engine.executor.vital_signs import HangWatch, VitalSigns
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.startup import StartupTimes
+from pagefleet_engine.worker.device import resolve_device
+
+LOAD_LOOK_S = 0.1
+LOOK_S = 0.5
+END_S = 3.0
+"""That ranks get to end by themselves."""
+AGREE_S = 1.0
+"""Between the failures of the same step on several ranks."""
+
+_KILLED = "was killed by signal 9"
+_log = logging.getLogger(__name__)
+
+
+class ProcessExecutor:
+    """Implements `Executor` over rank processes. A rank that ends or hangs is an `EngineDead` of whatever is called.
+
+    Args:
+        config: of the engine.
+        folder: of the model.
+        arch: its shape.
+        times: learns what the first rank's loading takes, and how far all are.
+        command: of a rank's process.
+
+    Attributes:
+        dtype: name of the type that the model computes in.
+        cache_dtype: name of the type of the KV pool.
+        context_length: what the model is served for, whatever the KV pool holds.
+        max_model_len: longest prompt plus output that fits the model and the KV pool.
+
+    Raises:
+        ModelLoadError: a rank cannot load its weights.
+        ConfigError: the settings do not fit the model, the devices or this machine.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path,
+        arch: ModelArch,
+        times: StartupTimes | None = None,
+        command: Sequence[str] = RANK_COMMAND,
+    ) -> None:
+        size = config.parallel.world_size
+        device = resolve_device(config.model.device)
+        _check(config, device, arch)
+        self._ranks: list[LocalRank] = []
+        try:
+            self._share(size, device.type == "cpu")
+        except OSError as error:
+            raise ConfigError(_too_few("the ranks' memory cannot be made", error)) from error
+        self._host = socket.gethostname()
+        self._watch = HangWatch()
+        self._poll = select.poll()
+        self._loaded: dict[int, Loaded] = {}
+        self._computed = self._newest_taken = -1
+        self._taken: dict[int, StepResult] = {}
+        self._failed: dict[int, dict[int, StepFailed]] = {}
+        """Step -> rank -> what it told."""
+        self.idle_seconds = 0.0
+        """See Executor."""
+        self._over = ""
+        """Why no rank is there any more. Descriptors that were closed may be somebody else's by now."""
+        try:
+            self._start(config, folder, device, command)
+            self._wait_until_loaded(times or StartupTimes())
+            first = self._agreed(digest(config))
+        except BaseException:
+            self._end(0.0)
+            raise
+        self.dtype, self.cache_dtype = first.dtype, first.cache_dtype
+        self.context_length, self.max_model_len = first.context_length, first.max_model_len
+        self.max_in_flight = first.max_in_flight
+        """See Executor."""
+        groups = group_layers(arch.for_length(first.context_length).windows)
+        self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
+        """See Executor."""
+
+    @property
+    def pages(self) -> KVPages:
+        """Not in this process."""
+        raise AssertionError("connectors over ranks are refused by the configuration")
+
+    @property
+    def bells(self) -> Sequence[int]:
+        """See Executor."""
+        return [] if self._over else [fd for rank in self._ranks for fd in (rank.sentinel, rank.replies.fileno())]
+
+    def check(self) -> None:
+        """See Executor."""
+        self._take_in(0.0)
+        self._raise_disagreement()
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """See Executor."""
+        self._send(encode(Launch(plan)))
+        return _RankStep(self, plan.step_id)
+
+    def sample(self, masks: StepMasks) -> None:
+        """Sample the masked rows of the newest step.
+
+        Raises:
+            EngineDead: the ranks cannot be told. They have the step, so their queues would be one ahead from now on.
+        """
+        try:
+            self._send(encode_sample(masks))
+        except EngineDead:
+            raise
+        except Exception as error:
+            self._die(f"the masks of a step could not be sent to the ranks: {describe(error)}")
+
+    def is_computed(self, step_id: int) -> bool:
+        """Whether the first rank has but masked rows to sample in a step."""
+        if self._computed < step_id or self._over:
+            self._take_in(0.0)
+        return self._computed >= step_id or step_id in self._failed
+
+    def take(self, step_id: int) -> StepResult:
+        """Wait for the oldest step.
+
+        Raises:
+            StepOutOfMemory: no rank had room for it.
+            RuntimeError: it failed on all ranks.
+            EngineDead: it failed on some, or ranks are gone or at another step.
+        """
+        self._send(encode(Take()))
+        failed_at = None
+        while step_id not in self._taken:
+            if self._taken:
+                self._die(f"the ranks are not at step {step_id} but at {min(self._taken)}: report this as an error")
+            failed = self._failed.get(step_id, {})
+            if len(failed) == len(self._ranks):
+                raise self._failure(step_id)
+            if failed and failed_at is None:
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > AGREE_S:
+                self._raise_disagreement(but_now=step_id)
+            self._take_in(AGREE_S / 4 if failed else LOOK_S)
+        self._raise_disagreement()
+        return self._taken.pop(step_id)
+
+    def shutdown(self) -> None:
+        """End the ranks; may be called twice."""
+        self._end(END_S)
+
+    # --- the ranks' processes
+
+    def _share(self, size: int, on_cpu: bool) -> None:
+        """Make what the ranks share, and the ends that are this process's. Raises OSError, and leaves nothing then."""
+        self._memory = RankMemory.make(size, on_cpu)
+        try:
+            self._signs = VitalSigns(self._memory.signs, size)
+            self._commands = RingWriter(self._memory.commands)
+            for replies in self._memory.replies:
+                self._ranks.append(LocalRank(replies))
+        except OSError:
+            for rank in self._ranks:
+                rank.end(0.0)
+            self._memory.close()
+            raise
+
+    def _start(self, config: EngineConfig, folder: Path, device: torch.device, command: Sequence[str]) -> None:
+        size, memory = len(self._ranks), self._memory
+        threads = config.model.num_threads or _threads_of_environment()
+        shares = share_cores(size, allowed_cores(), threads)
+        # Where there are other copies of the model, they use the same cores.
+        is_bound = device.type == "cpu" and config.parallel.data_parallel_size == 1
+        for number, rank in enumerate(self._ranks):
+            self._poll.register(rank.sentinel, select.POLLIN)
+            self._poll.register(rank.replies.fileno(), select.POLLIN)
+            share = shares[number]
+            start = RankStart(
+                rank=number,
+                size=size,
+                sentinel=rank.writing,
+                config=config,
+                num_threads=share.num_threads,
+                folder=str(folder),
+                cores=share.cores if is_bound else (),
+                log_level=logging.getLogger("pagefleet_engine").getEffectiveLevel(),
+                commands=memory.commands,
+                replies=memory.replies[number],
+                signs=memory.signs,
+                group=memory.group,
+                store=memory.store,
+            )
+            environment = {} if device.type == "cpu" else {"CUDA_VISIBLE_DEVICES": _visible_devices()[number]}
+            try:
+                rank.start(start, command, environment, memory.fds(number))
+            except OSError as error:
+                raise ConfigError(_too_few(f"{self._name(number)} cannot be started", error)) from error
+
+    def _wait_until_loaded(self, times: StartupTimes) -> None:
+        while len(self._loaded) < len(self._ranks):
+            self._take_in(LOAD_LOOK_S)
+            times.relay(*self._signs.load_progress())
+        times.include(self._loaded[0].seconds)
+
+    def _agreed(self, own: str) -> Loaded:
+        """What the ranks loaded.
+
+        Raises:
+            ConfigError: one of them has other code or another configuration, or another pool.
+        """
+        first = self._loaded[0]
+        for number, loaded in self._loaded.items():
+            if loaded.digest != own:
+                raise ConfigError(
+                    f"{self._name(number)} runs other code or has another configuration than the engine: install one "
+                    "version of pagefleet, and start the engine again"
+                )
+            if (loaded.num_blocks, loaded.max_model_len) != (first.num_blocks, first.max_model_len):
+                raise ConfigError(
+                    f"{self._name(number)} has {loaded.num_blocks} KV blocks where rank 0 has {first.num_blocks}: give "
+                    "--num-kv-blocks"
+                )
+        return first
+
+    def _end(self, within_s: float, why: str = "the ranks were ended") -> None:
+        if self._over:
+            return
+        self._over = why
+        for rank in self._ranks:
+            rank.leave() if within_s else rank.kill()
+        deadline = time.monotonic() + within_s
+        for rank in self._ranks:
+            rank.end(max(0.0, deadline - time.monotonic()))
+        self._commands.close()
+        self._memory.close()
+
+    # --- what they tell
+
+    def _raise_over(self) -> None:
+        if self._over:
+            raise EngineDead(self._over)
+
+    def _send(self, parts: Sequence[Buffer]) -> None:
+        self._raise_over()
+        now = time.monotonic()
+        if self._watch.is_due(now):
+            self._look(now)
+        self._commands.send(parts, self.check)
+
+    def _take_in(self, timeout_s: float) -> None:
+        """Wait for the ranks, and take in what they told.
+
+        Raises:
+            EngineDead: one is gone, or hangs.
+        """
+        self._raise_over()
+        ready = {fd for fd, _ in self._poll.poll(timeout_s * 1000)}
+        for number, rank in enumerate(self._ranks):
+            if rank.replies.fileno() in ready:
+                for reply in _replies(rank):
+                    self._hear(number, reply)
+        for number, rank in enumerate(self._ranks):
+            if rank.sentinel in ready:
+                self._raise_ended(number, rank.exit_status())
+        now = time.monotonic()
+        if self._watch.is_due(now):
+            self._look(now)
+
+    def _hear(self, number: int, reply: Reply) -> None:
+        match reply:
+            case Taken(step_id, result, idle_seconds):
+                self._taken[step_id], self.idle_seconds = result, idle_seconds
+                self._newest_taken = step_id
+            case Computed(step_id):
+                self._computed = step_id
+            case StepFailed(step_id):
+                self._failed.setdefault(step_id, {})[number] = reply
+            case Loaded():
+                self._loaded[number] = reply
+            case StartFailed(fault, message):
+                kind = ModelLoadError if fault in ("model", "memory") else ConfigError
+                raise kind(f"{self._name(number)}: {message}")
+
+    def _look(self, now: float) -> None:
+        if len(self._loaded) < len(self._ranks):
+            return  # a library that is imported may keep the interpreter for itself
+        if (found := self._watch.look(self._signs.read(), now)) is not None:
+            number, how = found
+            self._die(f"{self._name(number)} {how}: the engine must be started again")
+
+    def _raise_ended(self, number: int, status: str) -> None:
+        if len(self._loaded) < len(self._ranks):
+            remedy = "the machine's memory did not suffice, probably" if status == _KILLED else "its log says why"
+            raise ModelLoadError(f"{self._name(number)} {status} while it loaded: {remedy}")
+        remedy = "; where nobody did that, the machine's memory did not suffice" if status == _KILLED else ""
+        self._die(f"{self._name(number)} {status}{remedy}: the engine must be started again")
+
+    def _raise_disagreement(self, but_now: int | None = None) -> None:
+        """Raises EngineDead where a step failed on some ranks, which therefore know other tokens than the rest."""
+        for step_id, failed in self._failed.items():
+            if step_id <= self._newest_taken or step_id == but_now:
+                number, reply = min(failed.items())
+                self._die(f"{self._name(number)} could not compute a step that others could: {reply.message}")
+
+    def _failure(self, step_id: int) -> Exception:
+        failed = self._failed.pop(step_id)
+        if all(one.out_of_memory for one in failed.values()):
+            return StepOutOfMemory(failed[0].message)
+        return RuntimeError(f"{self._name(0)}: {failed[0].message}")
+
+    def _die(self, message: str) -> None:
+        """End all ranks.
+
+        Raises:
+            EngineDead: always.
+        """
+        self._end(0.0, message)
+        raise EngineDead(message)
+
+    def _name(self, number: int) -> str:
+        return f"rank {number} on {self._host}"
+
+
+@dataclass(frozen=True, slots=True)
+class _RankStep:
+    """A step that the ranks are working on; implements `PendingStep`."""
+
+    executor: ProcessExecutor
+    step_id: int
+
+    @property
+    def is_computed(self) -> bool:
+        """See PendingStep."""
+        return self.executor.is_computed(self.step_id)
+
+    def sample(self, masks: StepMasks) -> None:
+        """See PendingStep. That a device had no room for it shows in the result."""
+        self.executor.sample(masks)
+
+    def result(self) -> StepResult:
+        """See PendingStep."""
+        return self.executor.take(self.step_id)
+
+
+def _too_few(what: str, error: OSError) -> str:
+    return f"{what} ({error}): raise the limits of processes and open files"
+
+
+def _replies(rank: LocalRank) -> Iterator[Reply]:
+    while (parts := rank.replies.receive(0)) is not None:
+        yield decode_reply(parts)
+
+
+def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
+    """Raises ConfigError where the ranks cannot be, before any is started."""
+    size = config.parallel.world_size
+    if not hasattr(os, "eventfd"):
+        raise ConfigError(f"tensor_parallel_size is {size}, and ranks need Linux: leave it out")
+    if device.type == "cuda" and (found := torch.cuda.device_count()) < size:
+        raise ConfigError(
+            f"tensor_parallel_size is {size}, and {socket.gethostname()} shows {found} GPUs: give that many at most"
+        )
+    for rank in range(size):
+        arch.of_rank(rank, size)
+
+
+def _visible_devices() -> list[str]:
+    """The GPUs that this process sees, as its children are to be told of them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _threads_of_environment() -> int | None:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else None

@@ -1,0 +1,153 @@
+"""What a rank does: the commands of the executor, in order, on its worker."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pagefleet_engine.core.step import FailureKind, StepMasks, StepPlan
+from pagefleet_engine.errors import StepOutOfMemory
+from pagefleet_engine.executor.executor import PendingStep
+from pagefleet_engine.executor.messages import (
+    Computed,
+    Launch,
+    Loaded,
+    Reply,
+    StepFailed,
+    Take,
+    Taken,
+    decode_command,
+    encode,
+)
+from pagefleet_engine.executor.ring import RingReader, RingWriter
+from pagefleet_engine.executor.vital_signs import VitalSigns
+
+PATIENCE_S = 9.0
+"""That ranks which serve wait for each other within a step. They do the same work at the same time."""
+
+_LOOK_S = 0.0002
+"""Between two looks at the device while somebody wants to know when a step is computed."""
+_LONGEST = 500
+"""Characters of an error's text."""
+
+_log = logging.getLogger(__name__)
+
+
+class RankWorker(Protocol):
+    """What computes in this process."""
+
+    @property
+    def idle_seconds(self) -> float: ...
+
+    def launch(self, plan: StepPlan) -> PendingStep: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRank:
+    """A rank that is ready to serve."""
+
+    worker: RankWorker
+    loaded: Loaded
+    end_loading: Callable[[], None]
+    """Ranks that loaded at different speeds may take their time; from now on they may not."""
+
+
+@dataclass(slots=True)
+class _Step:
+    plan: StepPlan
+    pending: PendingStep | None
+    error: Exception | None = None
+    masked_rows_lost: bool = False
+    """The device had no room to sample them."""
+
+
+class RankLoop:
+    """Does what it is told, in order."""
+
+    def __init__(self, rank: int, worker: RankWorker, commands: RingReader, replies: RingWriter, signs: VitalSigns):
+        self._rank = rank
+        self._worker = worker
+        self._commands = commands
+        self._replies = replies
+        self._signs = signs
+        self._steps: deque[_Step] = deque()
+        self._to_tell: _Step | None = None
+        """A step of which it is to be told when only its masked rows are left."""
+
+    def run(self) -> None:
+        """Serve for ever."""
+        while True:
+            parts = self._commands.receive(None if self._to_tell is None else _LOOK_S)
+            self._tell_computed()
+            if parts is None:
+                continue
+            match decode_command(parts):
+                case Launch(plan):
+                    self._launch(plan)
+                case StepMasks() as masks:
+                    self._sample(masks)
+                case Take():
+                    self._take()
+
+    def _launch(self, plan: StepPlan) -> None:
+        try:
+            step = _Step(plan, self._worker.launch(plan))
+        except Exception as error:  # whatever a device may raise, it is told when the step is taken
+            step = _Step(plan, None, error)
+        self._steps.append(step)
+        self._signs.launch(self._rank)
+        if plan.masked and self._rank == 0:
+            self._to_tell = step
+            self._tell_computed()
+
+    def _tell_computed(self) -> None:
+        step = self._to_tell
+        if step is not None and (step.pending is None or step.pending.is_computed):
+            self._to_tell = None
+            self._reply(Computed(step.plan.step_id))
+
+    def _sample(self, masks: StepMasks) -> None:
+        step = self._steps[-1]
+        if step.pending is None:
+            return
+        try:
+            step.pending.sample(masks)
+        except StepOutOfMemory:  # the other rows are sampled already
+            step.masked_rows_lost = True
+        except Exception as error:  # as at a launch
+            step.error = error
+
+    def _take(self) -> None:
+        step = self._steps.popleft()
+        result = None
+        try:
+            if step.error is not None:
+                raise step.error
+            assert step.pending is not None
+            result = step.pending.result()
+        except Exception as error:  # as at a launch
+            out_of_memory = isinstance(error, StepOutOfMemory)
+            if not out_of_memory:
+                _log.error("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows), exc_info=error)
+            self._reply(StepFailed(step.plan.step_id, out_of_memory, describe(error)))
+            return
+        if self._rank == 0:
+            if step.masked_rows_lost:
+                lost = {step.plan.rows[row].request_id: FailureKind.OUT_OF_MEMORY for row in step.plan.masked}
+                result = replace(result, failed={**lost, **result.failed})
+            self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds))
+
+    def _reply(self, reply: Reply) -> None:
+        self._replies.send(encode(reply), wait_on)
+
+
+def describe(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"
+
+
+def wait_on() -> None:
+    """An executor that is gone ends this process by itself."""

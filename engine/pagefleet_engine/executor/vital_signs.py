@@ -1,0 +1,116 @@
+"""How the executor sees that a rank lives and how far it is, without asking: words in shared memory.
+
+A process that is gone is seen by its sentinel. One that is stopped, or that never comes back from a step, is seen here:
+a thread of each rank stamps the time, and the ranks count the steps that they launch, which they do in lockstep.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from pagefleet_protocol.load_progress import LoadPhase
+
+STAMP_S = 0.5
+HANG_S = 8.0
+"""Without a stamp, or behind the other ranks, before a rank counts as hung."""
+LOOK_S = 1.0
+"""Between two looks."""
+
+_PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
+_WORDS = 8
+_STAMP, _LAUNCHED, _PHASE, _DONE, _TOTAL = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Of one rank."""
+
+    stamped_at: float
+    """Monotonic seconds."""
+    launched: int
+    """Steps, in all."""
+
+
+def make_signs(size: int) -> int:
+    """Make the memory for `size` ranks; returns its descriptor."""
+    memory = os.memfd_create("pagefleet-signs")
+    os.ftruncate(memory, size * _WORDS * 8)
+    return memory
+
+
+class VitalSigns:
+    """The words of all ranks, in one process: each rank writes its own."""
+
+    def __init__(self, memory: int, size: int) -> None:
+        self._words = memoryview(mmap.mmap(memory, size * _WORDS * 8)).cast("Q", (size, _WORDS))
+        self._size = size
+
+    def stamp(self, rank: int) -> None:
+        """Say that the rank's process runs."""
+        self._words[rank, _STAMP] = time.monotonic_ns()
+
+    def launch(self, rank: int) -> None:
+        """Count a step that the rank has launched."""
+        self._words[rank, _LAUNCHED] += 1
+
+    def loading(self, rank: int, phase: LoadPhase, done: int, total: int) -> None:
+        """Say how far the rank's loading is; see `startup.Tell`."""
+        for word, value in ((_PHASE, _PHASES.index(phase)), (_DONE, done), (_TOTAL, total)):
+            self._words[rank, word] = value
+
+    def read(self) -> list[Signs]:
+        """Return the signs of all ranks."""
+        words = self._words
+        return [Signs(words[rank, _STAMP] / 1e9, words[rank, _LAUNCHED]) for rank in range(self._size)]
+
+    def load_progress(self) -> tuple[LoadPhase, int, int]:
+        """Return the phase of the rank that is least far, and what ranks in it have done of all that they have to."""
+        words, ranks = self._words, range(self._size)
+        place = {phase: place for place, phase in enumerate(_PHASES)}
+        phases = [_PHASES[words[rank, _PHASE]] for rank in ranks]
+        named = [phase for phase in phases if phase != "other"]
+        phase = min(named or phases, key=lambda one: place[one])
+        within = [rank for rank in ranks if phases[rank] == phase]
+        return phase, sum(words[rank, _DONE] for rank in within), sum(words[rank, _TOTAL] for rank in within)
+
+
+class HangWatch:
+    """Judges the signs of ranks that serve, look by look.
+
+    A look that comes late says nothing about the ranks: this process was stopped itself, maybe with all of them.
+    """
+
+    def __init__(self) -> None:
+        self._looked_at = -HANG_S
+        self._watched_since = 0.0
+        self._behind: dict[int, tuple[int, float]] = {}
+        """Of ranks that others are ahead of: the steps that each had launched, and since when."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for the next look."""
+        return now - self._looked_at >= LOOK_S
+
+    def look(self, signs: Sequence[Signs], now: float) -> tuple[int, str] | None:
+        """Return a rank that hangs and how that shows, if there is one."""
+        if now - self._looked_at > 3 * LOOK_S:
+            self._watched_since = now
+            self._behind = {}
+        self._looked_at = now
+        farthest = max(sign.launched for sign in signs)
+        for rank, sign in enumerate(signs):
+            silent = now - max(sign.stamped_at, self._watched_since)
+            if silent > HANG_S:
+                return rank, f"gave no sign of life for {silent:.0f} s"
+            before = self._behind.pop(rank, None)
+            if sign.launched == farthest:
+                continue
+            since = before[1] if before is not None and before[0] == sign.launched else now
+            if now - since > HANG_S:
+                return rank, f"did not come out of a step for {now - since:.0f} s"
+            self._behind[rank] = (sign.launched, since)
+        return None

@@ -1,0 +1,1 @@
+"""Which ranks compute one model together, and how they speak; objects that someone constructed, no global group."""

@@ -1,0 +1,143 @@
+"""Ranks that exchange tensors: what layers need of them, one rank by itself, and ranks over a torch process group.
+
+Every rank of a group makes the same calls in the same order; each call returns the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch.distributed has these too, but its types do not say so.
+from torch._C._distributed_c10d import Store, Work
+
+Reduction = Literal["sum", "max", "min"]
+
+
+class RankGroup(Protocol):
+    """Ranks that compute together, seen from one of them."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which of them this is, from 0."""
+        ...
+
+    def all_reduce(self, x: Tensor, reduction: Reduction = "sum") -> Tensor:
+        """`x` reduced over all ranks, element by element; `x` is contiguous, and may be overwritten and returned."""
+        ...
+
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """Join the last dimension of all ranks' tensors, which are `widths` wide in the order of the ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        ...
+
+
+class Alone:
+    """A group of one: nothing is ever sent."""
+
+    size = 1
+    index = 0
+
+    def all_reduce(self, x: Tensor, reduction: Reduction = "sum") -> Tensor:
+        """See RankGroup."""
+        return x
+
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """See RankGroup."""
+        return x
+
+    def barrier(self) -> None:
+        """See RankGroup."""
+
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class ProcessGroup(Protocol):
+    """The part that is needed here of `torch.distributed.ProcessGroupGloo` and its like."""
+
+    def size(self) -> int: ...
+
+    def rank(self) -> int: ...
+
+    def allreduce(self, tensors: list[Tensor], op: dist.ReduceOp.RedOpType) -> Work: ...
+
+    def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor]) -> Work: ...
+
+    def barrier(self) -> Work: ...
+
+
+class TorchGroup:
+    """Implements `RankGroup` over a process group that was constructed for it, and that nobody else uses.
+
+    A rank that is gone, or silent for longer than the process group's timeout, is a RuntimeError of torch's.
+    """
+
+    __slots__ = ("_group", "index", "size")
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self.size: int = group.size()
+        self.index: int = group.rank()
+
+    def all_reduce(self, x: Tensor, reduction: Reduction = "sum") -> Tensor:
+        """See RankGroup."""
+        self._group.allreduce([x], _OPERATIONS[reduction]).wait()
+        return x
+
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """See RankGroup. Ranks send as much as the widest has."""
+        widest = max(widths)
+        sent = torch.nn.functional.pad(x, (0, widest - x.shape[-1])) if x.shape[-1] < widest else x.contiguous()
+        received = [torch.empty_like(sent) for _ in widths]
+        self._group.allgather([received], [sent]).wait()
+        return torch.cat([part[..., :width] for part, width in zip(received, widths, strict=True)], -1)
+
+    def barrier(self) -> None:
+        """See RankGroup."""
+        self._group.barrier().wait()
+
+
+def gloo_group(store: Store, index: int, size: int, timeout: timedelta, interface: str = "lo") -> TorchGroup:
+    """Ranks of this machine, or of those that share the network `interface`, which meet in `store`.
+
+    Waits until all have come; `timeout` is for that, and for every call later.
+
+    Raises:
+        RuntimeError: they did not come in time.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(interface=interface)]
+    options._timeout = timeout
+    return TorchGroup(gloo(store, index, size, options))
+
+
+def nccl_group(
+    store: Store, index: int, size: int, timeout: timedelta
+) -> tuple[TorchGroup, Callable[[timedelta], None]]:
+    """Ranks with a CUDA device each, which meet in `store`; and what sets the timeout anew.
+
+    Raises:
+        RuntimeError: NCCL cannot join them, or is not in this build of torch.
+    """
+    if not dist.is_nccl_available():
+        raise RuntimeError("this build of torch has no NCCL")
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timeout
+    group = nccl(store, index, size, options)
+    return TorchGroup(group), group._set_default_timeout

@@ -1,0 +1,295 @@
+"""The executor over rank processes that have no model, and what becomes of it when one of them fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pagefleet_engine.config import EngineConfig, ModelConfig
+from pagefleet_engine.core.step import NewRow, ScheduledRow, StepMasks, StepPlan
+from pagefleet_engine.engine_core.step_queue import StepQueue
+from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
+from pagefleet_engine.executor import processes, vital_signs
+from pagefleet_engine.executor.executor import PendingStep
+from pagefleet_engine.executor.processes import ProcessExecutor
+from pagefleet_engine.executor.rank_memory import COMMAND_BYTES
+from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_engine.startup import StartupTimes
+from pagefleet_protocol.sampling_params import SamplingParams
+
+from tests.fakes.architectures import llama_arch
+
+COMMAND = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "rank_process.py"))
+HOST = os.uname().nodename
+
+Start = Callable[..., ProcessExecutor]
+
+
+def config_of(model: str, size: int) -> EngineConfig:
+    return EngineConfig(model=ModelConfig(model=model, device="cpu"), parallel=Parallelism(tensor_parallel_size=size))
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    begun: list[ProcessExecutor] = []
+
+    def start(model: str = "fake", size: int = 2, times: StartupTimes | None = None) -> ProcessExecutor:
+        begun.append(ProcessExecutor(config_of(model, size), Path("/m"), llama_arch(), times, COMMAND))
+        return begun[-1]
+
+    yield start
+    for executor in begun:
+        executor.shutdown()
+
+
+def plan(step_id: int, *names: str, num_tokens: int = 1, masked: tuple[int, ...] = (), new: bool = True) -> StepPlan:
+    fresh = [NewRow(name, (5,) * num_tokens, num_tokens, SamplingParams(), ()) for name in names] if new else []
+    rows = [ScheduledRow(name, 0, num_tokens, ((0,),), True) for name in names]
+    return StepPlan(step_id, (), fresh, rows, num_tokens * len(names), masked=masked)
+
+
+def pids(executor: ProcessExecutor) -> list[int]:
+    return [rank.pid for rank in executor._ranks]
+
+
+def are_gone(executor: ProcessExecutor) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids(executor))
+
+
+def test_steps_run_on_all_ranks_and_overlap(start: Start) -> None:
+    executor = start(size=4)
+    first, second = executor.launch(plan(0, "a")), executor.launch(plan(1, "b"))
+    assert first.result().sampled == [[6]]
+    assert second.result().sampled == [[6]]
+    assert executor.max_in_flight == 2
+    assert executor.cache.num_blocks == 256
+    executor.shutdown()
+    assert are_gone(executor)
+
+
+def test_masked_rows_are_sampled_later_under_large_masks(start: Start) -> None:
+    executor = start()
+    step = executor.launch(plan(0, "a", "b", "c", masked=(0, 2)))
+    while not step.is_computed:
+        select.select(executor.bells, [], [], 1)
+    masks = np.zeros((2, COMMAND_BYTES // 8), dtype=np.int32)
+    masks[0, 1], masks[1, 2] = 1, 2
+    step.sample(StepMasks([0, 2], masks))
+    assert step.result().sampled == [[32], [6], [65]]
+
+
+@pytest.mark.parametrize("likeliest", [False, True])
+def test_masked_rows_may_all_sit_a_step_out(start: Start, likeliest: bool) -> None:
+    executor = start()
+    none = np.zeros((0, 4), dtype=np.int32)
+    step = executor.launch(plan(0, "a", "b", masked=(1,)))
+    step.sample(StepMasks([], none, none if likeliest else None))
+    assert step.result().sampled == [[6], []]
+    assert executor.launch(plan(1, "c")).result().sampled == [[6]]
+
+
+def test_masks_that_cannot_be_sent_end_the_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(masks: StepMasks) -> list[bytes]:
+        raise TypeError("cannot cast")
+
+    monkeypatch.setattr(processes, "encode_sample", refuse)
+    executor = start()
+    steps = StepQueue(executor)
+    steps.launch(plan(0, "a", masked=(0,)))
+    steps.sample(StepMasks([0], np.zeros((1, 4), dtype=np.int32)))
+    with pytest.raises(EngineDead, match="masks of a step could not be sent to the ranks: TypeError: cannot cast"):
+        steps.take()
+    assert are_gone(executor)
+
+
+def test_ranks_at_another_step_end_the_engine(start: Start) -> None:
+    executor = start()
+    executor.launch(plan(0, "a"))
+    newer = executor.launch(plan(1, "b"))
+    with pytest.raises(EngineDead, match="the ranks are not at step 1 but at 0"):
+        newer.result()
+    assert are_gone(executor)
+
+
+def test_a_plan_larger_than_the_ring_comes_through(start: Start) -> None:
+    executor = start()
+    step = executor.launch(plan(0, "a", num_tokens=2 * COMMAND_BYTES))
+    assert step.result().sampled == [[6]]
+
+
+def test_loading_is_told_of_all_ranks(start: Start) -> None:
+    told = []
+    times = StartupTimes(tell=lambda *progress: told.append(progress))
+    start(times=times)
+    assert told
+    assert times.seconds()["weights"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        ("config", ConfigError, f"rank 1 on {HOST}: one thing is wrong: do another"),
+        ("model", ModelLoadError, f"rank 1 on {HOST}: /m is damaged: download it again"),
+        ("memory", ModelLoadError, f"rank 1 on {HOST}: MemoryError: "),
+        ("raise", ConfigError, f"rank 1 on {HOST}: ValueError: a bad step"),
+        ("die", ModelLoadError, f"rank 1 on {HOST} was killed by signal 9 while it loaded: the machine's memory did"),
+        ("version", ConfigError, f"rank 1 on {HOST} runs other code or has another configuration than the engine: ins"),
+        ("blocks", ConfigError, f"rank 1 on {HOST} has 255 KV blocks where rank 0 has 256: give --num-kv-blocks"),
+    ],
+)
+def test_a_rank_that_cannot_load_is_one_line(start: Start, fault: str, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind) as refused:
+        start(f"fake?fault={fault}&rank=1")
+    assert str(refused.value).startswith(says)
+    assert "\n" not in str(refused.value)
+    assert type(refused.value) is kind
+
+
+@pytest.mark.parametrize("room", [0, 2, 5, 9, 12, 15, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28])
+def test_too_few_descriptors_are_one_line(start: Start, room: int) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    config_of("fake", 2)
+    llama_arch()  # the first of either reads files
+    gc.collect()  # what tests before this left open
+    limits, before = resource.getrlimit(resource.RLIMIT_NOFILE), opened()
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + room, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"\(.*Too many open files.*\): raise the limits of processes and open"):
+            start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert opened() == before
+
+
+def test_a_step_that_fails_on_all_ranks_ends_its_requests_alone(start: Start) -> None:
+    executor = start()
+    with pytest.raises(RuntimeError, match="ValueError: a bad step"):
+        executor.launch(plan(0, "raise-all")).result()
+    with pytest.raises(StepOutOfMemory, match="no room"):
+        executor.launch(plan(1, "oom-all")).result()
+    assert executor.launch(plan(2, "a")).result().sampled == [[6]]
+
+
+@pytest.mark.parametrize("fault", ["raise-0", "raise-1", "oom-0", "oom-1"])
+def test_a_step_that_fails_on_one_rank_ends_all(start: Start, fault: str) -> None:
+    executor = start()
+    step = executor.launch(plan(0, fault))
+    with pytest.raises(EngineDead, match=f"rank {fault[-1]} on .* could not compute a step that others could"):
+        end_of(executor, step)
+    assert are_gone(executor)
+
+
+def end_of(executor: ProcessExecutor, step: PendingStep | None = None) -> None:
+    """Wait until the executor gives up: what rank 0 sampled may be told before another rank's failure is known."""
+    if step is not None:
+        step.result()
+    while True:
+        select.select(executor.bells, [], [], 10)
+        executor.check()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_in_a_step_is_noticed(start: Start, rank: int) -> None:
+    executor = start()
+    step, began = executor.launch(plan(0, f"die-{rank}", "a")), time.monotonic()
+    with pytest.raises(EngineDead, match=f"rank {rank} on {HOST} was killed by signal 9; .*: the engine must be"):
+        end_of(executor, step)
+    assert time.monotonic() - began < 10
+    assert are_gone(executor)
+
+
+def test_a_rank_that_dies_while_idle_is_noticed_by_its_bell(start: Start) -> None:
+    executor = start()
+    os.kill(pids(executor)[1], signal.SIGKILL)
+    with pytest.raises(EngineDead, match="rank 1"):
+        end_of(executor)
+    assert are_gone(executor)
+
+
+def test_an_executor_that_is_over_touches_no_descriptor(start: Start) -> None:
+    executor = start()
+    step = executor.launch(plan(0, "a", masked=(0,)))
+    while not step.is_computed:
+        select.select(executor.bells, [], [], 1)
+    before = executor.bells
+    os.kill(pids(executor)[1], signal.SIGKILL)
+    with pytest.raises(EngineDead, match="rank 1") as first:
+        end_of(executor)
+    assert executor.bells == []
+    reused = [os.eventfd(1, os.EFD_NONBLOCK) for _ in range(64)]
+    assert set(before) <= set(reused)
+    masks = StepMasks([0], np.zeros((1, 4), dtype=np.int32))
+    calls: list[Callable[[], object]] = [
+        executor.check,
+        lambda: executor.launch(plan(1, "b")),
+        lambda: step.is_computed,
+        lambda: step.sample(masks),
+        step.result,
+    ]
+    for call in calls:
+        with pytest.raises(EngineDead) as again:
+            call()
+        assert str(again.value) == str(first.value)
+    assert [os.eventfd_read(fd) for fd in reused] == [1] * len(reused)
+    for fd in reused:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("stop-1", "rank 1 .* gave no sign of life"), ("hang-1", "rank 1 .* did not come out of a step")],
+)
+def test_a_rank_that_hangs_is_noticed(start: Start, fault: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vital_signs, "HANG_S", 2.0)
+    executor = start()
+    executor.launch(plan(0, fault)).result()  # which rank 0 computes
+    step = executor.launch(plan(1, "hang-0"))
+    with pytest.raises(EngineDead, match=says):
+        step.result()
+    assert are_gone(executor)
+
+
+def test_ranks_end_with_a_parent_that_is_killed() -> None:
+    script = (
+        "from tests.engine.executor.test_processes import *\n"
+        "config = EngineConfig(model=ModelConfig(model='fake', device='cpu'),"
+        " parallel=Parallelism(tensor_parallel_size=2))\n"
+        "executor = ProcessExecutor(config, Path('/m'), llama_arch(), None, COMMAND)\n"
+        "print(*pids(executor), flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    before: set[Any] = set(Path("/dev/shm").iterdir())
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    ranks = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(ranks) == 2
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 10
+    while any(runs(pid) for pid in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - before if "pagefleet" in path.name]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process that is nobody's child here exists, and is no corpse."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,37 @@
+"""Ranks on GPUs, which meet by NCCL: in graphs, with kernels, in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+PROMPTS = [list(range(3, 3 + length)) for length in (1, 7, 40, 200)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def tokens(folder: Path, ranks: int, **settings: Any) -> list[tuple[int, ...]]:
+    llm = LLM(
+        str(folder), tensor_parallel_size=ranks, device="cuda", dtype="float32", num_kv_blocks=256, max_model_len=512,
+        skip_tokenizer_init=True, **settings,
+    )  # fmt: skip
+    try:
+        told = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], GREEDY, use_tqdm=False)
+        return [tuple(one.outputs[0].token_ids) for one in told]
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("cuda_graphs", ["none", "full_and_piecewise"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "olmo2", "phi3"])
+def test_two_gpus_give_the_tokens_of_one(family: str, cuda_graphs: str, make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint(family)
+    assert tokens(folder, 2, cuda_graphs=cuda_graphs) == tokens(folder, 1, cuda_graphs=cuda_graphs)

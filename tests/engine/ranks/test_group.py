@@ -1,0 +1,120 @@
+"""Groups of ranks, over gloo and in shared memory: what each rank gets is the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine.ranks import shared_memory
+from pagefleet_engine.ranks.doorbell import Doorbell
+from pagefleet_engine.ranks.group import Alone, RankGroup, Reduction
+from pagefleet_engine.ranks.shared_handles import SLOT_BYTES, make_shared_group
+from pagefleet_engine.ranks.shared_memory import SharedGroup
+from torch import Tensor
+
+from tests.fakes.ranks import in_memory, on_ranks
+
+KINDS = pytest.mark.parametrize("on", [on_ranks, in_memory])
+On = Callable[[int, Callable[[RankGroup], Any]], list[Any]]
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_every_rank_gets_the_same_sum(dtype: torch.dtype, on: On) -> None:
+    sums = on(3, lambda group: group.all_reduce(torch.full((2, 5), group.index + 1, dtype=dtype)))
+    assert all(torch.equal(one, torch.full((2, 5), 6, dtype=dtype)) for one in sums)
+
+
+@KINDS
+@pytest.mark.parametrize(("reduction", "expected"), [("max", 2.0), ("min", 0.0)])
+def test_extremes_are_those_of_all_ranks(reduction: Reduction, expected: float, on: On) -> None:
+    got = on(3, lambda group: group.all_reduce(torch.tensor([float(group.index)]), reduction))
+    assert [float(one) for one in got] == [expected] * 3
+
+
+@KINDS
+def test_ranks_of_different_widths_are_joined_in_order(on: On) -> None:
+    widths = (3, 2, 1)
+
+    def gather(group: RankGroup) -> Tensor:
+        own = torch.full((4, widths[group.index]), float(group.index))
+        return group.all_gather(own, widths)
+
+    expected = torch.tensor([0.0, 0, 0, 1, 1, 2]).expand(4, 6)
+    assert all(torch.equal(one, expected) for one in on(3, gather))
+
+
+@KINDS
+def test_a_sum_that_is_not_a_number_on_one_rank_is_none_on_all(on: On) -> None:
+    def work(group: RankGroup) -> Tensor:
+        return group.all_reduce(torch.tensor([float("nan") if group.index == 1 else 1.0, 1.0]))
+
+    assert [one.isnan().tolist() for one in on(2, work)] == [[True, False]] * 2
+
+
+def test_a_rank_alone_sends_nothing() -> None:
+    alone, x = Alone(), torch.ones(2, 3)
+    assert alone.all_reduce(x) is x
+    assert alone.all_gather(x, (3,)) is x
+    alone.barrier()
+
+
+def test_what_is_larger_than_a_slot_goes_in_pieces() -> None:
+    count = 2 * SLOT_BYTES // 4 + 5
+    whole = torch.arange(count, dtype=torch.float32)
+    widths = (count, 3)
+
+    def work(group: RankGroup) -> tuple[Tensor, Tensor]:
+        own = whole * 2 if group.index else whole.clone()
+        return group.all_reduce(own), group.all_gather(whole[None, : widths[group.index]], widths)
+
+    for total, joined in in_memory(2, work):
+        assert torch.equal(total, whole * 3)
+        assert torch.equal(joined[0], torch.cat([whole, whole[:3]]))
+
+
+def test_thousands_of_rounds_keep_their_order() -> None:
+    def work(group: RankGroup) -> bool:
+        rounds = range(3000)
+        sums = [int(group.all_reduce(torch.tensor([float(n + group.index)]))) for n in rounds]
+        group.barrier()
+        return sums == [3 * n + 3 for n in rounds]
+
+    assert in_memory(3, work) == [True] * 3
+
+
+def test_time_in_which_ranks_are_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = make_shared_group(2)
+    first, second = SharedGroup(handles, 0), SharedGroup(handles, 1)
+    first.patience_s = 0.04
+    waits: list[int] = []
+
+    def stopped(bell: Doorbell, timeout_s: float | None = None, spin_s: float = 0.0) -> int:
+        waits.append(wait(bell, timeout_s, spin_s))
+        if len(waits) == 1:
+            time.sleep(0.3)
+            second.barrier()
+            return 0
+        return waits[-1]
+
+    wait = Doorbell.wait
+    monkeypatch.setattr(Doorbell, "wait", stopped)
+    monkeypatch.setattr(shared_memory, "WAIT_S", 0.05)
+    first.barrier()
+    assert waits == [0, 1, 1]
+    for fd in handles.fds:
+        os.close(fd)
+
+
+def test_who_is_late_is_named() -> None:
+    handles = make_shared_group(3)
+    group = SharedGroup(handles, 0)
+    group.patience_s = 0.01
+    with pytest.raises(RuntimeError, match=r"waited 0.01 s for rank 1, 2$"):
+        group.barrier()
+    for fd in handles.fds:
+        os.close(fd)

@@ -1,0 +1,122 @@
+"""A real model over two rank processes: offline, and served."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pagefleet_engine import LLM, SamplingParams, StructuredOutputsParams
+
+from tests.fakes.fleet_processes import all_gone, child_pids
+
+pytestmark = pytest.mark.fleet
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 256, "num_threads": 1}
+FORM = StructuredOutputsParams(json='{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
+PROMPTS = {
+    "What is pagefleet?": SamplingParams(temperature=0, max_tokens=24, logprobs=2),
+    "Tell me a story": SamplingParams(temperature=1, seed=3, max_tokens=24, ignore_eos=True),
+    "Give me JSON": SamplingParams(temperature=1, seed=4, max_tokens=24, structured_outputs=FORM),
+}
+
+
+def answers(ranks: int) -> list[tuple[int, ...]]:
+    llm = LLM("builtin://tiny", tensor_parallel_size=ranks, **SETTINGS)
+    try:
+        told = llm.generate(list(PROMPTS), list(PROMPTS.values()), use_tqdm=False)
+        return [tuple(one.outputs[0].token_ids) for one in told]
+    finally:
+        llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[tuple[int, ...]]:
+    """What one rank answers."""
+    return answers(1)
+
+
+def test_an_llm_over_ranks(alone: list[tuple[int, ...]]) -> None:
+    before = child_pids(os.getpid())  # of tests that ran in this process
+    assert answers(2) == alone
+    assert set(child_pids(os.getpid())) <= set(before)
+
+
+class Stream(threading.Thread):
+    """A request that streams; `ended_at` when nothing more comes."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.lines: list[str] = []
+        self.ended_at = 0.0
+
+    def run(self) -> None:
+        body = {"model": "tiny", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        try:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    self.lines += [line] if line else []
+        except httpx.HTTPError as error:
+            self.lines.append(repr(error))
+        self.ended_at = time.monotonic()
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+    command = [sys.executable, "-m", "pagefleet_engine.cli", "builtin://tiny", "-tp", "2", "--port", "0", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    log = []
+    for line in process.stderr:
+        log.append(line)
+        if found := re.search(r"serving tiny on (http://\S+)", line):
+            break
+    else:
+        raise AssertionError("".join(log))
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    with httpx.Client(base_url=found[1]) as http:
+        while http.get("/readyz").status_code != 200:
+            time.sleep(0.05)
+    yield process, found[1]
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+def test_ranks_give_the_tokens_of_one_and_end_with_one_of_them(
+    server: tuple[subprocess.Popen[str], str], alone: list[tuple[int, ...]]
+) -> None:
+    process, url = server
+    body = {"model": "tiny", "prompt": "What is pagefleet?", "temperature": 0, "max_tokens": 24}
+    told = httpx.post(f"{url}/v1/completions", json={**body, "return_token_ids": True}, timeout=60).json()
+    assert tuple(told["choices"][0]["token_ids"]) == alone[0]
+    (core,) = child_pids(process.pid)
+    ranks = child_pids(core)
+    assert len(ranks) == 2
+    before = set(Path("/dev/shm").iterdir())
+    streams = [Stream(url) for _ in range(4)]
+    for stream in streams:
+        stream.start()
+    while not all(stream.lines for stream in streams):
+        time.sleep(0.05)
+    os.kill(ranks[1], signal.SIGKILL)
+    killed_at = time.monotonic()
+    for stream in streams:
+        stream.join(30)
+        assert '"error"' in stream.lines[-1]
+        assert "data: [DONE]" not in stream.lines
+    assert process.wait(30) != 0
+    assert all_gone([process.pid, core, *ranks])
+    assert set(Path("/dev/shm").iterdir()) <= before
+    print(f"errors after {max(stream.ended_at for stream in streams) - killed_at:.2f} s")
