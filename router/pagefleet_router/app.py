@@ -13,9 +13,10 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.fault_book import FaultBook
 from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
 from pagefleet_protocol.trace_collector import TracesError, make_tracer
 from pagefleet_protocol.tracing import Tracer
@@ -24,13 +25,15 @@ from pagefleet_protocol.version import VERSION
 from pagefleet_router.admission.gate import Gate, GateLimits, collect_admission
 from pagefleet_router.admission.room import FleetRooms
 from pagefleet_router.config import RouterConfig
+from pagefleet_router.console.assembly import Notes, RouterParts, make_board, make_browsers
+from pagefleet_router.console.board import Board
 from pagefleet_router.discovery.source import EndpointSource, FileSource, StaticSource
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import ConfigError, shutting_down
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.exchange.dispatcher import Dispatcher
 from pagefleet_router.exchange.forwarding import Transfers
-from pagefleet_router.exchange.front import FrontDoor, FrontLimits
+from pagefleet_router.exchange.front import FrontDoor, FrontLimits, Notebooks, Visitors
 from pagefleet_router.exchange.services import Services
 from pagefleet_router.exchange.tracing import RequestTraces
 from pagefleet_router.prefix.knowledge import PrefixKnowledge
@@ -51,7 +54,10 @@ from pagefleet_router.wire.client_connection import ClientConnection, Connection
 from pagefleet_router.wire.memory import BodyMemory, SpareMemory, keep_bodies
 from pagefleet_router.wire.pool import UpstreamPools
 from pagefleet_router.workers.seat import BACKLOG, Seat
-from pagefleet_router.workers.siblings import Siblings
+from pagefleet_router.workers.siblings import CONSOLE, FIGURES, Siblings
+
+if TYPE_CHECKING:
+    from pagefleet_router.picker.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +94,6 @@ class Router:
     ) -> None:  # fmt: skip
         self.config = config
         self._seat = seat
-        self._siblings: Siblings | None = None
         self._is_keyless_told = False
         self._source = source or make_source(config)
         self.table = make_table(config)
@@ -97,14 +102,13 @@ class Router:
         """Set when what no router can do without has crashed: the look at deadlines, or at the list of engines."""
         self._spare_memory = SpareMemory()
         self.budget = RetryBudget()
-        self._monitor = Monitor(self.table, self._on_healthy, monitor_timing)
+        notes = Notes() if config.console else None
+        faults = None if notes is None else notes.faults
+        self._monitor = Monitor(self.table, self._on_healthy, monitor_timing, faults)
         self.metrics = RouterMetrics(
             lambda: self.table.snapshot, lambda: self.budget.live_requests, lambda: self._monitor.generated.total
         )
-        if seat is not None:
-            self._siblings = Siblings(seat.figures_path, seat.sibling_paths, self.metrics.text)
-            self.metrics.gather = self._siblings.figures
-            self.metrics.include(self._siblings.collect)
+        self._siblings = None if seat is None else self._make_siblings(seat)
         self.pools = UpstreamPools(config.connect_timeout, time.monotonic)
         timing = timing or ConnectionTiming()
         memory = BodyMemory(max(config.max_body_bytes, _MAX_BODIES_BYTES // config.workers))
@@ -112,21 +116,15 @@ class Router:
         key = read_key(config)
         self._caches = FleetCaches(config, self.table, key)
         self._prompts: PromptReader = TokenizedPrompts(self.table) if config.kv_events else PlainPrompts()
-        self.metrics.include(self._caches.collect)
-        self.metrics.include(self._prompts.collect)
-        policy = make_policy(config.policy, self._caches.knowledge, time.monotonic)
+        self.metrics.include(self._caches.collect, self._prompts.collect)
         transfers = None if key is None else Transfers(key, config.pd_fallback)
-        pairing = None if transfers is None else make_pairing(config, policy, self._caches.knowledge)
-        self._dispatcher = Dispatcher(
-            self.table, policy, self.budget, OutlierDetector(), self.metrics, time.monotonic,
-            self._monitor.mark_refused, pairing,
-        )  # fmt: skip
+        self._dispatcher = self._make_dispatcher(has_transfers=transfers is not None, faults=faults)
         self.table.subscribe(self._follow)
         self.table.subscribe_to_facts(self._facts_changed)
         self._access = LineWriter(sys.stdout.fileno()) if config.access_log else None
         self._log = None if self._access is None else AccessLog(self._access)
         keys = ApiKeys(config.api_key_file) if config.api_key_file else None
-        self.gate = make_gate(config, self.table, keys)
+        self.gate = make_gate(config, self.table, keys, faults)
         self.table.watch(self.gate.engines_changed)
         self.metrics.include(lambda: collect_admission(self.gate))
         self._tracer = make_router_tracer(config)
@@ -136,10 +134,34 @@ class Router:
             self._dispatcher, self.pools, self.gate, self._prompts, config.first_byte_timeout, config.gap_timeout,
             timing.hold, bool(config.cold_start_timeout), config.explain, traces=traces, transfers=transfers,
         )  # fmt: skip
+        parts = RouterParts(
+            self.table, self._monitor, self.gate, self.metrics, self.connections, self._siblings,
+            lambda: () if self.gateways is None else self.gateways.tenants_inside(),
+        )  # fmt: skip
+        self._board: Board | None = make_board(config, notes, parts)
         self.front = FrontDoor(
             self.table, services, self.metrics,
             FrontLimits(config.max_concurrent, bool(config.cold_start_timeout), config.session_header.encode()),
-            keys, self._log,
+            Visitors(make_browsers(config, self._board), keys),
+            Notebooks(self._log, None if notes is None else notes.recent),
+        )  # fmt: skip
+        self.gateways = make_gateways(config, self.front, services, memory)
+        """Answers gateways; None: the settings want no endpoint picker."""
+
+    def _make_siblings(self, seat: Seat) -> Siblings:
+        answers = {FIGURES: self.metrics.text, CONSOLE: lambda: self._board.own_part() if self._board else b""}
+        siblings = Siblings(seat.figures_path, seat.sibling_paths, answers)
+        self.metrics.gather = siblings.figures
+        self.metrics.include(siblings.collect)
+        return siblings
+
+    def _make_dispatcher(self, *, has_transfers: bool, faults: FaultBook | None) -> Dispatcher:
+        config, knowledge = self.config, self._caches.knowledge
+        policy = make_policy(config.policy, knowledge, time.monotonic)
+        pairing = make_pairing(config, policy, knowledge) if has_transfers else None
+        return Dispatcher(
+            self.table, policy, self.budget, OutlierDetector(), self.metrics, time.monotonic,
+            self._monitor.mark_refused, pairing, faults,
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -158,10 +180,14 @@ class Router:
         server: asyncio.Server | None = None
         try:
             server = await self._listen(loop)
+            if self.gateways is not None and self.config.endpoint_picker_port is not None:
+                await self.gateways.start(self.config.host, self.config.endpoint_picker_port)
             yield server.sockets[0].getsockname()[1]
         finally:
             if server is not None:
                 server.close()
+            if self.gateways is not None:
+                await self.gateways.stop(0.0)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -187,12 +213,15 @@ class Router:
         started = time.monotonic()
         deadline = started + self.config.drain_timeout
         self.front.leaving = True
-        while self.connections and time.monotonic() < min(deadline, started + _LAST_ANSWERS_S):  # noqa: ASYNC110
-            await asyncio.sleep(_DRAIN_POLL_S)
+        last = min(deadline, started + _LAST_ANSWERS_S)
+        while (self.connections or self.gateways is not None) and time.monotonic() < last:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)  # gateways still ask until they have seen that this router is not ready
         self.front.draining = True
         logger.info("taking nothing new")
         for connection in list(self.connections):
             connection.close_when_idle()
+        if self.gateways is not None:
+            await self.gateways.stop(max(0.0, deadline - time.monotonic()))
         while self.budget.live_requests and time.monotonic() < deadline:  # noqa: ASYNC110 - no event per request
             await asyncio.sleep(_DRAIN_POLL_S)
         left = [connection.responder for connection in self.connections if connection.responder is not None]
@@ -250,6 +279,8 @@ class Router:
             for connection in list(self.connections):
                 connection.check(now)
             self.gate.check(now)
+            if self._board is not None:
+                self._board.tick(now)
             if self._seat is not None:
                 self._seat.beat(now)
             self._caches.tick(now)
@@ -274,6 +305,27 @@ def make_source(config: RouterConfig) -> EndpointSource:
     from pagefleet_router.discovery.kubernetes import make_kubernetes_source  # noqa: PLC0415
 
     return make_kubernetes_source(config.kubernetes_service, config.kubernetes_namespace, config.model_name)
+
+
+def make_gateways(
+    config: RouterConfig, front: FrontDoor, services: Services, memory: BodyMemory
+) -> PickerServer | None:  # fmt: skip
+    """Return what answers gateways, if the settings ask for it.
+
+    Raises:
+        ConfigError: the packages for that are not installed.
+    """
+    if config.endpoint_picker_port is None:
+        return None
+    # gRPC takes 20 MB and threads of its own, which other routers need not pay.
+    try:
+        from pagefleet_router.picker.server import Picker, PickerServer  # noqa: PLC0415
+    except ImportError as error:
+        message = f"endpoint_picker_port needs more packages ({error}): pip install 'pagefleet-router[picker]'"
+        raise ConfigError(message) from None
+    picker = Picker(front, services, memory, config.max_body_bytes)
+    services.dispatcher.metrics.include(picker.picks.collect)
+    return PickerServer(picker, tls=config.endpoint_picker_tls, shared=config.workers > 1)
 
 
 def make_router_tracer(config: RouterConfig) -> Tracer:
@@ -316,7 +368,9 @@ def make_table(config: RouterConfig) -> EndpointTable:
     return EndpointTable(aliases, kept=named if config.cold_start_timeout else None)
 
 
-def make_gate(config: RouterConfig, table: EndpointTable, keys: ApiKeys | None) -> Gate:
+def make_gate(
+    config: RouterConfig, table: EndpointTable, keys: ApiKeys | None, faults: FaultBook | None
+) -> Gate:  # fmt: skip
     """Return the gate for the settings."""
     num = config.workers
     limits = GateLimits(
@@ -328,7 +382,7 @@ def make_gate(config: RouterConfig, table: EndpointTable, keys: ApiKeys | None) 
     )
     tenant_named = (lambda name: None) if keys is None else keys.named
     rng = random.Random()  # noqa: S311 - spreads answers, guards nothing
-    return Gate(FleetRooms(lambda: table.snapshot), limits, tenant_named, time.monotonic, rng.random)
+    return Gate(FleetRooms(lambda: table.snapshot), limits, tenant_named, time.monotonic, rng.random, faults)
 
 
 def _follow_parent(loop: asyncio.AbstractEventLoop, lifeline: int, signals: asyncio.Queue[int]) -> None:

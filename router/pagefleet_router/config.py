@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pagefleet_protocol import headers
+from pagefleet_protocol.cors import CorsError, allow
 from pagefleet_protocol.settings.fields import (
     Between,
     Bytes,
@@ -31,6 +32,7 @@ _Pause = Annotated[Seconds, Between(0)]
 _Wait = Annotated[Seconds, Between(0, over=True)]
 _HEADER_NAME = re.compile(r"[a-z0-9-]{1,128}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DNS_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,10 @@ class RouterConfig:
     """Port to listen on; 0 takes a free one."""
     workers: Count = 1
     """Processes that share the port."""
+    endpoint_picker_port: Annotated[int, Between(1, 65535)] | None = None
+    """Port on which gateways ask where requests go (Gateway API Inference Extension); default: none."""
+    endpoint_picker_tls: bool = True
+    """Speak TLS there, with a certificate made at the start."""
     policy: PolicyName = "auto"
     """How an engine is chosen."""
     session_header: str = headers.SESSION
@@ -76,6 +82,14 @@ class RouterConfig:
     request fails."""
     api_key_file: Path | None = None
     """File of API keys, one a line."""
+    console: bool = True
+    """Serve a page for browsers at /, and what it shows at /console/state."""
+    cors_origins: Annotated[tuple[str, ...], Shown("ORIGIN")] = ()
+    """Origin whose web pages may call this server, e.g. https://chat.example.com, or *."""
+    inference_service: str | None = None
+    """InferenceService of this router, in the namespace of --kubernetes-service: the console shows its status."""
+    inference_service_file: Path | None = None
+    """File with the InferenceService of this router and its status, outside a cluster."""
     drain_timeout: _Pause = 30.0
     """What running requests get after SIGTERM."""
     max_body_bytes: Annotated[Bytes, Between(1)] = 32 * 2**20
@@ -112,6 +126,10 @@ class RouterConfig:
         if not _HEADER_NAME.fullmatch(self.session_header):
             raise ConfigError(f"session_header is {self.session_header[:80]!r}: give a header's name in lower case")
         try:
+            allow(self.cors_origins)
+        except CorsError as error:
+            raise ConfigError(f"cors_origins {error}") from None
+        try:
             if self.otlp_traces_endpoint is not None:
                 traces_url(self.otlp_traces_endpoint)
         except TracesError as error:
@@ -130,9 +148,13 @@ class RouterConfig:
             check_engine_url(url)
         if self.kubernetes_namespace is not None and self.kubernetes_service is None:
             raise ConfigError("--kubernetes-namespace says where --kubernetes-service NAME is: give that too")
-        for flag in ("kubernetes_service", "kubernetes_namespace"):
+        if self.inference_service is not None and self.kubernetes_service is None:
+            raise ConfigError("--inference-service is read from a cluster: give --kubernetes-service NAME too")
+        for flag, pattern in (
+            ("kubernetes_service", _DNS_LABEL), ("kubernetes_namespace", _DNS_LABEL), ("inference_service", _DNS_NAME),
+        ):  # fmt: skip
             name = getattr(self, flag)
-            if name is not None and not _DNS_LABEL.fullmatch(name):
+            if name is not None and not pattern.fullmatch(name):
                 raise ConfigError(f"{flag} is {name[:80]!r}: give a Kubernetes name (lower-case letters, digits, '-')")
 
 

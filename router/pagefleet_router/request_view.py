@@ -42,6 +42,9 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     """Larger is more urgent; below zero is shed first."""
     session: int | None = None
     """Hash of tenant and session; None: the request belongs to no session."""
+    draw: int = 99
+    """0 to 99, of all requests of a session the same: below the percent of a revision that is tried out, it goes there.
+    """
     stream: bool = False
     store: str = ""
     """Of responses: only the engine that has it can answer. Empty: any can."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("protocol", "text", "router")
+SOURCES = ("protocol", "text", "console", "router")
 TESTS = ("tests/router/wire", "tests/router/admission", "tests/router/faults")
 """None of these puts a stand-in of its own in the place of a compiled class, which compiled code does not take."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -45,6 +46,26 @@ def test_engines_come_and_go_with_the_file(tmp_path: Path) -> None:
             assert (answer.status, answer.error["code"]) == (503, "no_engine_ready")
 
     uvloop.run(scenario())
+
+
+def test_a_planned_drain_is_no_trouble_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path, whole()) as f:
+            [engine] = f.engines
+            f.write_endpoints(Endpoint("e0", engine.url, "m"))
+            await f.until(lambda: f.num_usable() == 1)
+            f.write_endpoints(Endpoint("e0", engine.url, "m", draining=True))
+            await f.until(lambda: "engine e0 is draining" in caplog.messages)
+            engine.ready = 503
+            await f.until(lambda: not f.router.table.snapshot.engines[0].ready)
+            f.router._monitor.mark_refused("e0")
+            f.write_endpoints()
+            await f.until(lambda: not f.router.table.snapshot.engines)
+
+    logging.getLogger("pagefleet_router").propagate = True
+    with caplog.at_level(logging.INFO, "pagefleet_router"):
+        uvloop.run(scenario())
+    assert not [line for line in caplog.messages if "not ready" in line]
 
 
 def test_an_engine_that_leaves_the_list_finishes_its_streams(tmp_path: Path) -> None:

@@ -178,9 +178,17 @@ def test_every_failure_has_an_answer() -> None:
 
 def test_routes_are_exact() -> None:
     assert route_of("/v1/models/a/b") is not None
-    for path in ("", "/", "/v1", "/v1/models/", "/livez/", "/LIVEZ", "/v1/chat/completions?x", "/v1/embeddings"):
+    for path in ("", "/v1", "/v1/models/", "/livez/", "/LIVEZ", "/v1/chat/completions?x", "/v1/embeddings"):
         assert route_of(path) is None
-    assert {route.name for route in ROUTES.values() if route.public} == {"/livez", "/readyz", "/health", "/metrics"}
+    assert {route.name for route in ROUTES.values() if route.public} == {
+        "/livez",
+        "/readyz",
+        "/health",
+        "/metrics",
+        "/",
+        "/docs",
+        "/openapi.json",
+    }
     assert all(route.kind is not Kind.PROXY or not route.public for route in ROUTES.values())
 
 

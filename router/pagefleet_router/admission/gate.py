@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pagefleet_protocol import metric_names as names
+from pagefleet_protocol.fault_book import FaultBook
 from pagefleet_protocol.tenants import MAX_PRIORITY, Tenant
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -17,6 +18,7 @@ from pagefleet_router.admission.rate_limits import RateLimits
 from pagefleet_router.admission.room import Engines
 from pagefleet_router.errors import Refusal, no_engine
 from pagefleet_router.request_view import ANONYMOUS, RequestView
+from pagefleet_router.telemetry.faults import REFUSED
 from pagefleet_router.telemetry.histogram import SecondsHistogram
 
 MAX_BURST = 128
@@ -48,20 +50,22 @@ class Gate:
         tenant_named: returns a tenant's attributes as of now, None for a tenant without.
         clock: monotonic seconds.
         spread: returns numbers from 0 to 1, for Retry-After.
+        faults: where refusals are noted for the console; None: there is none.
     """
 
     def __init__(
         self, engines: Engines, limits: GateLimits, tenant_named: Callable[[str], Tenant | None],
-        clock: Callable[[], float], spread: Callable[[], float],
+        clock: Callable[[], float], spread: Callable[[], float], faults: FaultBook | None = None,
     ) -> None:  # fmt: skip
-        self.refused: Counter[str] = Counter()
-        """By code."""
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """By code and tenant."""
         self.waits = SecondsHistogram()
         self._engines = engines
         self._limits = limits
         self._tenant_named = tenant_named
         self._clock = clock
         self._spread = spread
+        self._faults = faults
         self._rates = RateLimits(1.0 / limits.num_processes)
         self._gates: dict[str, ModelGate] = {}
         self._waiting: dict[Waiter, Ticket] = {}
@@ -79,6 +83,17 @@ class Gate:
     def num_waiting(self) -> int:
         """Requests that wait, for any model."""
         return len(self._waiting)
+
+    def waiting_by_tenant(self) -> Counter[str]:
+        """Return how many requests of each tenant wait."""
+        return Counter(ticket.tenant for ticket in self._waiting.values())
+
+    def refused_by_tenant(self) -> Counter[str]:
+        """Return how many requests of each tenant were turned away."""
+        found: Counter[str] = Counter()
+        for (_, tenant), count in self.refused.items():
+            found[tenant] += count
+        return found
 
     def enter(self, waiter: Waiter) -> bool:
         """See Admission."""
@@ -181,7 +196,7 @@ class Gate:
                 self._rates.give_back(ticket.tenant, ticket.num_prompt_tokens, now)
                 raise
         except Refusal as refusal:
-            self._count(refusal)
+            self._count(refusal, tenant.name)
             raise
         gate.line.push(ticket, tenant.weight)
         self._waiting[waiter] = ticket
@@ -254,7 +269,7 @@ class Gate:
     def _turn_away(self, ticket: Ticket, refusal: Refusal) -> None:
         self._take_out(ticket)
         self._rates.give_back(ticket.tenant, ticket.num_prompt_tokens, self._clock())
-        self._count(refusal)
+        self._count(refusal, ticket.tenant)
         ticket.waiter.turned_away(refusal)
 
     def _take_out(self, ticket: Ticket) -> None:
@@ -267,9 +282,11 @@ class Gate:
         del self._waiting[ticket.waiter]
         self._num_waiting_bytes -= ticket.num_bytes
 
-    def _count(self, refusal: Refusal) -> None:
+    def _count(self, refusal: Refusal, tenant: str) -> None:
         assert refusal.code is not None
-        self.refused[refusal.code] += 1
+        self.refused[refusal.code, tenant] += 1
+        if self._faults is not None and refusal.code in REFUSED:
+            self._faults.note(REFUSED[refusal.code])
 
 
 PREFIX = "pagefleet_router_"
@@ -287,7 +304,10 @@ def collect_admission(gate: Gate) -> Iterator[Metric]:
         tokens.add_metric((model,), one.line.num_prompt_tokens)
     yield from (held, queued, tokens)
     refused = CounterMetricFamily(PREFIX + "admission_refusals", "Requests not let in.", labels=("code",))
-    for code, count in gate.refused.items():
+    by_code: Counter[str] = Counter()
+    for (code, _), count in gate.refused.items():
+        by_code[code] += count
+    for code, count in by_code.items():
         refused.add_metric((code,), count)
     yield refused
     waits = HistogramMetricFamily(PREFIX + "admission_wait_seconds", "Wait of requests that had to wait and got in.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from pagefleet_protocol.endpoints import OnTrial
 
 from pagefleet_router.engines.endpoints import EngineView, Snapshot
 
@@ -47,9 +49,19 @@ class FleetRooms:
 
     def room(self, model: str) -> Room:
         """See Engines."""
-        usable = self._snapshot().usable.get(model, ())
+        snapshot = self._snapshot()
+        usable = snapshot.usable.get(model, ())
         foreign = sum(engine.load.num_foreign for engine in usable if engine.load is not None)
-        return Room(len(usable), sum(map(capacity_of, usable)), int(foreign))
+        trial = snapshot.trials.get(model)
+        capacity = sum(map(capacity_of, usable)) if trial is None else _capacity_of_both(usable, trial)
+        return Room(len(usable), capacity, int(foreign))
+
+
+def _capacity_of_both(engines: Sequence[EngineView], trial: OnTrial) -> int:
+    """Return the requests of two revisions: where one is full, the gate must not fill the other beyond its share."""
+    new = sum(capacity_of(engine) for engine in engines if engine.endpoint.on_trial is not None)
+    old = sum(capacity_of(engine) for engine in engines if engine.endpoint.on_trial is None)
+    return old + min(new, old * trial.percent // (100 - trial.percent)) if old else new
 
 
 def capacity_of(engine: EngineView) -> int:

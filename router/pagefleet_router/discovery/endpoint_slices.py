@@ -11,10 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
+from pagefleet_protocol.kube_names import LABEL_CANARY
 
 PORT_NAME = "http"
 _ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]{0,252}")
+_OF_SERVICE = "kubernetes.io/service-name"
+_TRIAL = re.compile(r"([0-9a-z]{1,40})\.([0-9]{1,2})")
+_LONGEST = 58
+"""Characters that Kubernetes leaves of what a pod's name is to begin with, before it adds five of its own."""
 _FAMILIES = ("IPv4", "IPv6")
 """Of a pod that has an address of both the first is used."""
 
@@ -55,6 +60,8 @@ class SliceMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
     name: str
     resource_version: str = ""
+    labels: dict[str, str] | None = None
+    """Those of the Service as well."""
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
@@ -69,23 +76,26 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
 def engines_of(slices: Iterable[EndpointSlice], model: str) -> tuple[Endpoint, ...]:
     """Return the engines that the slices of one Service name together, ordered by id.
 
-    A pod that is ready gets requests; one that terminates and still serves finishes what it has; any other is left out.
-    While a pod moves from slice to slice it may be in two: the better news counts.
+    A pod that is ready gets requests; one that terminates and still serves finishes what it has; one that is not ready
+    is yet to come. While a pod moves from slice to slice it may be in two: the better news counts.
 
     Args:
         slices: all of the Service.
         model: what they serve.
     """
-    found: dict[str, tuple[tuple[bool, int], Endpoint]] = {}
+    found: dict[str, tuple[tuple[bool, bool, int], Endpoint]] = {}
     for one in slices:
         port = _port(one.ports or ())
         if port is None or one.address_type not in _FAMILIES:
             continue
+        trial = _trial(one.metadata.labels or {})
         for entry in one.endpoints or ():
             endpoint = _engine(entry, port, model)
             if endpoint is None:
                 continue
-            rank = (endpoint.draining, _FAMILIES.index(one.address_type))
+            if trial is not None and endpoint.id.startswith(trial[0]):
+                endpoint = msgspec.structs.replace(endpoint, on_trial=trial[1])
+            rank = (endpoint.coming, endpoint.draining, _FAMILIES.index(one.address_type))
             if endpoint.id not in found or rank < found[endpoint.id][0]:
                 found[endpoint.id] = rank, endpoint
     return tuple(endpoint for _, (_, endpoint) in sorted(found.items()))
@@ -106,13 +116,24 @@ def faults_of(slices: Mapping[str, EndpointSlice]) -> tuple[str, ...]:
 
 def _engine(entry: SliceEndpoint, port: int, model: str) -> Endpoint | None:
     terminating = entry.conditions.terminating is True
-    wanted = entry.conditions.serving is not False if terminating else entry.conditions.ready is not False
+    coming = not terminating and entry.conditions.ready is False
     url = _base_url(entry, port)
-    if not wanted or url is None or not _has_id(entry):
+    if (terminating and entry.conditions.serving is False) or url is None or not _has_id(entry):
         return None
     # An address that belongs to no pod is its own name.
     engine_id = entry.target_ref.name if entry.target_ref is not None else url.removeprefix("http://")
-    return Endpoint(engine_id, url, model, draining=terminating)
+    return Endpoint(engine_id, url, model, draining=terminating, coming=coming)
+
+
+def _trial(labels: Mapping[str, str]) -> tuple[tuple[str, ...], OnTrial] | None:
+    """Return how names of pods begin whose revision is tried out, and its share; None: none is."""
+    found = _TRIAL.fullmatch(labels.get(LABEL_CANARY, ""))
+    service = labels.get(_OF_SERVICE)
+    if found is None or not service:
+        return None
+    stem = service.removesuffix("-engine")
+    names = (service, f"{stem}-prefill", f"{stem}-decode")
+    return tuple(f"{name}-{found[1]}"[:_LONGEST] for name in names), OnTrial(found[1], int(found[2]))
 
 
 def _has_id(entry: SliceEndpoint) -> bool:

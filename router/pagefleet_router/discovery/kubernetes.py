@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import aiohttp
 from pagefleet_protocol.endpoints import Endpoint
 
 from pagefleet_router.discovery.endpoint_slices import engines_of
-from pagefleet_router.discovery.slice_api import ApiAccess, ApiServerError, SliceApi
+from pagefleet_router.discovery.slice_api import ApiAccess, ApiServerError, SliceApi, read_inference_service
 from pagefleet_router.discovery.slice_cache import SliceCache
 from pagefleet_router.discovery.source import EndpointSink
 from pagefleet_router.errors import ConfigError
@@ -162,12 +162,32 @@ def make_kubernetes_source(
         ConfigError: this is no pod, or it has no service account's token.
     """
     access = in_cluster_access(environment, folder)
-    if namespace is None:
-        try:
-            namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(f"{folder / 'namespace'} cannot be read: give --kubernetes-namespace NAME") from None
-    return KubernetesSource(access, ServiceRef(namespace, service, model))
+    return KubernetesSource(access, ServiceRef(namespace or own_namespace(folder), service, model))
+
+
+def own_namespace(folder: Path) -> str:
+    """Return the pod's namespace.
+
+    Raises:
+        ConfigError: the service account's folder does not say it.
+    """
+    try:
+        return (folder / "namespace").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(f"{folder / 'namespace'} cannot be read: give --kubernetes-namespace NAME") from None
+
+
+def make_service_asker(
+    name: str, namespace: str | None, environment: Mapping[str, str] = os.environ, folder: Path = SERVICE_ACCOUNT
+) -> Callable[[], Awaitable[bytes]]:
+    """Return what reads the InferenceService of that name as JSON.
+
+    Raises:
+        ConfigError: this is no pod, or it has no service account's token.
+    """
+    access = in_cluster_access(environment, folder)
+    where = namespace or own_namespace(folder)
+    return lambda: read_inference_service(access, where, name)
 
 
 def in_cluster_access(environment: Mapping[str, str], folder: Path) -> ApiAccess:

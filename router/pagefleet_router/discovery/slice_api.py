@@ -1,4 +1,4 @@
-"""Two requests to the Kubernetes API server: list the EndpointSlices of a Service, and watch them.
+"""Requests to the Kubernetes API server: list the EndpointSlices of a Service, watch them, read an InferenceService.
 
 Token and certificate authority are read for every request: a kubelet replaces both while the pod runs.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from pagefleet_protocol.kube_names import API_VERSION, PLURAL
 from pagefleet_protocol.version import VERSION
 
 from pagefleet_router.errors import RouterError
@@ -22,6 +23,7 @@ _MAX_LINE_BYTES = 16 * 2**20
 _CONNECT_S = 5.0
 _LIST_S = 30.0
 _LONGEST_RETRY_AFTER_S = 120.0
+_VERBS = {"endpointslices": "list and watch"}
 
 
 class ApiServerError(RouterError):
@@ -71,12 +73,7 @@ class SliceApi:
             ApiServerError: there is none.
         """
         async with self._get({}, aiohttp.ClientTimeout(total=_LIST_S, connect=_CONNECT_S)) as response:
-            body = bytearray()
-            async for part in response.content.iter_any():
-                body += part
-                if len(body) > _MAX_LIST_BYTES:
-                    raise ApiServerError("the Kubernetes API server's list is too long")
-            return bytes(body)
+            return await _whole(response)
 
     @contextlib.asynccontextmanager
     async def watch(self, version: str, length_s: float, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -104,17 +101,51 @@ class SliceApi:
     async def _get(
         self, params: Mapping[str, str], limits: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        url = f"{self.access.url}/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
         asked = {"labelSelector": f"kubernetes.io/service-name={self.service}", **params}
-        trust, headers = _credentials(self.access)
-        request = self.session.get(url, params=asked, headers=headers, ssl=trust, timeout=limits, allow_redirects=False)
-        try:
-            async with request as response:
-                if response.status != 200:
-                    raise _refusal(response)
-                yield response
-        except (aiohttp.ClientError, OSError) as error:
-            raise ApiServerError(f"the Kubernetes API server cannot be reached ({_reason(error)})") from error
+        async with _answer(self.session, self.access, path, asked, limits) as response:
+            yield response
+
+
+async def read_inference_service(access: ApiAccess, namespace: str, name: str) -> bytes:
+    """Return the object as JSON.
+
+    Raises:
+        ApiServerError: there is no answer, or not that one.
+    """
+    path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+    limits = aiohttp.ClientTimeout(total=_CONNECT_S)
+    async with (
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+        _answer(session, access, path, {}, limits) as response,
+    ):
+        return await _whole(response)
+
+
+@contextlib.asynccontextmanager
+async def _answer(
+    session: aiohttp.ClientSession, access: ApiAccess, path: str, params: Mapping[str, str],
+    limits: aiohttp.ClientTimeout,
+) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
+    trust, headers = _credentials(access)
+    url = f"{access.url}{path}"
+    request = session.get(url, params=params, headers=headers, ssl=trust, timeout=limits, allow_redirects=False)
+    try:
+        async with request as response:
+            if response.status != 200:
+                raise _refusal(response, path.split("/")[-1 if path.endswith("slices") else -2])
+            yield response
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiServerError(f"the Kubernetes API server cannot be reached ({_reason(error)})") from error
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > _MAX_LIST_BYTES:
+            raise ApiServerError("the Kubernetes API server's list is too long")
+    return bytes(body)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
@@ -155,11 +186,11 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
     return context
 
 
-def _refusal(response: aiohttp.ClientResponse) -> ApiServerError:
+def _refusal(response: aiohttp.ClientResponse, resource: str) -> ApiServerError:
     status = response.status
     hint = {
         401: "401: it does not accept the service account's token",
-        403: "403: the service account may not list and watch endpointslices; give it a Role",
+        403: f"403: the service account may not {_VERBS.get(resource, 'get')} {resource}; give it a Role",
         410: "410: the list is too old",
         429: "429: it has too many requests",
     }.get(status, str(status))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_protocol.kv_handoff import KvRole
 
@@ -113,6 +113,8 @@ class Snapshot:
     aliases: Mapping[str, str] = field(default_factory=dict)
     prefills: Mapping[str, tuple[EngineView, ...]] = field(default_factory=dict)
     """Empty where no engine has a role: then nothing of this costs a request any time."""
+    trials: Mapping[str, OnTrial] = field(default_factory=dict)
+    """For models with engines of a revision that is tried out: which, and how many requests it gets. Else empty."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -137,7 +139,8 @@ class Snapshot:
 
 def is_usable(engine: EngineView) -> bool:
     """Whether an engine may get new requests: the filter that does not depend on the request."""
-    return engine.ready and not engine.ejected and not engine.endpoint.draining
+    endpoint = engine.endpoint
+    return engine.ready and not engine.ejected and not endpoint.draining and not endpoint.coming
 
 
 def build_snapshot(
@@ -153,7 +156,10 @@ def _snapshot(
     parts = {model: its.parts() for model, its in groups.items()}
     usable = {model: whole for model, (whole, _) in parts.items()}
     usable |= {model: () for model in kept if model not in usable}
-    return Snapshot(tuple(engines), usable, aliases, {model: those for model, (_, those) in parts.items() if those})
+    prefills = {model: those for model, (_, those) in parts.items() if those}
+    endpoints = [engine.endpoint for engine in engines if engine.endpoint.on_trial is not None]
+    trials = {one.model: one.on_trial for one in endpoints if one.on_trial is not None}
+    return Snapshot(tuple(engines), usable, aliases, prefills, trials)
 
 
 def _can_prefill(engine: EngineView) -> bool:
@@ -223,7 +229,7 @@ def _group(engines: Sequence[EngineView]) -> dict[str, _Group]:
     groups: dict[str, _Group] = {}
     for place, engine in enumerate(engines):
         its = groups.setdefault(engine.endpoint.model, _Group())
-        its.num_engines += 1
+        its.num_engines += not engine.endpoint.coming
         its.put(place, engine)
     return groups
 
@@ -274,6 +280,11 @@ class EndpointTable:
             self._snapshot = self._renewed(self._snapshot)
         return self._snapshot
 
+    @property
+    def trials(self) -> Mapping[str, OnTrial]:
+        """What is tried out now, by model: looked up without a look at the engines."""
+        return self._snapshot.trials
+
     def watch(self, on_snapshot: Callable[[], None]) -> None:
         """Ask to be told when the engines that get requests change, or what they are; not of their loads."""
         self._watchers.append(on_snapshot)
@@ -323,7 +334,7 @@ class EndpointTable:
         return None if place is None else self._engines[place]
 
     def num_engines(self, model: str) -> int:
-        """Return how many engines a model has, whatever their state."""
+        """Return how many engines a model has, whatever their state; those that are yet to come are none."""
         its = self._groups.get(model)
         return 0 if its is None else its.num_engines
 
@@ -412,4 +423,4 @@ class EndpointTable:
             usable[model], prefills[model] = self._groups[model].parts()
             if not prefills[model]:
                 del prefills[model]
-        return Snapshot(tuple(self._engines), usable, old.aliases, prefills)
+        return Snapshot(tuple(self._engines), usable, old.aliases, prefills, old.trials)

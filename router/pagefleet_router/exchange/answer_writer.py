@@ -19,8 +19,18 @@ class AnswerWriter:
     """
 
     __slots__ = (
-        "_chunked", "_events", "_has_length", "_head", "_http_1_0", "_own", "begun", "is_stream", "keep_alive",
-        "num_bytes", "tape",
+        "_chunked",
+        "_events",
+        "_has_length",
+        "_head",
+        "_http_1_0",
+        "_num_events",
+        "_own",
+        "begun",
+        "is_stream",
+        "keep_alive",
+        "num_bytes",
+        "tape",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, head: AnswerHead, own: bytes, tape: StreamTape | None = None) -> None:
@@ -29,6 +39,7 @@ class AnswerWriter:
         self.begun = False
         """Whether the head has been sent."""
         self.num_bytes = 0
+        self._num_events = 0
         self._own = own
         self._http_1_0 = request.http_1_0
         self._has_length = head.has_length
@@ -40,6 +51,11 @@ class AnswerWriter:
         self._chunked = False
         self._events = EventHold() if self.is_stream and not self._has_length else None
         self.tape = tape if self._events is not None else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a stream: as the notes count them; without notes an event is taken as one."""
+        return self.tape.num_tokens if self.tape is not None and self.tape.noted else self._num_events
 
     def encode(self, body: bytes, complete: bool) -> bytes:
         """Return what to send for bytes of the body, with the head in front of the first ones.
@@ -55,6 +71,8 @@ class AnswerWriter:
                 body = self.tape.take(body)
                 complete = complete and self.tape.failure is None
         self.num_bytes += len(body)
+        if self.is_stream:
+            self._num_events += count_events(body)
         if self._head is not None:
             return self._first(self._head, body, complete) if body or complete else b""
         if not self._chunked:
@@ -111,6 +129,11 @@ class AnswerWriter:
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MAX_HELD = 256 * 1024
 """An event longer than this is passed on in parts."""
+
+
+def count_events(events: bytes) -> int:
+    """Return how many there are; each is whole."""
+    return events.count(b"\n\n") + events.count(b"\r\n\r\n")
 
 
 class EventHold:

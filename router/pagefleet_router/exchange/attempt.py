@@ -88,6 +88,11 @@ class Attempt:
             tell_leg(self.span, "decode", self.pair.transfer)
         self._call = EngineCall(self, services.pools.pool(self.engine.endpoint.url), paused)
 
+    @property
+    def sent_at(self) -> float:
+        """When the engine was chosen, on the dispatcher's clock."""
+        return self._in_flight.sent_at
+
     def start(self) -> None:
         """Send to both engines."""
         owner = self._owner
@@ -218,5 +223,6 @@ class Attempt:
         self.span.failed(failure.value)
         if failure in (Failure.ENDING, Failure.STOPPING):
             dispatcher.ending(self.engine)
-        may_go = head.status in _TRY_ELSEWHERE or failure is Failure.OWN
+        is_tried_out = self.engine.endpoint.on_trial is not None  # whose mistakes cost no client a request
+        may_go = head.status in _TRY_ELSEWHERE or failure is Failure.OWN or is_tried_out
         return may_go and self._owner.asks_elsewhere(failure, was_sent=True)

@@ -49,8 +49,8 @@ class Delivery:
     """
 
     __slots__ = (
-        "_client", "_comment_at", "_error", "_first_read_at", "_last", "_last_read_at", "_num_reads", "_request",
-        "_tape", "_timing", "_writer", "explanation", "relayed", "status",
+        "_client", "_comment_at", "_error", "_first_read_at", "_last", "_last_read_at", "_late_headers", "_num_reads",
+        "_request", "_tape", "_timing", "_writer", "explanation", "relayed", "status",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, client: ClientSide, timing: HoldTiming) -> None:
@@ -67,6 +67,8 @@ class Delivery:
         """What there is of an engine's error answer that has to become an event."""
         self._last = b""
         """What ends the answer."""
+        self._late_headers = b""
+        """Headers about the engine, as a comment: the head was sent before there was one."""
         self._tape: StreamTape | None = None
         """Of the engine that is asked, for an answer that begins before it has said anything."""
         self._comment_at = math.inf
@@ -84,15 +86,20 @@ class Delivery:
         return self._writer is not None and self._writer.is_stream
 
     @property
+    def first_read_at(self) -> float | None:
+        """When the client was sent the first bytes of an engine's answer; None: it has none yet."""
+        return self._first_read_at if self.relayed else None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of body that the client was sent."""
         return 0 if self._writer is None else self._writer.num_bytes
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer: an event counts as one, and bytes make as many as in a prompt."""
+        """Tokens of the answer; without a stream, bytes make as many as in a prompt."""
         if self._writer is not None and self._writer.is_stream:
-            return self._num_reads
+            return self._writer.num_tokens
         return self.num_bytes // BYTES_PER_TOKEN
 
     def wait(self, now: float) -> None:
@@ -131,6 +138,8 @@ class Delivery:
             if self.relayed:
                 return False
             self._error = b""
+        elif not self.relayed:
+            self._late_headers = b": %s\n\n" % self._about(engine_id.encode()).rstrip().replace(b"\r\n", b"\n: ")
         self._comment_at = math.inf
         return True
 
@@ -146,6 +155,8 @@ class Delivery:
         if not self.relayed:
             self.relayed = True
             self._first_read_at = now
+            if self._late_headers:
+                data = writer.comment(self._late_headers) + data
         self._last_read_at = now
         self._num_reads += 1
         self._client.write(data)
@@ -202,8 +213,13 @@ class Delivery:
         return 0 if self._tape is None else self._tape.num_events
 
     def _own_headers(self, engine_id: bytes) -> bytes:
-        engine = (b"x-pagefleet-engine: ", engine_id, b"\r\n") if engine_id else ()
-        return b"".join((b"x-request-id: ", self._request.request_id, b"\r\n", *engine, self.explanation))
+        cors = [part for name, value in self._request.cors for part in (name, b": ", value, b"\r\n")]
+        return b"".join((b"x-request-id: ", self._request.request_id, b"\r\n", *cors, self._about(engine_id)))
+
+    def _about(self, engine_id: bytes) -> bytes:
+        """Return the headers that say who answers, and why."""
+        engine = b"x-pagefleet-engine: %s\r\n" % engine_id if engine_id else b""
+        return engine + self.explanation
 
 
 def held_head() -> AnswerHead:

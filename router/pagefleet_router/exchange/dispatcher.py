@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from pagefleet_protocol import headers
+from pagefleet_protocol.fault_book import FaultBook
 
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.errors import Failure
@@ -20,6 +21,7 @@ from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.scheduling.selection import candidates
+from pagefleet_router.telemetry.faults import EJECTED, FAILURES
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.wire.client_request import ClientRequest
 
@@ -49,6 +51,8 @@ class Dispatcher:
     """Called with the id of an engine that ends, or is not at its address."""
     pairing: Pairing | None = None
     """None: every request goes to one engine."""
+    faults: FaultBook | None = None
+    """Where what goes wrong is noted for the console; None: there is none."""
     links: KvLinks = field(default_factory=KvLinks)
     _disbelieved: dict[str, str] = field(default_factory=dict, init=False)
     """Of engines that do not believe this router, by id: the incarnation of which the log says so."""
@@ -109,13 +113,17 @@ class Dispatcher:
         if view.model is not None:
             metrics.prompt_tokens[view.model] += tokens - hits
 
-    def succeeded(self, engine: EngineView) -> None:
+    def succeeded(self, engine: EngineView, status: int = 200) -> None:
         """Note a whole answer below 500."""
         self.outliers.succeeded(engine.id)
+        self.metrics.revisions.answered(engine, self.table.trials, status)
 
     def failed(self, engine: EngineView, failure: Failure) -> None:
         """Note that an engine gave no good answer."""
         self.metrics.failures[failure.value] += 1
+        if self.faults is not None:
+            self.faults.note(FAILURES[failure], engine.id)
+        self.metrics.revisions.failed(engine, self.table.trials, failure)
         if failure is Failure.OWN:
             return  # until another engine shows that it can be answered
         if self.table.engine(engine.id) is None:
@@ -126,6 +134,8 @@ class Dispatcher:
         model = engine.endpoint.model
         if self.outliers.failed(engine.id, self.clock(), model, self.table.num_engines(model)):
             self.metrics.ejections += 1
+            if self.faults is not None:
+                self.faults.note(EJECTED, engine.id)
             self.table.set_ejected(engine.id, True)
             logger.warning("engine %s is ejected after failures in a row", engine.id)
 
@@ -179,6 +189,7 @@ class Dispatcher:
         self.policy.lost(engine_id)
         self.outliers.forget(engine_id)
         self.links.forget(engine_id)
+        self.metrics.pairs.forget(engine_id)
         self._disbelieved.pop(engine_id, None)
 
 

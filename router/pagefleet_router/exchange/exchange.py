@@ -6,6 +6,8 @@ are known goes on at another engine; any other client gets the rest, or is told 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from pagefleet_router.engines.endpoints import EngineView
@@ -29,7 +31,7 @@ class Exchange:
 
     __slots__ = (
         "_clock", "_dispatcher", "_ended", "_has_come_back", "_is_admitted", "_keeps_request", "_paused", "_retries",
-        "_services", "_suspect", "attempt", "delivery", "request", "span", "tape", "view", "waited_s",
+        "_services", "_suspect", "attempt", "delivery", "error", "request", "span", "tape", "view", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request: ClientRequest, view: RequestView, client: ClientSide, services: Services) -> None:
@@ -42,6 +44,8 @@ class Exchange:
         """Of a stream whose engine may give notes."""
         self.waited_s = 0.0
         """Until it was admitted."""
+        self.error: str | None = None
+        """Code of the error that we ended it with."""
         self.span = services.traces.request(request, services.dispatcher.clock() - request.began_at)
         """Who is told that the request is over ends it."""
         self._services = services
@@ -62,6 +66,16 @@ class Exchange:
     def num_retries(self) -> int:
         """How often the request was sent to another engine."""
         return 0 if self._retries is None else self._retries.num
+
+    @property
+    def tried(self) -> Sequence[str]:
+        """Ids of the engines that failed it."""
+        return () if self._retries is None else self._retries.tried
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it was let in, and is not over."""
+        return self._is_admitted and not self._ended
 
     @property
     def choice(self) -> Choice | None:
@@ -125,7 +139,8 @@ class Exchange:
         """End now, with `refusal` told in whichever way is still open."""
         if not self._ended:
             self._end()
-            self.span.failed(refusal.code or str(refusal.status))
+            self.error = refusal.code or str(refusal.status)
+            self.span.failed(self.error)
             self._dispatcher.metrics.streams_cut += self.delivery.cut(refusal)
 
     def take_head(self, head: AnswerHead) -> bool:
@@ -256,7 +271,10 @@ class Exchange:
 
     def _relayed_first(self, now: float) -> None:
         if self.delivery.is_stream and self.view.model is not None:
-            self._dispatcher.metrics.first_token[self.view.model].observe(now - self.request.began_at)
+            metrics, trials = self._dispatcher.metrics, self._dispatcher.table.trials
+            metrics.first_token[self.view.model].observe(now - self.request.began_at)
+            if self.attempt is not None:
+                metrics.revisions.first_token(self.attempt.engine, trials, now - self.attempt.sent_at)
 
     def _forget_request(self, attempt: Attempt) -> None:
         """Let go of what only another engine would need."""
@@ -270,7 +288,7 @@ class Exchange:
 
     def _finish(self, attempt: Attempt) -> None:
         if self.delivery.status < 500:
-            self._dispatcher.succeeded(attempt.engine)
+            self._dispatcher.succeeded(attempt.engine, self.delivery.status)
             if self._suspect is not None:
                 self._dispatcher.failed(self._suspect, Failure.STATUS)
         self._end()
@@ -286,7 +304,10 @@ class Exchange:
         self._dispatcher.budget.request_ended(0 if self._retries is None else self._retries.num_budgeted)
         gap = self.delivery.token_seconds()
         if gap is not None and self.view.model is not None:
-            self._dispatcher.metrics.token_seconds[self.view.model].observe(gap)
+            metrics, trials = self._dispatcher.metrics, self._dispatcher.table.trials
+            metrics.token_seconds[self.view.model].observe(gap)
+            if self.attempt is not None:
+                metrics.revisions.between_tokens(self.attempt.engine, trials, gap)
         if self._is_admitted:
             self._services.admission.ended(self, self.view.num_tokens + self.delivery.num_tokens)
         else:

@@ -54,14 +54,13 @@ def forwarded_request(
             continue
         lines += (name, b": ", value, b"\r\n")
     lines += [b"%b: %b\r\n" % header for header in context or ()]
-    behind = b""
     if request.tenant is not None:  # a body may ask for less urgency, and not for more
         lines.append(f"{headers.PRIORITY}: {request.tenant.max_priority}\r\n".encode())
     if view.tenant != ANONYMOUS:
         lines.append(f"{CACHE_SALT}: {tenant_salt(view.tenant)}\r\n".encode())
-    if view.token_ids and engine.facts is not None and engine.facts.text_digest == view.text_digest:
-        lines.append(f"{PROMPT_TOKENS}: {len(view.token_ids) // 4}\r\n".encode())
-        behind = view.token_ids
+    behind = _prompt(view, engine, tape)
+    if behind:
+        lines.append(f"{PROMPT_TOKENS}: {len(behind) // 4}\r\n".encode())
     if transfer:
         lines.append(f"{KV_TRANSFER}: {transfer}\r\n".encode())
     if tape is not None:
@@ -74,6 +73,14 @@ def forwarded_request(
     if num_bytes > _LONG_BYTES:
         return [b"".join(lines), *parts]
     return [b"".join(lines + parts)]
+
+
+def _prompt(view: RequestView, engine: EngineView, tape: StreamTape | None) -> bytes:
+    """Return the packed ids of the prompt that an engine is given; none where it makes it itself."""
+    if tape is not None and tape.prompt:
+        return tape.prompt
+    reads_it_so = engine.facts is not None and engine.facts.text_digest == view.text_digest
+    return view.token_ids if view.token_ids and reads_it_so else b""
 
 
 @dataclass(frozen=True, slots=True)

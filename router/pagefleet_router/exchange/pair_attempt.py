@@ -144,8 +144,12 @@ class PairAttempt:
         dispatcher.succeeded(self.prefill.engine)
         if self._on_failure == "fail":  # else it may have computed the prompt itself
             dispatcher.links.came(self._choice.engine.id)
+        pairs, facts = dispatcher.metrics.pairs, self._choice.engine.facts
+        if facts is not None and facts.kv_transfer is not None:
+            lacked = max(0, view.num_tokens - self._choice.cached_tokens)
+            pairs.came(self.prefill.engine.id, self._choice.engine.id, lacked * facts.kv_transfer.bytes_per_token)
         seconds = now - leg.done_at
-        dispatcher.metrics.pairs.handover.observe(seconds)
+        pairs.handover.observe(seconds)
         self._choice.engine.rates.transfer.handed_over(seconds, self._late_s, now)
 
     def check(self, now: float) -> None:

@@ -58,7 +58,11 @@ class Retries:
         if failure in _ENGINE_ENDED and self.num_takeovers and not tape.moved:
             return None
         unfit = _unfit(dispatcher.table.snapshot, view.model, lost.facts)
-        view = msgspec.structs.replace(view, may_split=False)  # what is left is more than a prompt
+        view = msgspec.structs.replace(
+            view,
+            may_split=False,  # what is left is more than a prompt
+            store="" if tape.prompt else view.store,  # of which nothing more is needed
+        )
         choice = self._choose(dispatcher, view, [*self.tried, *unfit], failure)
         self.num_takeovers += choice is not None
         return choice

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import secrets
 
-from pagefleet_protocol.handoff import NOTE_START, HandoffError, Note, Shown, StreamState, take_note
+from pagefleet_protocol.handoff import (
+    NOTE_START,
+    PROMPT_START,
+    HandoffError,
+    Note,
+    Shown,
+    StreamState,
+    count_tokens,
+    take_note,
+    take_prompt,
+)
 
 from pagefleet_router.errors import Failure
 
 MAX_TOKENS = 64 * 1024
+MAX_PROMPT_TOKENS = 256 * 1024
 MAX_CHOICES = 256
-"""A stream of more tokens or choices keeps nothing, and cannot go on elsewhere any more."""
+"""A stream of more tokens or choices, or with a longer prompt to keep, keeps nothing, and cannot go on elsewhere."""
 
 _EVENT_END = b"\n\n"
 _DONE = b"data: [DONE]\n\n"
@@ -38,7 +49,7 @@ class StreamTape:
 
     __slots__ = (
         "_answer_id", "_created", "_held", "_needs_note", "_num_chars", "_room", "_tokens", "can_go_on", "done",
-        "failure", "moved", "noted", "num_events",
+        "failure", "moved", "noted", "num_events", "num_tokens", "prompt",
     )  # fmt: skip
 
     def __init__(self, created: int) -> None:
@@ -54,6 +65,10 @@ class StreamTape:
         """Why nothing more of the current engine is passed on; ENDING: it says itself that it is gone."""
         self.num_events = 0
         """That the client has, where notes say of how many events they are."""
+        self.num_tokens = 0
+        """Of all choices, by the notes."""
+        self.prompt = b""
+        """Packed, where the engine tells it, as nobody else can make it."""
         self._answer_id = secrets.token_hex(16)
         self._created = created
         self._held = b""
@@ -86,6 +101,7 @@ class StreamTape:
     def give_up(self) -> None:
         """Keep nothing from now on; notes are still taken out."""
         self.can_go_on = False
+        self.prompt = b""
         self._tokens = [bytearray() for _ in self._tokens]
 
     def take(self, events: bytes) -> bytes:
@@ -136,12 +152,16 @@ class StreamTape:
         if note is None and event.startswith(_ERRORS):
             return self._error(event)
         if note is None:
+            if event.startswith(PROMPT_START):
+                self._keep_prompt(event)
+                return b""
             if event.startswith(b":") and _DATA_LINE not in event:
                 return event  # comments only: no part of the answer
             if self._needs_note:
                 raise HandoffError("an engine goes on without notes")
         else:
             self.noted, self._needs_note = True, False
+            self.num_tokens += count_tokens(note.tokens)
         self.moved = True
         if note is not None and (note.tokens or note.num_chars != self._chars_of(note.choice)):
             self._move(note)
@@ -157,6 +177,13 @@ class StreamTape:
             return b""
         self.give_up()
         return event
+
+    def _keep_prompt(self, comment: bytes) -> None:
+        self.noted = True
+        if self.can_go_on:
+            self.prompt += take_prompt(comment)
+            if len(self.prompt) > 4 * MAX_PROMPT_TOKENS:
+                self.give_up()
 
     def _chars_of(self, choice: int) -> int:
         return self._num_chars[choice] if choice < len(self._num_chars) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import re
 from dataclasses import dataclass
 
@@ -62,10 +63,16 @@ def view_request(
         tenant=asker.tenant,
         priority=asker.priority,
         session=asker.session,
+        draw=_draw(asker) if snapshot.trials else 99,
         stream=_value(fields.stream) is True,
         may_split=generates and model in snapshot.prefills and _may_split(fields) and not store,
         store=store,
     )
+
+
+def _draw(asker: Asker) -> int:
+    """Return which hundredth of the requests this one is in: the same for all of a session."""
+    return int(100 * random.random()) if asker.session is None else asker.session % 100  # noqa: S311 - spreads load
 
 
 def view_stored(request: ClientRequest, asker: Asker) -> RequestView:
@@ -109,7 +116,7 @@ def unknown_store(view: RequestView, snapshot: Snapshot, is_path: bool) -> Refus
     stores = (engine.facts.response_store for engine in snapshot.engines if engine.facts is not None)
     if not view.store or view.store in stores:
         return None
-    if any(engine.facts is None and not engine.ready for engine in snapshot.engines):
+    if any(one.facts is None and not one.ready and not one.endpoint.coming for one in snapshot.engines):
         return store_not_known()
     if is_path:
         return Refusal(404, "The response was not found: no engine has it.", code="response_not_found")

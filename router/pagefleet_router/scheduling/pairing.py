@@ -131,7 +131,8 @@ def _matches(
 ) -> Iterator[tuple[list[EngineView], list[EngineView]]]:
     """Yield, for each kind of K/V, engines that can go on from it and engines that can compute it for them.
 
-    One of the two at least is made for its part: engines for both are not known to ask each other.
+    One of the two at least is made for its part: engines for both are not known to ask each other. A revision that is
+    tried out pairs with itself alone, or its figures would be those of the other one, too.
     """
     kinds = {kind: None for engine in decodes if (kind := _kind(engine)) is not None}
     for kind in kinds:
@@ -142,6 +143,8 @@ def _matches(
             yield fitting, made or partners
 
 
-def _kind(engine: EngineView) -> str | None:
+def _kind(engine: EngineView) -> tuple[str, bool] | None:
     facts = engine.facts
-    return None if facts is None or facts.kv_transfer is None else facts.kv_transfer.compatibility
+    if facts is None or facts.kv_transfer is None:
+        return None
+    return facts.kv_transfer.compatibility, engine.endpoint.on_trial is not None

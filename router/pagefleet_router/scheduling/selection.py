@@ -21,9 +21,24 @@ def candidates(snapshot: Snapshot, request: RequestView, tried: Collection[str])
         usable = snapshot.usable.get(request.model, ())
     if tried:
         usable = tuple(engine for engine in usable if engine.id not in tried)
+    if snapshot.trials and request.model is not None and not request.store:
+        trial = snapshot.trials.get(request.model)
+        if trial is not None:
+            usable = of_its_side(usable, request.draw < trial.percent and not tried)
     if request.store:
         usable = tuple(one for one in usable if one.facts is not None and one.facts.response_store == request.store)
     return with_room(usable)
+
+
+def of_its_side(engines: Sequence[EngineView], on_trial: bool) -> Sequence[EngineView]:
+    """Return the engines of the revision that is tried out, or the others; where there are none, all.
+
+    What is tried out gets no request that would have to wait there, and none that has failed elsewhere: it may fail.
+    """
+    new = [engine for engine in engines if engine.endpoint.on_trial is not None]
+    if on_trial and any(has_room(engine) for engine in new):
+        return new
+    return [engine for engine in engines if engine.endpoint.on_trial is None] or engines
 
 
 def with_room(engines: Sequence[EngineView]) -> Sequence[EngineView]:

@@ -12,11 +12,14 @@ from urllib.parse import unquote
 
 from pagefleet_protocol import headers
 from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, EngineFactsError, decode_facts
+from pagefleet_protocol.engine_history import Counters, EngineHistory
+from pagefleet_protocol.fault_book import FaultBook
 from pagefleet_protocol.headers import INCARNATION, MODEL
 
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView
 from pagefleet_router.signals.figures import GeneratedTokens, parse_figures
 from pagefleet_router.signals.http_get import ProbeAnswer, ProbeError, Prober
+from pagefleet_router.telemetry.faults import NOT_A_NUMBER, NOT_READY, OUT_OF_MEMORY
 from pagefleet_router.telemetry.log import tell_of_a_crash
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,24 @@ class MonitorTiming:
     """Without an answer to any probe; an engine that answers says itself, after as long, that it makes no progress."""
 
 
+class Watched:
+    """What is seen of one engine besides what the table has, for people who look."""
+
+    __slots__ = ("answer", "answers", "counters", "history", "reason", "was_ready")
+
+    def __init__(self) -> None:
+        self.reason: str | None = "it was not asked yet"
+        """Why it is not ready; None: the last probe found that it is."""
+        self.answers = False
+        """Whether it answered the last probe."""
+        self.was_ready = False
+        """Whether it ever was, in this router's time."""
+        self.answer: ProbeAnswer | None = None
+        """The last one that said that it is not ready."""
+        self.history = EngineHistory()
+        self.counters: Counters | None = None
+
+
 class Monitor:
     """Keeps readiness and load in the table current.
 
@@ -46,22 +67,29 @@ class Monitor:
         table: what is kept current.
         on_healthy: called with the id of an engine that answered a probe well, so that ejections can end.
         timing: how often.
+        faults: where what goes wrong is noted, and histories kept; None: nobody looks.
     """
 
     def __init__(
-        self, table: EndpointTable, on_healthy: Callable[[str], None], timing: MonitorTiming | None = None
-    ) -> None:
+        self, table: EndpointTable, on_healthy: Callable[[str], None], timing: MonitorTiming | None = None,
+        faults: FaultBook | None = None,
+    ) -> None:  # fmt: skip
         self.generated = GeneratedTokens()
+        self.watched: dict[str, Watched] = {}
+        """By engine, what the table has no use for."""
         self._table = table
         self._on_healthy = on_healthy
         self._timing = timing or MonitorTiming()
+        self._faults = faults
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._hurry: dict[str, asyncio.Event] = {}
         table.subscribe(self._follow)
 
     def mark_refused(self, engine_id: str) -> None:
         """Take an engine that ends, or is not at its address, out of traffic now; its probes bring it back."""
-        if self._table.set_ready(engine_id, False):
+        engine = self._table.engine(engine_id)
+        is_news = engine is not None and not engine.endpoint.draining
+        if self._table.set_ready(engine_id, False) and is_news:
             logger.warning("engine %s is not ready: it ends, or is not at its address", engine_id)
         if engine_id in self._hurry:
             self._hurry[engine_id].set()
@@ -78,9 +106,11 @@ class Monitor:
         self.generated.forget(left)
         for engine_id in left:
             self._tasks.pop(engine_id).cancel()
+            self.watched.pop(engine_id, None)
             del self._hurry[engine_id]
         for engine_id in came:
             self._hurry[engine_id] = asyncio.Event()
+            self.watched[engine_id] = Watched()
             task = self._tasks[engine_id] = asyncio.get_running_loop().create_task(self._watch(engine_id))
             tell_of_a_crash(task, "an engine is not watched any more")
 
@@ -95,7 +125,7 @@ class Monitor:
             prober.close()
 
     async def _watch_by(self, prober: Prober, engine_id: str) -> None:
-        failures, said, answered_at = 0, "", time.monotonic()
+        failures, said, answered_at, watched = 0, "", time.monotonic(), self.watched[engine_id]
         facts = FactsAsker(self._table, prober, time.monotonic)
         while (engine := self._table.engine(engine_id)) is not None:
             reason: str | None
@@ -104,14 +134,22 @@ class Monitor:
                 status, failures, answered_at = answer.status, 0, time.monotonic()
                 stuck = status == 503 and _STALLED in answer.body
                 reason = await self._objection(engine, answer, facts)
+                watched.answer = None if reason is None else answer
             except ProbeError as error:
                 status, reason = 0, str(error)
+                watched.answer = None
                 failures += 1
                 stuck = time.monotonic() - answered_at >= self._timing.stuck
             ready = reason is None or (status == 0 and engine.ready and failures < self._timing.failures)
             self._table.set_ready(engine_id, ready, stuck)
             state = "ready" if ready else f"not ready: {reason}"
+            if engine.endpoint.draining:  # as it should: what its probes say of that is no news
+                state = "draining"
+            watched.reason, watched.answers = reason, bool(status)
+            watched.was_ready = watched.was_ready or ready
             if state != said:
+                if said == "ready" and self._faults is not None and not engine.endpoint.draining:
+                    self._faults.note(NOT_READY, engine_id, str(reason))
                 logger.info("engine %s is %s", engine_id, state)
                 said = state
             if reason is None:
@@ -135,6 +173,8 @@ class Monitor:
             answer = await prober.get("/metrics")
         except ProbeError:
             return  # the last figures stay; our own counts are current anyway
+        if self._faults is not None and answer.status == 200:
+            self._remember(self._faults, engine_id, answer.body)
         figures = parse_figures(answer.body) if answer.status == 200 else None
         if figures is None:
             return
@@ -144,6 +184,20 @@ class Monitor:
         )  # fmt: skip
         if figures.num_generated is not None:
             self.generated.observe(engine_id, figures.num_generated)
+
+    def _remember(self, faults: FaultBook, engine_id: str, text: bytes) -> None:
+        watched = self.watched[engine_id]
+        counters, before = watched.history.note(text, time.monotonic()), watched.counters
+        if counters is None:
+            return
+        watched.counters = counters
+        if before is not None:
+            for kind, now, then in (
+                (NOT_A_NUMBER, counters.nan_requests, before.nan_requests),
+                (OUT_OF_MEMORY, counters.out_of_memory_steps, before.out_of_memory_steps),
+            ):
+                if now > then:
+                    faults.note(kind, engine_id, count=int(now - then))
 
     async def _pause(self, engine_id: str, ready: bool) -> None:
         period = self._timing.period if ready else self._timing.unready_period

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from pagefleet_router.engines.endpoints import EngineView, PolledLoad, Snapshot
 from pagefleet_router.telemetry.histogram import SecondsHistogram
+from pagefleet_router.telemetry.revisions import RevisionMetrics
 
 PREFIX = "pagefleet_router_"
 STATES = ("ready", "unready", "ejected", "draining")
@@ -61,6 +62,7 @@ class RouterMetrics(Collector):
         self.token_seconds: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.continued: Counter[str] = Counter()
         self.pairs = PairMetrics()
+        self.revisions = RevisionMetrics()
         self.num_connections = 0
         self.gather: Callable[[], Awaitable[bytes]] | None = None
         """Returns the exposition of all processes of this router; None where it is the only one."""
@@ -73,9 +75,9 @@ class RouterMetrics(Collector):
         self.requests[route, status] += 1
         self.durations[route].observe(seconds)
 
-    def include(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Show what another part counts, too."""
-        self._included.append(collect)
+    def include(self, *collect: Callable[[], Iterable[Metric]]) -> None:
+        """Show what other parts count, too."""
+        self._included += collect
 
     def text(self) -> bytes:
         """Return the exposition."""
@@ -100,9 +102,14 @@ class RouterMetrics(Collector):
         yield from self._by_model()
         yield from self._totals()
         yield from self._gauges()
-        yield from self.pairs.collect(self._snapshot().engines, time.monotonic())
+        yield from self.pairs.collect(self._engines(), time.monotonic())
+        yield from self.revisions.collect()
         for collect in self._included:
             yield from collect()
+
+    def _engines(self) -> Sequence[EngineView]:
+        """Return all but those that are yet to come: they are no part of the fleet's mean."""
+        return [engine for engine in self._snapshot().engines if not engine.endpoint.coming]
 
     def _by_model(self) -> Iterator[Metric]:
         for name, text, counts in (
@@ -139,7 +146,7 @@ class RouterMetrics(Collector):
             yield CounterMetricFamily(PREFIX + name, text, value=value)
 
     def _gauges(self) -> Iterator[Metric]:
-        engines = self._snapshot().engines
+        engines = self._engines()
         yield GaugeMetricFamily(PREFIX + "requests_in_flight", "Requests in flight.", value=self._in_flight())
         yield GaugeMetricFamily(PREFIX + "client_connections", "Open connections.", value=self.num_connections)
         states = GaugeMetricFamily(PREFIX + "endpoints", "Engines by state.", labels=("state",))
@@ -224,6 +231,17 @@ class PairMetrics:
         self.recomputed = 0
         """Of these, those whose prompt the decode engine computed in the end."""
         self.handover = SecondsHistogram()
+        self.flows: dict[tuple[str, str], tuple[int, float]] = {}
+        """By the ids of both engines: prompts whose K/V went from the first to the second, and its bytes."""
+
+    def came(self, source: str, target: str, num_bytes: float) -> None:
+        """Count a prompt whose K/V one engine computed and another has."""
+        count, total = self.flows.get((source, target), (0, 0.0))
+        self.flows[source, target] = count + 1, total + num_bytes
+
+    def forget(self, engine_id: str) -> None:
+        """Drop the flows of an engine that left."""
+        self.flows = {pair: flow for pair, flow in self.flows.items() if engine_id not in pair}
 
     def collect(self, engines: Sequence[EngineView], now: float) -> Iterator[Metric]:
         """Yield every family.

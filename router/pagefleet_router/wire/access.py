@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pagefleet_protocol.console_state import STATE_PATH
 from pagefleet_protocol.errors import ErrorShape, shape_of
 from pagefleet_protocol.key_file import KeyFile, KeyFileError, read_key
 from pagefleet_protocol.tenants import Tenant
@@ -29,6 +30,10 @@ class Kind(Enum):
     METRICS = "metrics"
     MODELS = "models"
     MODEL = "model"
+    PAGE = "page"
+    STATE = "state"
+    PREFLIGHT = "preflight"
+    OPENAPI = "openapi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,14 @@ ROUTES: Mapping[str, Route] = {
         Route("/tokenize", Kind.PROXY, ("POST",)),
         Route("/detokenize", Kind.PROXY, ("POST",)),
         Route("/version", Kind.PROXY, ("GET",)),
+        Route("/", Kind.PAGE, _GET, public=True),
+        Route("/docs", Kind.PAGE, _GET, public=True),
+        Route("/openapi.json", Kind.OPENAPI, _GET, public=True),
+        Route(STATE_PATH, Kind.STATE, _GET),
     )
 }
+_FILE_PREFIX = "/console/"
+_FILE_ROUTE = Route("/console/{file}", Kind.PAGE, _GET, public=True)
 MODEL_PREFIX = "/v1/models/"
 MODEL_ROUTE = Route("/v1/models/{model}", Kind.MODEL, _GET)
 _RESPONSE = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/input_items|/cancel)?")
@@ -91,6 +102,8 @@ def route_of(path: str) -> Route | None:
         return route
     if path.startswith(MODEL_PREFIX) and len(path) > len(MODEL_PREFIX):
         return MODEL_ROUTE
+    if path.startswith(_FILE_PREFIX):
+        return _FILE_ROUTE
     found = _RESPONSE.fullmatch(path)
     return None if found is None else _RESPONSE_ROUTES[found[1]]
 

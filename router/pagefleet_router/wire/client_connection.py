@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -59,6 +59,17 @@ class ConnectionRules:
     max_connections: int
     memory: BodyMemory
     timing: ConnectionTiming = ConnectionTiming()
+
+
+class OwnAnswer:
+    """A whole answer of the router's own; `fields` are its headers besides those that every answer has."""
+
+    __slots__ = ("body", "fields", "status")
+
+    def __init__(self, body: bytes, fields: Sequence[tuple[bytes, bytes]], status: int = 200) -> None:
+        self.body = body
+        self.fields = fields
+        self.status = status
 
 
 class Responder(Protocol):
@@ -212,16 +223,18 @@ class ClientConnection(asyncio.Protocol):
         if request is not None and request.request_id:
             fields.append((b"x-request-id", request.request_id))
         fields += [(name.encode(), value.encode()) for name, value in refusal.headers.items() if name != "connection"]
+        if request is not None:
+            fields += request.cors
         body = refusal.body() if request is None else refusal.body(request.shape)
         self.write(render_answer(refusal.status, fields, body, keep_alive))
         self.finish(keep_alive)
 
-    def answer(self, status: int, content_type: bytes, body: bytes) -> None:
+    def answer(self, answer: OwnAnswer) -> None:
         """Send a whole answer of our own."""
         request = self._request
         assert request is not None
-        fields = [(b"content-type", content_type), (b"x-request-id", request.request_id), _ROLE]
-        data = render_answer(status, fields, body, request.keep_alive)
+        fields, body = [*answer.fields, (b"x-request-id", request.request_id), _ROLE, *request.cors], answer.body
+        data = render_answer(answer.status, fields, body, request.keep_alive)
         self.write(data[: len(data) - len(body)] if request.method == "HEAD" else data)
         self.finish(request.keep_alive)
 

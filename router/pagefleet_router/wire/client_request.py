@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagefleet_protocol.errors import ErrorShape
 from pagefleet_protocol.tenants import Tenant
 
@@ -13,7 +15,7 @@ class ClientRequest:
     """Filled by the parser: first the head, then `body`, then it is handed on."""
 
     __slots__ = (
-        "began_at", "body", "fields", "headers", "http_1_0", "keep_alive", "method", "num_counted", "refusal",
+        "began_at", "body", "cors", "fields", "headers", "http_1_0", "keep_alive", "method", "num_counted", "refusal",
         "request_id", "route", "shape", "target", "tenant",
     )  # fmt: skip
 
@@ -34,6 +36,8 @@ class ClientRequest:
         self.tenant: Tenant | None = None
         """Whose API key it carries; None where none is asked for."""
         self.request_id = b""
+        self.cors: Sequence[tuple[bytes, bytes]] = ()
+        """Headers of its answer, whoever gives that, for the browser that asks."""
         self.refusal: Refusal | None = None
         """Set when the head alone decides: a short body is read over and not kept, and a long one ends the
         connection."""

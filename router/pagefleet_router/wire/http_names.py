@@ -17,7 +17,10 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
 """Request headers that an engine gets from us or not at all. An engine must not compress: streams stay readable."""
 
-NOT_RETURNED = HOP_BY_HOP | {b"x-request-id"}
+NOT_RETURNED = HOP_BY_HOP | {
+    b"x-request-id",
+    *(b"access-control-" + name for name in (b"allow-origin", b"allow-credentials", b"expose-headers")),
+}
 """Answer headers that a client gets from us or not at all; so are those of OWN_PREFIX."""
 
 OWN_PREFIX = b"x-pagefleet-"
@@ -47,7 +50,8 @@ def render_answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, 
     """Return a whole answer of our own."""
     lines = [status_line(status)]
     lines += [b"%b: %b\r\n" % header for header in headers]
-    lines.append(b"content-length: %d\r\n" % len(body))
+    if status not in {204, 304}:
+        lines.append(b"content-length: %d\r\n" % len(body))
     lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     lines.append(body)
     return b"".join(lines)

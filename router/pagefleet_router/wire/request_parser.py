@@ -75,7 +75,7 @@ class RequestParser:
         except httptools.HttpParserError:
             raise self._refusal or Refusal(400, "The request is not valid HTTP/1.1.", code="invalid_http") from None
         if self._in_head and self._unread_bytes > MAX_HEAD_BYTES:
-            raise _head_too_large()
+            raise head_too_large()
         if self._wire_bytes > _CHUNK_OVERHEAD * self._num_body_bytes + 4 * MAX_HEAD_BYTES + len(data):
             raise Refusal(400, "The request has too much framing for its body.", code="invalid_http")
 
@@ -98,7 +98,7 @@ class RequestParser:
         headers = self._request.headers
         self._num_head_bytes += len(name) + len(value) + 4
         if len(headers) >= MAX_HEADERS or self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_head_too_large())
+            self._refuse(head_too_large())
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -223,6 +223,7 @@ def _is_twice(request: ClientRequest, *names: bytes) -> bool:
     return any(len(request.values(name)) > 1 for name in names)
 
 
-def _head_too_large() -> Refusal:
+def head_too_large() -> Refusal:
+    """Return the answer to a head over the limits."""
     message = f"The request's head is over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers."
     return Refusal(431, message, code="head_too_large")

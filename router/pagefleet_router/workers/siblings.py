@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -15,26 +15,29 @@ from pagefleet_router.workers.exposition import merge
 TIMEOUT_S = 2.0
 """For all siblings: one that hangs is left out."""
 MAX_BYTES = 16 * 2**20
+FIGURES, CONSOLE = b"figures\n", b"console\n"
+"""Questions: for a worker's exposition, and for its part of what the console shows."""
 
 
 class Siblings:
     """This worker's ear and mouth.
 
     Args:
-        path: the socket on which it tells its figures.
+        path: the socket on which it answers.
         sibling_paths: those of the others.
-        own_figures: returns its exposition.
+        own: returns its answer to a question; FIGURES is one.
         timeout: seconds for all siblings to answer.
     """
 
     def __init__(
-        self, path: Path, sibling_paths: Sequence[Path], own_figures: Callable[[], bytes], timeout: float = TIMEOUT_S
-    ) -> None:
+        self, path: Path, sibling_paths: Sequence[Path], own: Mapping[bytes, Callable[[], bytes]],
+        timeout: float = TIMEOUT_S,
+    ) -> None:  # fmt: skip
         self.num_silent = 0
         """Times that a sibling was left out of a sum."""
         self._path = path
         self._sibling_paths = sibling_paths
-        self._own_figures = own_figures
+        self._own = own
         self._timeout = timeout
         self._server: asyncio.Server | None = None
 
@@ -53,7 +56,11 @@ class Siblings:
 
     async def figures(self) -> bytes:
         """Return the exposition of all workers that answer in time."""
-        tasks = [asyncio.create_task(_ask(path)) for path in self._sibling_paths]
+        return merge(self._own[FIGURES](), await self.ask(FIGURES))
+
+    async def ask(self, question: bytes) -> list[bytes]:
+        """Return the answers of the siblings that give one in time."""
+        tasks = [asyncio.create_task(_ask(path, question)) for path in self._sibling_paths]
         await asyncio.wait(tasks, timeout=self._timeout)
         texts = []
         for task in tasks:
@@ -62,7 +69,7 @@ class Siblings:
             elif not task.cancelled() and task.exception() is None:
                 texts.append(task.result())
         self.num_silent += len(tasks) - len(texts)
-        return merge(self._own_figures(), texts)
+        return texts
 
     def collect(self) -> Iterator[Metric]:
         """Yield what this worker counts of the others."""
@@ -72,14 +79,17 @@ class Siblings:
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             async with asyncio.timeout(self._timeout):
-                writer.write(self._own_figures())
-                await writer.drain()
+                answer = self._own.get(await reader.readline())
+                if answer is not None:
+                    writer.write(answer())
+                    await writer.drain()
         writer.close()
 
 
-async def _ask(path: Path) -> bytes:
+async def _ask(path: Path, question: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
+        writer.write(question)
         text = bytearray()
         while data := await reader.read(2**16):
             text += data

@@ -7,7 +7,7 @@ from pagefleet_protocol.tenants import Tenant
 from pagefleet_router.admission.gate import MAX_BURST, GateLimits
 from pagefleet_router.admission.model_gate import RAMP_FIRST
 from pagefleet_router.admission.room import Room
-from pagefleet_router.request_view import RequestView
+from pagefleet_router.request_view import ANONYMOUS, RequestView
 
 from tests.fakes.gate_scene import GateScene, Request
 
@@ -53,7 +53,7 @@ def test_a_full_queue_is_429_with_the_time_that_those_ahead_take() -> None:
     assert answer_of(refused) == (429, "queue_full")
     assert all(one.is_waiting for one in waiting)
     assert retry_after(refused) == 8, "2000 tokens are ahead, 250 a second are done"
-    assert scene.gate.refused == {"queue_full": 1}
+    assert scene.gate.refused == {("queue_full", ANONYMOUS): 1}
 
 
 def test_retry_after_is_never_zero_bounded_and_spread() -> None:

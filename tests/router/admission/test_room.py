@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.endpoints import Endpoint, EndpointsFileError, OnTrial, decode_endpoints, encode_endpoints
 from pagefleet_protocol.engine_facts import EngineFacts
 from pagefleet_router.admission.room import UNKNOWN_CAPACITY, FleetRooms, Room
 from pagefleet_router.engines.endpoints import MAX_KEPT, EndpointTable
@@ -36,6 +36,28 @@ def test_an_engine_has_room_for_what_it_runs_and_some_more(num_seqs: int, capaci
     table.set_ejected("e0", True)
     assert rooms.room("m") == Room(1, UNKNOWN_CAPACITY, 0)
     assert rooms.room("nobody's") == Room()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "percent", "capacity"),
+    [(4, 1, 5, 160 + 8), (4, 2, 25, 160 + 53), (4, 2, 50, 160 + 80), (1, 1, 0, 40), (1, 1, 99, 80), (0, 2, 5, 80)],
+)
+def test_engines_that_are_tried_out_have_room_for_their_share(old: int, new: int, percent: int, capacity: int) -> None:
+    table = EndpointTable({})
+    trial = OnTrial("new", percent)
+    revisions = [*[None] * old, *[trial] * new]
+    table.replace([Endpoint(f"e{n}", "http://127.0.0.1:1", "m", on_trial=one) for n, one in enumerate(revisions)])
+    for n in range(old + new):
+        table.set_ready(f"e{n}", True)
+        table.set_facts(f"e{n}", msgspec.structs.replace(FACTS, max_num_seqs=32))
+    assert FleetRooms(lambda: table.snapshot).room("m") == Room(old + new, capacity, 0)
+
+
+@pytest.mark.parametrize("percent", [-1, 100])
+def test_a_share_of_all_requests_or_fewer_than_none_is_refused(percent: int) -> None:
+    data = encode_endpoints((Endpoint("e", "http://127.0.0.1:1", "m", on_trial=OnTrial("new", percent)),))
+    with pytest.raises(EndpointsFileError, match="percent"):
+        decode_endpoints(data)
 
 
 def test_a_watcher_hears_of_other_engines_and_not_of_their_loads() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_router.config import check_engine_url
 from pagefleet_router.discovery.endpoint_slices import EndpointSlice, engines_of, faults_of
 from pagefleet_router.discovery.slice_api import ApiServerError
@@ -34,9 +34,9 @@ def engines(*slices: Slice) -> list[tuple[str, str, bool]]:
         (True, None, None, "used"),
         (None, None, None, "used"),
         (True, False, False, "used"),
-        (False, False, False, "absent"),
-        (False, True, False, "absent"),
-        (False, None, None, "absent"),
+        (False, False, False, "coming"),
+        (False, True, False, "coming"),
+        (False, None, None, "coming"),
         (False, True, True, "draining"),
         (False, None, True, "draining"),
         (True, True, True, "draining"),
@@ -44,14 +44,44 @@ def engines(*slices: Slice) -> list[tuple[str, str, bool]]:
     ],
 )
 def test_conditions(ready: bool | None, serving: bool | None, terminating: bool | None, state: str) -> None:
-    found = engines(make_slice("s", pod("p", "10.0.0.1", ready=ready, serving=serving, terminating=terminating)))
-    expected = [] if state == "absent" else [("p", "http://10.0.0.1:8000", state == "draining")]
-    assert found == expected
+    one = make_slice("s", pod("p", "10.0.0.1", ready=ready, serving=serving, terminating=terminating))
+    url, coming, draining = "http://10.0.0.1:8000", state == "coming", state == "draining"
+    assert engines_of([decode(one)], "m") == (
+        () if state == "absent" else (Endpoint("p", url, "m", draining=draining, coming=coming),)
+    )
 
 
 def test_the_fields_of_an_engine() -> None:
     (found,) = engines_of([decode(make_slice("s", pod("qwen-engine-7d9f-abcde", "10.1.2.3")))], "org/name")
     assert found == Endpoint("qwen-engine-7d9f-abcde", "http://10.1.2.3:8000", "org/name")
+
+
+@pytest.mark.parametrize(
+    ("label", "share"),
+    [("ab12.5", OnTrial("ab12", 5)), ("ab12.0", OnTrial("ab12", 0)), ("ab12.100", None), ("ab12", None), (".5", None)],
+)
+def test_pods_of_a_revision_on_trial_are_known_by_their_names(label: str, share: OnTrial | None) -> None:
+    one = make_slice("s", pod("qwen-engine-ab12-7d9f-abcde", "10.0.0.1"), pod("qwen-engine-7d9f-abcde", "10.0.0.2"))
+    one["metadata"]["labels"] |= {"kubernetes.io/service-name": "qwen-engine", "pagefleet.dev/canary": label}
+    assert [found.on_trial for found in engines_of([decode(one)], "m")] == [None, share]
+
+
+def test_a_long_name_leaves_no_room_for_what_the_pods_of_a_trial_have_behind_their_revision() -> None:
+    service, revision = f"{'a' * 40}-engine", "0123456789"  # Kubernetes cuts at 58, and adds five
+    one = make_slice("s", pod(f"{service}-{revision}abcde", "10.0.0.1"), pod(f"{service}-7d9f-abcde", "10.0.0.2"))
+    one["metadata"]["labels"] |= {"kubernetes.io/service-name": service, "pagefleet.dev/canary": f"{revision}.5"}
+    assert [found.on_trial for found in engines_of([decode(one)], "m")] == [OnTrial(revision, 5), None]
+
+
+@pytest.mark.parametrize("stem", ["qwen", "a" * 40])
+def test_both_parts_of_a_trial_are_known_by_their_names(stem: str) -> None:
+    revisions = ("0123456789", "abcdef0123")
+    names = [f"{stem}-{role}-{one}-7d9f"[:58] + "-abcde" for role in ("prefill", "decode") for one in revisions]
+    one = make_slice("s", *(pod(name, f"10.0.0.{number}") for number, name in enumerate(names, 1)))
+    label = {"pagefleet.dev/canary": f"{revisions[0]}.5"}
+    one["metadata"]["labels"] |= {"kubernetes.io/service-name": f"{stem}-engine", **label}
+    found = {found.id: found.on_trial for found in engines_of([decode(one)], "m")}
+    assert [found[name] for name in names] == [OnTrial(revisions[0], 5), None] * 2
 
 
 def test_slices_are_merged_in_a_fixed_order() -> None:

@@ -102,7 +102,7 @@ def test_unchanged_endpoints_are_not_reported_again() -> None:
             before = f.table.snapshot
             server.put({**make_slice("s1", pod("a")), "labels": "changed"})
             server.bookmark()
-            server.put(make_slice("s2", pod("b", ready=False)))
+            server.put(make_slice("s2", pod("b", ready=False, serving=False, terminating=True)))
             server.drop_watches()
             await until(lambda: server.num_watches == 2)
             assert f.table.snapshot is before

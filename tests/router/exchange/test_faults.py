@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
 from pagefleet_router.signals.monitor import MonitorTiming
 from pagefleet_router.wire.client_connection import ConnectionTiming
@@ -120,6 +121,35 @@ def test_other_errors_are_the_engines_word(tmp_path: Path, status: int) -> None:
         assert sum(len(engine.seen) for engine in f.engines) == 1
 
     run(tmp_path, check, whole(status, b"no"), whole(status, b"no"))
+
+
+@pytest.mark.parametrize("status", [500, 501])
+def test_what_a_revision_on_trial_fails_is_asked_of_the_old_one(tmp_path: Path, status: int) -> None:
+    async def check(f: Fleet) -> None:
+        new, old = (engine.url for engine in f.engines)
+        f.write_endpoints(Endpoint("new", new, "m", on_trial=OnTrial("r2", 99)), Endpoint("old", old, "m"))
+        await f.until(lambda: {"new", "old"} == {one.id for one in f.router.table.snapshot.engines if one.ready})
+        answers = [await f.ask(post(chat())) for _ in range(8)]
+        assert [answer.status for answer in answers] == [200] * 8
+        assert len(f.engines[0].seen) >= 3
+        page = (await f.get("/metrics")).body.decode()
+        assert 'revision_requests_total{outcome="failed",revision="r2"}' in page
+
+    run(tmp_path, check, whole(status, b"no"), whole())
+
+
+def test_a_request_that_every_revision_fails_gets_the_engines_word(tmp_path: Path) -> None:
+    async def check(f: Fleet) -> None:
+        trial = OnTrial("r2", 99)
+        f.write_endpoints(
+            *(Endpoint(f"e{i}", one.url, "m", on_trial=None if i else trial) for i, one in enumerate(f.engines))
+        )
+        await f.until(lambda: {"e0", "e1", "e2"} == {one.id for one in f.router.table.snapshot.engines if one.ready})
+        answer = await f.ask(post(chat()))
+        assert (answer.status, answer.body) == (500, b"no")
+        assert sum(len(engine.seen) for engine in f.engines) <= 2
+
+    run(tmp_path, check, *[whole(500, b"no")] * 3)
 
 
 def test_at_most_two_more_engines_are_asked(tmp_path: Path) -> None:

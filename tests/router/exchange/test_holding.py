@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.fakes.faulty_engine import (
 HOLD = ConnectionTiming(hold=HoldTiming(first=0.05, period=0.1))
 EVENTS = [b'data: {"n": %d}\n\n' % n for n in range(5)] + [b"data: [DONE]\n\n"]
 STREAM = post(chat(stream=True))
+LATE_HEADERS = re.compile(rb"^: x-pagefleet-.*\n(?:: .*\n)*\n", re.MULTILINE)
 
 
 def run(folder: Path, check: Callable[[Fleet], Awaitable[None]], *behaviours: Behaviour, **settings: Any) -> None:
@@ -68,11 +70,18 @@ async def held(f: Fleet, num_comments: int = 2) -> Client:
 
 async def rest(client: Client) -> bytes:
     """Return what comes after the comments, up to the end."""
-    parts = []
+    return without_comments(b"".join([part async for part in pieces(client)]))
+
+
+def without_comments(body: bytes) -> bytes:
+    return LATE_HEADERS.sub(b"", body.replace(COMMENT, b""))
+
+
+async def pieces(client: Client) -> AsyncIterator[bytes]:
+    """Yield what comes, up to the end."""
     async with asyncio.timeout(60):
         while part := await client.chunk():
-            parts.append(part)
-    return b"".join(parts).replace(COMMENT, b"")
+            yield part
 
 
 def wake(f: Fleet) -> None:
@@ -92,6 +101,38 @@ def test_events_follow_the_comments_without_a_second_head(tmp_path: Path) -> Non
         assert f.router.metrics.first_token["m"].total > 0.05, "it counts from the arrival"
 
     run(tmp_path, check, stream(EVENTS))
+
+
+def test_who_answers_and_why_is_told_where_the_head_was_too_early(tmp_path: Path) -> None:
+    async def check(f: Fleet) -> None:
+        client = await f.connect()
+        await client.send(post(chat(stream=True), headers="x-pagefleet-explain: 1\r\n"))
+        async with asyncio.timeout(60):
+            head = await client.head()
+            assert not {"x-pagefleet-engine", "x-pagefleet-explain"} & set(head.headers)
+        wake(f)
+        text = b"".join([part async for part in pieces(client)]).replace(COMMENT, b"").decode()
+        engine, explain, *events = text.split("\n", 3)
+        assert engine.startswith(": x-pagefleet-engine: e")
+        name, _, rows = explain.partition("[")
+        assert name == ": x-pagefleet-explain: "
+        assert engine.rpartition(" ")[2] in {row["engine"] for row in json.loads(f"[{rows}")}
+        assert events == ["", b"".join(EVENTS).decode()], "one comment, before the first event"
+
+    run(tmp_path, check, stream(EVENTS), explain=True, policy="auto")
+
+
+def test_an_answer_in_one_piece_that_waited_has_these_headers(tmp_path: Path) -> None:
+    async def check(f: Fleet) -> None:
+        client = await f.connect()
+        await client.send(post(chat(), headers="x-pagefleet-explain: 1\r\n"))
+        await f.until(lambda: f.router.gate.num_waiting == 1)
+        wake(f)
+        answer = await client.answer()
+        rows = json.loads(answer.headers["x-pagefleet-explain"])
+        assert (answer.headers["x-pagefleet-engine"], [row["engine"] for row in rows]) == ("e0", ["e0"])
+
+    run(tmp_path, check, whole(), explain=True, policy="auto")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +235,7 @@ def test_a_client_of_http_1_0_is_held_too(tmp_path: Path) -> None:
             assert await client.reader.readexactly(len(COMMENT)) == COMMENT
             wake(f)
             answer = await client.rest(head)
-        assert answer.body.replace(COMMENT, b"") == b"".join(EVENTS)
+        assert without_comments(answer.body) == b"".join(EVENTS)
 
     run(tmp_path, check, stream(EVENTS))
 

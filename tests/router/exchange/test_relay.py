@@ -63,7 +63,7 @@ def test_an_answered_request_is_no_garbage_to_be_collected(tmp_path: Path, behav
             try:
                 for _ in range(5):
                     assert (await f.ask(post(chat("hello")))).status == 200
-                left = [one for one in gc.get_objects() if isinstance(one, Exchange | Attempt | EngineCall)]
+                left = [one for one in gc.get_objects() if type(one) in (Exchange, Attempt, EngineCall)]
             finally:
                 gc.enable()
             assert not left

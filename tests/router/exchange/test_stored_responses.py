@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
 import pytest
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import EngineFacts
+from pagefleet_protocol.handoff import encode_note, encode_prompt, pack_tokens
 from pagefleet_router.engines.endpoints import EndpointTable, Snapshot
+from pagefleet_router.errors import Failure
+from pagefleet_router.exchange.dispatcher import Dispatcher
 from pagefleet_router.exchange.forwarding import forwarded_request
+from pagefleet_router.exchange.retries import Retries
+from pagefleet_router.exchange.stream_tape import StreamTape
 from pagefleet_router.exchange.view import NOBODY, Asker, unknown_store, view_request, view_stored
+from pagefleet_router.scheduling.outliers import OutlierDetector
+from pagefleet_router.scheduling.policies import RoundRobin
+from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.scheduling.selection import candidates
+from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.wire.access import route_of
 from pagefleet_router.wire.client_request import ClientRequest
 
@@ -24,13 +34,17 @@ STORES = ("a" * 12, "b" * 12)
 OURS, GONE = (f"resp_{store}{'0' * 20}" for store in ("b" * 12, "c" * 12))
 
 
-def snapshot() -> Snapshot:
+def two_stores() -> EndpointTable:
     table = EndpointTable()
     table.replace([Endpoint(f"e{n}", f"http://127.0.0.1:{n + 1}", "m") for n in range(2)])
     for n, store in enumerate(STORES):
         table.set_ready(f"e{n}", True)
         table.set_facts(f"e{n}", msgspec.structs.replace(FACTS, response_store=store))
-    return table.snapshot
+    return table
+
+
+def snapshot() -> Snapshot:
+    return two_stores().snapshot
 
 
 def request(target: str, method: str = "GET") -> ClientRequest:
@@ -111,3 +125,31 @@ def test_prompts_of_all_apis_are_looked_at() -> None:
 def test_paths_that_name_no_response_have_no_route() -> None:
     for path in ("/v1/responses/", "/v1/responses/x/y", "/v1/responses/a%2Fb", "/v1/responses/x/cancel/"):
         assert route_of(path) is None
+
+
+def test_a_stream_from_a_lost_store_goes_on_with_its_prompt() -> None:
+    seen, tape = view(input="x", previous_response_id=OURS, stream=True), StreamTape(5)
+    tape.take(encode_prompt([7, 8, 9]) + encode_note([1], 1, num_events=1) + b"event: a\ndata: {}\n\n")
+    table = two_stores()
+    dispatcher = Dispatcher(
+        table, RoundRobin(time.monotonic), RetryBudget(), OutlierDetector(),
+        RouterMetrics(lambda: table.snapshot, lambda: 0, lambda: 0.0), time.monotonic, lambda _: None,
+    )  # fmt: skip
+    lost = table.snapshot.engines[1]
+    choice = retries_from("e1").takeover(dispatcher, seen, Failure.RESET, lost, tape)
+    assert choice is not None
+    assert choice.engine.id == "e0"
+    asked = request("/v1/responses", "POST")
+    asked.body = b"{}"
+    sent = b"".join(forwarded_request(asked, seen, choice.engine, tape))
+    assert b"x-pagefleet-prompt-tokens: 3\r\n" in sent
+    assert sent.endswith(b"{}" + pack_tokens([7, 8, 9, 1]))
+    untold = StreamTape(5)
+    untold.take(encode_note([1], 1, num_events=1) + b"event: a\ndata: {}\n\n")
+    assert retries_from("e1").takeover(dispatcher, seen, Failure.RESET, lost, untold) is None
+
+
+def retries_from(engine: str) -> Retries:
+    retries = Retries()
+    retries.tried.append(engine)
+    return retries

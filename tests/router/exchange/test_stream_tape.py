@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_protocol.handoff import Shown, StreamState, decode_stream_state, encode_note, pack_tokens, unpack_tokens
+from pagefleet_protocol.handoff import (
+    Shown,
+    StreamState,
+    decode_stream_state,
+    encode_note,
+    encode_prompt,
+    pack_tokens,
+    unpack_tokens,
+)
 from pagefleet_router.errors import Failure
 from pagefleet_router.exchange.answer_writer import EventHold
-from pagefleet_router.exchange.stream_tape import MAX_CHOICES, MAX_TOKENS, StreamTape
+from pagefleet_router.exchange.stream_tape import MAX_CHOICES, MAX_PROMPT_TOKENS, MAX_TOKENS, StreamTape
 
 from tests.fakes.noting_engine import DEAD, Noted, rest_of_answer, whole_answer
 
@@ -180,3 +188,26 @@ def test_a_part_of_an_event_ends_the_chance_to_go_on() -> None:
     tape = StreamTape(5)
     assert tape.take(EVENTS[0].wire[:-2]) == EVENTS[0].event[:-2]
     assert not tape.can_go_on
+
+
+@given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=6), num=st.integers(1, 20_000))
+def test_a_prompt_that_the_engine_tells_is_kept_and_not_passed_on(sizes: list[int], num: int) -> None:
+    ids = range(num)
+    wire = encode_prompt(ids) + b"".join(noted.wire for noted in EVENTS)
+    hold, tape = EventHold(), StreamTape(5)
+    passed = b"".join(tape.take(hold.push(part)) for part in reads(wire, [*sizes, 9000]))
+    assert passed == b"".join(one.event for one in EVENTS)
+    assert unpack_tokens(tape.prompt) == list(ids)
+    assert tape.can_go_on
+
+
+def test_a_prompt_that_is_too_long_or_damaged() -> None:
+    tape = StreamTape(5)
+    pieces = encode_prompt(range(MAX_PROMPT_TOKENS + 1)).split(b"\n\n")[:-1]
+    assert b"".join(tape.take(piece + b"\n\n") for piece in pieces) == b""
+    assert (tape.can_go_on, tape.prompt) == (False, b"")
+    assert tape.take(EVENTS[0].wire) == EVENTS[0].event, "notes are still taken out"
+    for damaged in (b":pp !!\n\n", b":pp AAAA\n\n"):
+        tape = StreamTape(5)
+        assert tape.take(damaged) == b""
+        assert tape.failure is Failure.GARBAGE

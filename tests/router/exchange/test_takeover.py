@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from pagefleet_protocol.console_state import STATE_PATH, decode_state
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.handoff import StreamState
 from pagefleet_router.app import Router
@@ -19,7 +20,7 @@ from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
 from pagefleet_router.scheduling.retry_budget import RetryBudget, RetryRules
 
 from tests.fakes.faulty_engine import FAST_MONITOR, Answer, Fleet, chat, post
-from tests.fakes.noting_engine import NUM_EVENTS, End, Ends, NotingEngine, whole_answer
+from tests.fakes.noting_engine import NUM_EVENTS, TOKENS, End, Ends, NotingEngine, whole_answer
 
 REQUEST: dict[str, Any] = {"stream": True, "temperature": 0}
 
@@ -89,6 +90,18 @@ def test_killed_at_every_event_nothing_is_lost_or_changed(tmp_path: Path, how: E
         assert f.router.metrics.continued["m"] > 0
 
     run(tmp_path, check, gap_timeout=0.3 if how == "silent" else 60.0)  # a machine may be silent, too
+
+
+@pytest.mark.parametrize("size", [1, 64, 4000])
+def test_the_console_counts_tokens_whatever_reads_they_came_in(tmp_path: Path, size: int) -> None:
+    async def check(f: Fleet, ends: Ends) -> None:
+        ends.write_size = size
+        ends.plan[:] = [(3, "reset")]
+        await f.ask(post(chat(**REQUEST)))
+        (request,) = decode_state((await f.get(STATE_PATH)).body).requests
+        assert request.generated_tokens == len(TOKENS)
+
+    run(tmp_path, check)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_protocol.kv_handoff import KvRole
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView, build_snapshot
 from pagefleet_router.engines.rates import EngineRates, TransferFigures, TransferRates
@@ -138,6 +138,18 @@ def test_only_equal_kv_pairs() -> None:
     assert ids(chosen([P0, old])) == (None, "d9")
     for _ in range(20):
         assert ids(chosen([other, P0, D0, old])) in {("p9", "d9"), ("p0", "d0")}
+
+
+def test_a_revision_on_trial_pairs_with_itself_alone() -> None:
+    def tried(view: EngineView) -> EngineView:
+        endpoint = view.endpoint
+        return replace(view, endpoint=Endpoint(endpoint.id, endpoint.url, "m", on_trial=OnTrial("r2", 5)))
+
+    new_prefill, new_decode = tried(engine("p2", "prefill")), tried(engine("d2", "decode"))
+    assert ids(chosen([P0, new_decode])) == (None, "d2")
+    assert ids(chosen([new_prefill, D0])) == (None, "d0")
+    assert ids(chosen([P0, new_prefill, new_decode])) == ("p2", "d2")
+    assert ids(chosen([P0, new_prefill, D0])) == ("p0", "d0")
 
 
 def test_those_of_unknown_facts_are_in_no_pair() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, build_snapshot
 from pagefleet_router.errors import Failure
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.outliers import OutlierDetector
 from pagefleet_router.scheduling.retry_budget import RetryBudget
 from pagefleet_router.scheduling.selection import candidates
+from pagefleet_router.telemetry.revisions import RevisionMetrics
 
 from tests.fakes.exchange_scene import ExchangeScene
+from tests.fakes.pair_fleet import pair_facts
 
 
 def engine(name: str, *, requests: int = 0, foreign: float = 0.0, model: str = "m", **fields: Any) -> EngineView:
@@ -43,6 +46,60 @@ def test_only_usable_engines_of_the_model_are_candidates() -> None:
     assert names(None) == ["a", "e", "f"]
     assert snapshot.models == ("m", "other")
     assert [one.state for one in snapshot.engines] == ["ready", "unready", "ejected", "draining", "ready", "ready"]
+
+
+def on_trial(name: str, percent: int = 10, **fields: Any) -> EngineView:
+    return engine(name, endpoint=Endpoint(name, f"http://{name}:1", "m", on_trial=OnTrial("r2", percent)), **fields)
+
+
+def chosen(engines: list[EngineView], draw: int, *tried: str, store: str = "") -> list[str]:
+    found = candidates(build_snapshot(engines), RequestView("m", draw=draw, store=store), tried)
+    return [one.id for one in found]
+
+
+def test_a_revision_on_trial_gets_its_share_and_no_more() -> None:
+    both = [engine("a"), engine("b"), on_trial("n")]
+    assert [chosen(both, draw) for draw in (0, 9, 10, 99)] == [["n"], ["n"], ["a", "b"], ["a", "b"]]
+    assert chosen([engine("a"), on_trial("n", 0)], 0) == ["a"]
+
+
+def test_what_is_on_trial_gets_no_second_try_and_nothing_that_would_wait_there() -> None:
+    facts = msgspec.structs.replace(pair_facts("0" * 32, "decode"), kv_transfer=None)
+    busy = on_trial("n", requests=facts.max_num_seqs, facts=facts)
+    assert chosen([engine("a"), busy], 0) == ["a"]
+    assert chosen([engine("a"), engine("b"), on_trial("n")], 0, "a") == ["b"]
+
+
+def test_whoever_is_left_answers() -> None:
+    assert chosen([engine("a", ready=False), on_trial("n", 0)], 99) == ["n"]
+    assert chosen([engine("a"), on_trial("n", 50, ready=False)], 0) == ["a"]
+
+
+def test_stored_responses_are_looked_for_on_both_sides() -> None:
+    facts = msgspec.structs.replace(pair_facts("0" * 32, "decode"), response_store="abc", kv_transfer=None)
+    assert chosen([engine("a"), on_trial("n", 0, facts=facts)], 99, store="abc") == ["n"]
+
+
+def test_counts_both_revisions_while_one_is_tried_out() -> None:
+    metrics, both = RevisionMetrics(), [engine("a"), on_trial("n")]
+    trials = build_snapshot(both).trials
+    metrics.answered(both[0], build_snapshot(both[:1]).trials, 200)
+    assert next(iter(metrics.collect())).samples == []
+    metrics.answered(both[0], trials, 200)
+    metrics.answered(both[1], trials, 429)
+    metrics.failed(both[1], trials, Failure.RESET)
+    metrics.failed(both[1], trials, Failure.STOPPING)
+    metrics.first_token(both[1], trials, 0.5)
+    metrics.between_tokens(both[1], trials, 0.1)
+    outcomes, first, token = metrics.collect()
+    found = {(one.labels["revision"], one.labels["outcome"]): one.value for one in outcomes.samples}
+    assert found == {("stable", "answered"): 1, ("r2", "refused"): 1, ("r2", "failed"): 1}
+    sums = {one.labels["revision"]: one.value for one in first.samples if one.name.endswith("_sum")}
+    assert sums == {"stable": 0.0, "r2": 0.5}
+    assert [one.value for one in token.samples if one.name.endswith("_count")] == [1, 0]
+    another = engine("m", endpoint=Endpoint("m", "http://m:1", "m", on_trial=OnTrial("r3", 5)))
+    metrics.answered(another, build_snapshot([another]).trials, 200)
+    assert {one.labels["revision"] for one in next(iter(metrics.collect())).samples} == {"r3"}
 
 
 def fail(

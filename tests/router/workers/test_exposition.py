@@ -12,7 +12,7 @@ from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.engines.endpoints import EngineView, PolledLoad, Snapshot
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.workers.exposition import Exposition, merge
-from pagefleet_router.workers.siblings import Siblings
+from pagefleet_router.workers.siblings import FIGURES, Siblings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.pair_fleet import pair_facts
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_left_out(garbage: bytes) -> None:
 
 def sibling(folder: Path, index: int, text: bytes, timeout: float = 30.0) -> Siblings:
     paths = [folder / f"{other}.sock" for other in range(3) if other != index]
-    return Siblings(folder / f"{index}.sock", paths, lambda: text, timeout)
+    return Siblings(folder / f"{index}.sock", paths, {FIGURES: lambda: text}, timeout)
 
 
 def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pagefleet_protocol.console_state import decode_state
+
 from tests.fakes.faulty_engine import SSE_HEAD, Answer, Client, FaultyEngine, Seen, chat, chunked, post
 from tests.fakes.fleet_processes import all_gone, child_pids
 
@@ -135,6 +137,8 @@ def test_any_worker_answers_for_all_and_only_they_can_listen_in() -> None:
         answers = [await made.ask(post(chat())) for _ in range(NUM_STREAMS)]
         assert {answer.status for answer in answers} == {200}
         assert {await made.num_answered() for _ in range(8)} == {NUM_STREAMS}
+        state = decode_state((await made.ask(b"GET /console/state HTTP/1.1\r\nhost: r\r\n\r\n")).body)
+        assert (state.workers, len(state.requests), [one.phase for one in state.engines]) == (2, NUM_STREAMS, ["ready"])
         (folder,) = made.folder.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "1.sock", "owner.lock"]

@@ -1,0 +1,1 @@
+"""What the browser console shows: put together at most once a second, however many pages ask."""
