@@ -1,4 +1,4 @@
-"""`pagefleet up FILE`: serves the InferenceServices of a file or folder on this machine."""
+"""`pagefleet up FILE`: serves the InferenceServices of a file or folder, or a model by its name, on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagefleet_protocol.settings.fields import HostName, Port
+from pagefleet_protocol.settings.fields import Count, HostName, Port
 from pagefleet_protocol.settings.program import Program
 
 from pagefleet_operator.errors import ManifestError, OperatorError, SettingsError
@@ -17,18 +17,23 @@ _DESCRIPTION = """\
 Serves the InferenceServices of a YAML file, or of all YAML files of a folder, as processes of this machine: engines,
 and a router in front of them. Edit the file while it runs: replicas are added and removed, other changes replace one
 engine after the other without losing a request. Ctrl-C lets running requests finish; once more ends them.
+A model's name (Qwen/Qwen3-0.6B, a model's folder, builtin://tiny) stands for a file with one InferenceService.
 
-Models of hf://, s3:// and gs:// are downloaded into ~/.cache/pagefleet/models first; credentials come from the
-environment (HF_TOKEN, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS). InferenceProfiles of the file give defaults.
-Fields that mean something in a cluster alone are named when a service starts."""
+Models of hf://, s3:// and gs:// are downloaded first, those of the hub into the cache of its tools (HF_HOME);
+credentials come from the environment (HF_TOKEN, AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS). InferenceProfiles
+of the file give defaults. Fields that mean something in a cluster alone are named when a service starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpConfig:
     """What `pagefleet up` can be told."""
 
-    file: Path
-    """YAML file, or folder of YAML files."""
+    file: str
+    """YAML file, folder of YAML files, or a model: organization/name of the hub, a model's folder, builtin://tiny."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the hub."""
+    replicas: Count | None = None
+    """Engines of a model that is named; default: 1."""
     host: HostName = "127.0.0.1"
     """Address of the routers."""
     port: Port = 8000
@@ -57,10 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = UP.build(UpConfig, UP.read(sys.argv[1:] if argv is None else argv, os.environ))
         # After parsing: --help is instant, and a mistake on the command line costs nothing.
+        from pagefleet_operator.local.named import fleet_source  # noqa: PLC0415
         from pagefleet_operator.local.up import up  # noqa: PLC0415
 
+        source = fleet_source(config.file, config.revision, config.replicas, os.environ)
         return up(
-            manifest=config.file,
+            source=source,
             host=config.host,
             port=config.port,
             state_dir=config.state_dir,

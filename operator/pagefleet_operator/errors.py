@@ -6,6 +6,7 @@ OperatorError
 ├── PortError          an address cannot be listened on
 ├── CommandMissing     a program that the fleet starts is not installed
 ├── ChatError          something stands between `pagefleet chat` and an answer
+│   └── EngineFailed   the engine of `pagefleet run` has ended (chat/engine_run.py)
 ├── SettingsError      a program was started with settings that cannot work
 └── ClusterError       the API server was asked and did not do it
     ├── Conflict       409: somebody else was faster; look again, then try again

@@ -183,7 +183,8 @@ def test_a_service_monitor_only_when_asked() -> None:
     monitor = find(objects, "ServiceMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= find(objects, "Service")["metadata"]["labels"].items()
-    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "30s"}]
+    endpoint = {"port": "http", "path": "/metrics", "interval": "30s", "honorLabels": True}
+    assert monitor["spec"]["endpoints"] == [endpoint]
 
 
 @pytest.mark.parametrize("release", ["pagefleet", "my-pagefleet", "llm", "a" * 53])

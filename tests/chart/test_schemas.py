@@ -7,11 +7,12 @@ from typing import Any
 import helm_python
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
+from pagefleet_protocol.version import VERSION
 
-from tests.fakes.helm_chart import CHART, ROOT, Object, render
+from tests.fakes.helm_chart import CHART, Object, render
 
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
-OTHERS = {"InferenceProfile", "ServiceMonitor"}
+OTHERS = {"InferenceProfile", "PrometheusRule", "ServiceMonitor"}
 """Kinds that Kubernetes itself does not have."""
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -26,7 +27,7 @@ VALUES: dict[str, dict[str, Any]] = {
             "podAnnotations": {"a": "b"},
         },
         "policy": {"allowedImages": ["registry.example.org/"], "allowAnyPodTemplate": True},
-        "metrics": {"serviceMonitor": {"enabled": True}},
+        "metrics": {name: {"enabled": True} for name in ("serviceMonitor", "alerts", "dashboards")},
     },
 }
 
@@ -64,11 +65,6 @@ def test_helm_finds_nothing_to_warn_of(name: str) -> None:
     assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
-def test_the_charts_version_is_that_of_the_operator() -> None:
-    version = next(
-        line.split('"')[1]
-        for line in (ROOT / "operator" / "pyproject.toml").read_text().splitlines()
-        if line.startswith("version = ")
-    )
+def test_the_charts_version_is_that_of_its_programs() -> None:
     with helm_python.Chart.load(CHART) as chart:
-        assert chart.metadata["appVersion"] == version
+        assert chart.metadata["appVersion"] == VERSION

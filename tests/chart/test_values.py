@@ -15,7 +15,7 @@ from tests.fakes.helm_chart import CHART, manifests
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0" * 64
-MONITOR_ON = {"metrics": {"serviceMonitor": {"enabled": True}}}
+MONITORED = {"metrics": {name: {"enabled": True} for name in ("serviceMonitor", "alerts", "dashboards")}}
 
 CHANGED: dict[str, Any] = {
     "fullnameOverride": "fleet",
@@ -52,6 +52,15 @@ CHANGED: dict[str, Any] = {
     "metrics.serviceMonitor.enabled": True,
     "metrics.serviceMonitor.interval": "10s",
     "metrics.serviceMonitor.labels": {"release": "prometheus"},
+    "metrics.alerts.enabled": True,
+    "metrics.alerts.labels": {"release": "prometheus"},
+    "metrics.alerts.runbooks": "https://runbooks.example.org/pagefleet",
+    "metrics.alerts.objective": 0.99,
+    "metrics.alerts.ttftSeconds": 1,
+    "metrics.alerts.itlSeconds": 0.05,
+    "metrics.dashboards.enabled": True,
+    "metrics.dashboards.labels.grafana_dashboard": "yes",
+    "metrics.dashboards.annotations": {"grafana_folder": "pagefleet"},
     "profiles": {"h100": {"gpuType": "h100"}},
 }
 """For every value another one."""
@@ -82,7 +91,7 @@ def test_the_table_of_changes_holds_every_value() -> None:
 
 @pytest.mark.parametrize("path", CHANGED)
 def test_every_value_changes_the_manifest(path: str) -> None:
-    under = MONITOR_ON if path.startswith("metrics.serviceMonitor.") and not path.endswith("enabled") else {}
+    under = MONITORED if path.startswith("metrics.") and not path.endswith("enabled") else {}
     changed = helm_merge(under, nested(path, CHANGED[path]))
     before, after = (manifests(values, is_upgrade=True) for values in (under, changed))
     without_notes = [{name: text for name, text in texts.items() if name != "NOTES.txt"} for texts in (before, after)]
@@ -137,6 +146,8 @@ def test_every_object_of_the_schema_is_closed() -> None:
         ({"policy": {"hfEndpoint": "mirror"}}, "/policy/hfEndpoint", "'mirror' does not match pattern"),
         ({"networkPolicy": {"apiServerPorts": [70000]}}, "/networkPolicy/apiServerPorts/0", "maximum: got 70,000"),
         ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "/metrics/serviceMonitor/interval", "pattern"),
+        ({"metrics": {"alerts": {"objective": 99.9}}}, "/metrics/alerts/objective", "maximum: got 99.9"),
+        ({"metrics": {"alerts": {"runbooks": "a b"}}}, "/metrics/alerts/runbooks", "pattern"),
         ({"profiles": {"H100": {}}}, "/profiles", "additional properties 'H100' not allowed"),
         ({"profiles": {"h100": {"gpuMem": "80Gi"}}}, "/profiles/h100", "additional properties 'gpuMem' not allowed"),
     ],

@@ -220,9 +220,15 @@ def test_the_operator_can_make_the_role_of_a_router_and_no_stronger_one(
 ) -> None:
     roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles"
     discovery = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    own = {
+        "apiGroups": ["pagefleet.dev"],
+        "resources": ["inferenceservices"],
+        "resourceNames": ["tiny"],
+        "verbs": ["get"],
+    }
     stronger = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
     with cluster.client(cluster.token_of(NAMESPACE, "pagefleet-operator")) as operator:
-        made = operator.post(roles, json={"metadata": {"name": "tiny-router"}, "rules": [discovery]})
+        made = operator.post(roles, json={"metadata": {"name": "tiny-router"}, "rules": [discovery, own]})
         refused = operator.post(roles, json={"metadata": {"name": "strong"}, "rules": [stronger]})
         operator.delete(f"{roles}/tiny-router").raise_for_status()
     assert made.status_code == 201, made.text

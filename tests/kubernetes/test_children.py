@@ -14,7 +14,7 @@ from pagefleet_operator.render.drift import differences
 from tests.fakes.kube_control_plane import apply
 from tests.operator.render.service_table import TABLE, by_key
 
-ABSENT_KINDS = frozenset({"HTTPRoute", "ServiceMonitor"})
+ABSENT_KINDS = frozenset({"HTTPRoute", "InferencePool", "ServiceMonitor"})
 """They belong to others; no test here installs them."""
 PATHS: Mapping[str, str] = {
     "ServiceAccount": "/api/v1/{}/serviceaccounts",

@@ -63,6 +63,7 @@ def test_five_lines_get_the_defaults_that_we_have(admin: httpx.Client, namespace
     ours = parse_inference_service(service_document()).spec.model_dump(mode="json", exclude_none=True)
     assert _without_empty(created["spec"]) == _without_empty(ours)
     assert created["spec"]["router"] == {
+        "console": True,
         "explain": False,
         "kvEvents": True,
         "policy": "auto",

@@ -26,9 +26,11 @@ from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_protocol.inference_status import InferenceServiceStatus, RoleScalingStatus, ScalingStatus
 from pagefleet_protocol.kube_names import PLURAL
 
+from tests.fakes import inference_pool_definition
 from tests.fakes.free_ports import free_ports
 from tests.fakes.helm_chart import render
 from tests.fakes.kube_control_plane import ControlPlane, apply, wait_until
+from tests.kubernetes.conftest import CRD_PATH, is_established
 from tests.operator.apply.test_kube_cluster import Fence, Requests
 
 SERVICES = "/apis/pagefleet.dev/v1alpha1/namespaces/{}/inferenceservices"
@@ -358,3 +360,54 @@ def test_a_standby_takes_over_from_one_that_was_killed(
     wait_until(lambda: third.role() == "leader")
     assert time.monotonic() - stopped_at < 9.0, "it waited until the lease had run out"
     assert os.path.getsize(third.log) > 0
+
+
+@pytest.fixture
+def define_pools(admin: httpx.Client) -> Iterator[Callable[[], None]]:
+    """Return what makes the API server know InferencePools, until the test's end."""
+    path = f"{CRD_PATH}/{inference_pool_definition.NAME}"
+
+    def define() -> None:
+        apply(admin, path, inference_pool_definition.definition()).raise_for_status()
+        wait_until(lambda: is_established(admin, inference_pool_definition.NAME))
+
+    yield define
+    admin.delete(path)
+    wait_until(lambda: admin.get(path).status_code == 404)
+
+
+def test_an_inference_pool_is_made_where_the_cluster_knows_the_kind(
+    admin: httpx.Client,
+    namespace: str,
+    start: Callable[..., Operator],
+    deploy: Callable[..., Any],
+    define_pools: Callable[[], None],
+) -> None:
+    operator = start()
+    deploy(router={"inferencePool": {"failureMode": "FailOpen"}})
+    wait_until(lambda: reason(admin, namespace, "Degraded") == "KindMissing")
+    wait_until(lambda: children(admin, namespace) == CHILDREN)
+    assert operator.end() == 0
+
+    define_pools()
+    operator = start()
+    path = f"/apis/{inference_pool_definition.GROUP}/v1/namespaces/{namespace}/inferencepools/qwen"
+    wait_until(lambda: admin.get(path).status_code == 200)
+    wait_until(lambda: reason(admin, namespace, "Degraded") == "AsWanted")
+    pool = admin.get(path).json()["spec"]
+    service = read(admin, namespace, "services/qwen")["spec"]
+    pods = read(admin, namespace, "deployments/qwen-engine")["spec"]["template"]["metadata"]["labels"]
+    assert pool["selector"]["matchLabels"].items() <= pods.items()
+    assert (pool["targetPorts"], pool["appProtocol"]) == ([{"number": 8000}], "http")
+    picker = pool["endpointPickerRef"]
+    assert (picker["name"], picker["failureMode"]) == ("qwen", "FailOpen")
+    assert picker["port"]["number"] in [one["port"] for one in service["ports"]]
+    wait_until(lambda: operator.metric("queue_depth") == 0)
+    written = operator.metric("applies_total")
+    time.sleep(1.5)
+    assert operator.metric("applies_total") == written  # what came back is what was wanted
+    assert "Forbidden" not in operator.log.read_text()
+
+    deploy(router={"replicas": 1})
+    wait_until(lambda: admin.get(path).status_code == 404)
+    assert operator.end() == 0

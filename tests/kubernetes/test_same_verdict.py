@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
             "builtin://tiny",
             "builtin://big",
         ),
+        *("org/name", "Org/Name-0.6B", "name", "org/../x", "./org/name", "/org/name", "org/name/x", "org/na:me"),
         *("hf://org/name\n", "hf://org/" + "n" * 1024, "", 5, None),
     ),
     "model.revision": ("main", "a b", "a" * 129, "", "refs/pr/1", None),
@@ -58,7 +59,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "engine.dtype": ("auto", "bf16", None),
     "engine.quantization": ("fp8", "int4"),
-    "engine.maxModelLen": (1, 0, 4096, 16_777_217, "5", None),
+    "engine.maxModelLen": (1, 0, 4096, 16_777_217, "5", "32k", "9999Ki", "0k", "1.5k", "32M", "32k\n", None),
     "engine.kvOffload": (
         {"memory": "8Gi"},
         {"memory": "8Gi", "disk": {"size": "100Gi", "storageClass": "fast"}, "eviction": "arc"},
@@ -82,7 +83,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
         None,
     ),
     "replicas": (0, 256, 257, -1, "1", None, True),
-    "resources.gpus": (0, 1, 2, None),
+    "resources.gpus": (0, 1, 2, 16, 17, None),
+    "parallelism": (
+        {"tensor": 1},
+        {"tensor": 2},
+        {"tensor": 16},
+        {"tensor": 17},
+        {"tensor": 0},
+        {"tensor": "2"},
+        {},
+        None,
+    ),
     "resources.gpuType": ("h100", "", "t" * 64),
     "resources.cpu": ("500m", 4, 0),
     "resources.shm": ("1Gi", "1gi"),
@@ -135,6 +146,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
         {"prefill": {"args": ["--seed", "1"]}, "decode": {"args": ["--kv-send-type=get"]}},
         {"prefill": {"args": ["--kv-p", "1"]}},
         {"prefill": {"podTemplate": {"spec": {"priorityClassName": "a"}}}, "decode": {"resources": {"gpus": 2}}},
+        {"prefill": {"resources": {"gpus": 2}}},
+        {"decode": {"resources": {"gpus": 1}}},
         {"prefill": {"kvOffload": {"memory": "8Gi"}}, "decode": {"kvOffload": {"memory": "8Mi", "eviction": "arc"}}},
         {"prefill": {"kvOffload": {"memory": "8"}}},
         {"decode": {"kvOffload": {"memory": "8Gi", "disk": {"size": "8"}}}},
@@ -149,6 +162,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "fleetKey": (1, 2, 0, "2", None, 10**12),
     "router.auth": ({"secretRef": {"name": "keys", "key": "api"}}, {}, {"secretRef": {"name": "keys"}}),
+    "router.inferencePool": (
+        {},
+        {"failureMode": "FailOpen", "tls": False, "gatewayCidrs": ["10.0.0.0/8", "fd00::/8", "FD00::A:1/128", "::/0"]},
+        {"gatewayCidrs": ["999.1.1.1/99"]},
+        {"gatewayCidrs": ["1::2::3/64"]},
+        {"failureMode": "failOpen"},
+        {"gatewayCidrs": ["10.0.0.0"]},
+        {"gatewayCidrs": ["fd00/8"]},
+        {"gatewayCidrs": "10.0.0.0/8"},
+        None,
+    ),
     "rollout.maxSurge": (0, 1, 257),
     "rollout.maxUnavailable": (0, 1),
     "rollout.drainSeconds": (0, 3601),
@@ -184,7 +208,7 @@ PROFILE_VALUES: dict[str, tuple[Any, ...]] = {
         *({"dtype": "float16"}, {"args": ["--port", "1"]}, {"env": [{"name": "A"}]}, {"dtype": "int8"}, None),
         *({"kvOffload": {"memory": "8Gi"}}, {"kvOffload": {"memory": 8}}),
     ),
-    "resources": ({"gpus": 1, "memory": "8Gi"}, {"gpus": 2}, {"gpus": "1"}),
+    "resources": ({"gpus": 1, "memory": "8Gi"}, {"gpus": 8}, {"gpus": 17}, {"gpus": "1"}),
 }
 
 
@@ -237,6 +261,9 @@ def test_each_value_of_a_profile_is_judged_alike(admin: httpx.Client, namespace:
 
 
 @example(document=service_document(model=HF, cache={"type": "pvc", "claim": "models"}))
+@example(document=service_document(model={"uri": "org/name", "revision": "v1", "endpoint": "https://m.example"}))
+@example(document=service_document(model={"uri": "org/name", "secretRef": {"name": "hf"}}, cache={"type": "pvc"}))
+@example(document=service_document(model={"uri": "org/name"}, cache={"type": "image"}))
 @given(document=documents())
 @settings(
     max_examples=examples(250),

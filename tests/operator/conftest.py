@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import pytest
 import yaml
-from pagefleet_operator.download.progress import ProgressMeter
-from pagefleet_operator.download.settings import DownloadSettings
+from pagefleet_download.progress import ProgressMeter
+from pagefleet_download.settings import DownloadSettings
 from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.model_fetch import Download
-from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.local.table import ServiceView
 from pagefleet_operator.plan.verdict import find_condition
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import Condition, ConditionType
@@ -92,6 +92,7 @@ class Recorder:
     said: list[str] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
     views: Sequence[ServiceView] = ()
+    wants_figures: bool = False
 
     def say(self, text: str) -> None:
         self.said.append(text)

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config import (
+    ConfigException,
+    list_kube_config_contexts,
+    load_incluster_config,
+    load_kube_config,
+)
 
 from pagefleet_operator.errors import SettingsError
 
@@ -52,6 +57,23 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
             ) from error
         raise SettingsError(f"--kubeconfig {kubeconfig}: {error}") from error
     return configuration
+
+
+async def load_own_configuration(kubeconfig: Path | None, context: str | None) -> tuple[Configuration, str]:
+    """Read a person's kubeconfig, as kubectl finds it; returns it with the namespace that its context works in.
+
+    Raises:
+        SettingsError: there is none, or no such context.
+    """
+    configuration = Configuration(connection_pool_maxsize=MAX_CONNECTIONS)
+    file = None if kubeconfig is None else str(kubeconfig)
+    try:
+        await load_kube_config(file, context=context, client_configuration=configuration, persist_config=False)
+        contexts, active = list_kube_config_contexts(file)
+    except (ConfigException, OSError) as error:
+        raise SettingsError(f"no cluster is known here ({error}): give --kubeconfig FILE, or set KUBECONFIG") from error
+    chosen = active if context is None else next(one for one in contexts if one["name"] == context)
+    return configuration, chosen["context"].get("namespace") or "default"
 
 
 def credentials_of(configuration: Configuration) -> Credentials:

@@ -51,6 +51,7 @@ CHILDREN = (
     Kind("PodDisruptionBudget", "poddisruptionbudgets", "v1", "policy"),
     Kind("Ingress", "ingresses", "v1", "networking.k8s.io", optional=True),
     Kind("HTTPRoute", "httproutes", "v1", "gateway.networking.k8s.io", optional=True),
+    Kind("InferencePool", "inferencepools", "v1", "inference.networking.k8s.io", optional=True),
     Kind("ServiceMonitor", "servicemonitors", "v1", "monitoring.coreos.com", optional=True),
 )
 """In the order in which they are applied: what pods need comes before the pods."""

@@ -26,8 +26,10 @@ from pagefleet_operator.autoscale.router_page import read_router_page
 from pagefleet_operator.autoscale.scaler import Scaler, scalers_of
 from pagefleet_operator.autoscale.signals import STALE_S, FleetSignals, FleetWindow, pair_load
 from pagefleet_operator.autoscale.state import Decision, ScalingReason
+from pagefleet_operator.autoscale.trial_window import TrialWindow
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.pod_http import PodHttp
+from pagefleet_operator.plan.canary import TrialFigures
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
@@ -45,7 +47,7 @@ FAILED_STARTS = 3
 START_DEADLINE_S = 1800.0
 """An engine that is not ready by then is not on its way, where its Deployment has no progressDeadlineSeconds."""
 _ENDED = ("Failed", "Succeeded")
-_ASKED_FOR = (b'"autoscaling"', b'"disaggregation"')
+_ASKED_FOR = (b'"autoscaling"', b'"disaggregation"', b'"canary"')
 """What routers are asked for, as it stands in a document."""
 
 
@@ -72,6 +74,7 @@ class _Followed:
     scalers: dict[EngineRole, Scaler]
     gauges: dict[EngineRole, ScalingGauge] = field(default_factory=dict)
     window: FleetWindow = field(default_factory=FleetWindow)
+    trial: TrialWindow = field(default_factory=TrialWindow)
     load: PairLoad | None = None
     """Of a disaggregated service, whether it scales by itself or not."""
     told_at: float = float("-inf")
@@ -121,6 +124,11 @@ class Autoscaler:
         """Return what routers measured of a disaggregated service; None: they say nothing, or it is none."""
         followed = self._followed.get(key)
         return followed.load if followed is not None else None
+
+    def trial(self, key: Key) -> TrialFigures | None:
+        """Return what routers counted of a revision that is tried out; None: they say nothing, or none is."""
+        followed = self._followed.get(key)
+        return followed.trial.figures() if followed is not None else None
 
     def gauges(self) -> Iterator[ScalingGauge]:
         """Yield what metrics say."""
@@ -180,6 +188,13 @@ class Autoscaler:
         stored = self._view.service(key)
         if stored is None:
             return False
+        if followed.service.spec.rollout.canary:
+            status = _status(stored)
+            followed.trial.follow(status.canary if status else None)
+            followed.trial.keep_only(frozenset(pod.name for pod in routers))
+            for pod, page in zip(routers, pages, strict=True):
+                if page is not None:
+                    followed.trial.hear(pod.name, page)
         if is_disaggregated(followed.service):
             followed.load = pair_load(signals)
         news = [self._decide_about(key, stored, followed, role, (signals, now)) for role in followed.scalers]
@@ -271,11 +286,12 @@ def _renewed(stored: StoredService, before: _Followed | None) -> _Followed | Non
     except InvalidDocument:
         return before  # what ran before the edit goes on, by the rules before
     scalers = scalers_of(service)
-    if not scalers and not is_disaggregated(service):
+    if not scalers and not is_disaggregated(service) and service.spec.rollout.canary is None:
         return None
     followed = _Followed(stored.document, stored.uid, service, scalers)
     if before is None or before.uid != stored.uid:
         return followed
+    followed.trial = before.trial
     for role, scaler in scalers.items():
         was = before.scalers.get(role)
         if was is not None and was.mode == scaler.mode:

@@ -12,11 +12,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pagefleet_operator.handlers.autoscaler import ScalingGauge
+from pagefleet_operator.handlers.cluster_view import Key
 
 _RECONCILE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
 
 ANSWER_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialGauge:
+    """What metrics say of a new revision that is tried out."""
+
+    key: Key
+    phase: str
+    percent: int
+    """Share of the requests that it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,8 @@ class Gauges:
     """Status and reason of the Ready condition of each InferenceService."""
     scaling: Callable[[], Iterable[ScalingGauge]] = tuple
     """Of each service that scales by itself."""
+    trials: Callable[[], Iterable[TrialGauge]] = tuple
+    """Of each service whose new revision is tried out, or went back."""
 
 
 class OperatorMetrics:
@@ -132,6 +145,14 @@ class _Live(Collector):
             services.add_metric([ready, reason], number)
         yield services
         yield from _scaling(gauges.scaling())
+        trials = GaugeMetricFamily(
+            "pagefleet_operator_canary_percent",
+            "Share of the requests that a revision on trial gets.",
+            labels=["namespace", "service", "phase"],
+        )
+        for one in gauges.trials():
+            trials.add_metric([*one.key, one.phase], one.percent)
+        yield trials
 
 
 def _scaling(services: Iterable[ScalingGauge]) -> Iterable[Metric]:

@@ -56,6 +56,7 @@ class Observer:
             optional_kinds=optional_kinds,
             live=sources.live.sample(key),
             scaling=sources.scaling.seen(key),
+            trial=sources.scaling.trial(key),
             role_scaling={role: seen for role in PAIR_ROLES if (seen := sources.scaling.seen(key, role)) is not None},
         )
 

@@ -25,12 +25,12 @@ from pagefleet_operator.errors import ClusterError, Refused
 from pagefleet_operator.handlers.announcer import Announcer
 from pagefleet_operator.handlers.audit import Auditor, Scope
 from pagefleet_operator.handlers.autoscaler import Autoscaler
-from pagefleet_operator.handlers.cluster_view import ClusterView
+from pagefleet_operator.handlers.cluster_view import ClusterView, Key
 from pagefleet_operator.handlers.event_reader import EventReader
 from pagefleet_operator.handlers.health import HealthServer, Vitals
 from pagefleet_operator.handlers.lease import AlwaysLeads, Election, Leadership
 from pagefleet_operator.handlers.live_numbers import LiveNumbers
-from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
+from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics, TrialGauge
 from pagefleet_operator.handlers.observer import Observer, Sources
 from pagefleet_operator.handlers.pod_http import HttpPods, KvAnswers, PodHttp
 from pagefleet_operator.handlers.reconciler import Reconciler, Tools
@@ -215,13 +215,25 @@ class Operator:
             watch_restarts=lambda: self._watches.restarts,
             readiness=self._readiness,
             scaling=self._autoscaler.gauges,
+            trials=self._trials,
         )
 
     def _readiness(self) -> Iterator[tuple[str, str]]:
+        for _, status in self._statuses():
+            yield _ready_condition(status)
+
+    def _trials(self) -> Iterator[TrialGauge]:
+        for key, status in self._statuses():
+            trial = status.get("canary") or {}
+            phase = str(trial.get("phase", ""))
+            if phase in ("Starting", "Analysing", "RolledBack"):
+                yield TrialGauge(key, phase, int(trial.get("percent", 0)))
+
+    def _statuses(self) -> Iterator[tuple[Key, dict[str, Any]]]:
         for key in self._view.services():
             stored = self._view.service(key)
             if stored is not None:
-                yield _ready_condition(msgspec.json.decode(stored.status))
+                yield key, msgspec.json.decode(stored.status)
 
 
 def _reconciler(

@@ -62,7 +62,7 @@ class Reconciler:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self.optional_kinds: frozenset[str] = frozenset()
-        """Of ServiceMonitor, HTTPRoute, Ingress: those that the cluster knows."""
+        """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress: those that the cluster knows."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one InferenceService so; returns the seconds to the next look, None: it is no more.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.pasted_command import pasted
 
 from pagefleet_operator.errors import ManifestError, PortError
 from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.machine import Gpus, find_gpus, num_cores
 from pagefleet_operator.local.manifest import Manifest, Source, parse_manifest, read_sources
+from pagefleet_operator.local.model_fetch import model_order, refusals
+from pagefleet_operator.local.preflight import find_mistakes
 from pagefleet_operator.local.reporter import Reporter
 from pagefleet_operator.local.service import ServiceRunner
 from pagefleet_operator.local.settings import LocalSettings
@@ -102,6 +105,11 @@ class Fleet:
         manifest = self._watch.first()
         wanted = self._read(manifest)
         self._claim_ports(wanted)
+        mistakes = await self._refused_models(wanted) | await self._mistakes(wanted)
+        if len(mistakes) == len(wanted):
+            raise ManifestError(mistakes.values())
+        for mistake in mistakes.values():  # its engines say so again, once; the rest of the fleet runs
+            self._reporter.say(mistake)
         async with asyncio.TaskGroup() as tasks:
             self._accept(manifest, wanted, tasks)
             watching = tasks.create_task(self._follow_edits(tasks))
@@ -122,6 +130,8 @@ class Fleet:
                 manifest = await asyncio.to_thread(self._watch.look)
                 if manifest is not None:
                     wanted = self._read(manifest)
+                    if mistakes := await self._mistakes(one for one in wanted if one != self._wanted.get(one.name)):
+                        raise ManifestError(mistakes.values())
                     self._claim_ports(wanted)
                     self._accept(manifest, wanted, tasks)
             except (ManifestError, PortError) as error:
@@ -135,6 +145,26 @@ class Fleet:
         except ManifestError as error:
             raise ManifestError(f"{self._settings.manifest}: {problem}" for problem in error.problems) from error
         return wanted
+
+    async def _mistakes(self, wanted: Iterable[Wanted]) -> dict[str, str]:
+        """Return what engines of these services would refuse, by service."""
+        found = await find_mistakes(wanted, self._settings.commands.serve)
+        return {name: "\n".join(f"{self._where}{name}: {one}" for one in lines) for name, lines in found.items()}
+
+    async def _refused_models(self, wanted: tuple[Wanted, ...]) -> dict[str, str]:
+        """Return why models of services cannot be downloaded, where somebody has to change something first."""
+        settings = self._settings
+        if settings.look is None:
+            return {}
+        found = {one.name: model_order(one.service, one.resolved.uri, settings.models_dir) for one in wanted}
+        orders = {name: order for name, order in found.items() if order is not None}
+        refused = await refusals(orders, settings.look, os.environ, patient=settings.document is None)
+        return {name: f"{self._where}{name}: spec.model.uri: {message}" for name, message in refused.items()}
+
+    @property
+    def _where(self) -> str:
+        """What a mistake begins with: the file that somebody wrote."""
+        return f"{self._settings.manifest}: " if self._settings.document is None else ""
 
     def _claim_ports(self, wanted: tuple[Wanted, ...]) -> None:
         """Reserve addresses, but none for new services while a removed one may still hold the port they should get."""
@@ -217,7 +247,8 @@ def announcement(service: InferenceService, url: str) -> str:
             f"{service.name} is ready at {url}",
             "",
             f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-            f"  pagefleet chat {url}",
+            f"  {pasted('chat', url)}",
+            *([f"  {url}/ in a browser"] if service.spec.router.console else []),
             "",
         ]
     )

@@ -10,6 +10,7 @@ from pagefleet_protocol.engine_facts import FACTS_PATH
 
 from pagefleet_operator.autoscale.fleet_numbers import FleetNumbers, parse_fleet_metrics
 from pagefleet_operator.autoscale.signals import FleetWindow, pair_load
+from pagefleet_operator.autoscale.trial_window import TrialWindow
 from pagefleet_operator.local.probe import METRICS_PATH, fetch, listen
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.plan.kv_link import KvEngineSeen, read_kv_engine
@@ -42,6 +43,8 @@ class FleetWatch:
         """What routers measured; None: one of them is silent."""
         self.live: LiveSample | None = None
         """What engines do now; None: no router says."""
+        self.trial = TrialWindow()
+        """What routers count while a revision is tried out."""
         self._numbers = FleetNumbers()
 
     async def run(self) -> None:
@@ -55,7 +58,7 @@ class FleetWatch:
         await self._read_routers()
         found = await asyncio.gather(*(self._ask(name, url) for name, url in self._engines().items()))
         seen = tuple(one for one in found if one is not None)
-        if seen != self.seen:
+        if seen != self.seen or self.trial.is_followed:
             self.seen = seen
             self._changed()
 
@@ -63,6 +66,9 @@ class FleetWatch:
         routers = self._routers()
         now, pages = await listen(self._window, routers, self._timing.probe_timeout)
         self.load = pair_load(self._window.signals(routers.keys(), now))
+        self.trial.keep_only(frozenset(routers))
+        for name, page in pages.items():
+            self.trial.hear(name, page)
         at = datetime.now(UTC)
         heard = ((name, parse_fleet_metrics(page)) for name, page in pages.items())
         samples = (self._numbers.sample(name, metrics, now, at) for name, metrics in heard)

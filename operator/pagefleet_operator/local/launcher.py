@@ -42,12 +42,13 @@ class Launcher:
         if workload.role == "router":
             host, port = self._settings.host, self.ports.claim(f"{workload.name}-{number}")
             file = str(self._state.endpoints_path(service))
-            address = ("--endpoints-file", file, "--host", host, "--port", str(port))
+            news = str(self._state.service_path(service))
+            address = ("--endpoints-file", file, "--inference-service-file", news, "--host", host, "--port", str(port))
             return Launch((*command, *address, *self._key(service, workload), *workload.args), {}, base_url(host, port))
         name = f"{workload.name}-{number}"
         devices = self.gpus.claim(name, workload.gpus)
         if devices is None:
-            raise OperatorError("waits for a free GPU")
+            raise OperatorError(f"waits for {'a free GPU' if workload.gpus == 1 else f'{workload.gpus} free GPUs'}")
         port = free_port(_LOOPBACK)
         events = free_pair(_LOOPBACK, port)
         transfer = free_pair(_LOOPBACK, port, events, events + 1)
@@ -56,7 +57,7 @@ class Launcher:
         written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
         # An engine that was promised no GPU must not find one.
         promised = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        environment = {**written, **promised, **_wait_policy({**os.environ, **written})}
+        environment = {**written, **promised, **wait_policy({**os.environ, **written})}
         return Launch(
             (
                 *(*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
@@ -97,7 +98,7 @@ class Launcher:
             self.ports.release(f"{router_name(service)}-{number}")
 
 
-def _wait_policy(environment: Mapping[str, str]) -> dict[str, str]:
+def wait_policy(environment: Mapping[str, str]) -> dict[str, str]:
     """Let an engine's threads sleep, not spin, while they wait for each other, unless the user has said how.
 
     This machine is shared: with spinning threads one other busy process makes a small model tens of times slower.

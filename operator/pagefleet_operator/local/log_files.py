@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 _MAX_LINE = 16_384
+_NUM_LAST_LINES = 40
+"""An engine may say why it ends some lines before the last."""
 MAX_FILE_BYTES = 16 << 20
 MAX_FOLDER_BYTES = 256 << 20
 _LOG = re.compile(r".+\.log(\.1)?")
@@ -62,8 +65,8 @@ class ProcessLog:
     """One process's output. A full disk costs log lines, never the process."""
 
     def __init__(self, folder: LogFolder, name: str, on_line: Callable[[str], None]) -> None:
-        self.last_line = ""
-        """The last line that is not empty, without control characters."""
+        self.last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        """Those that are not empty, without control characters."""
         self.num_lost_bytes = 0
         """Not written because the disk refused."""
         self.path = folder.path_of(name)
@@ -71,6 +74,11 @@ class ProcessLog:
         self._name = name
         self._on_line = on_line
         self._rest = b""
+
+    @property
+    def last_line(self) -> str:
+        """The newest one; empty before there is any."""
+        return self.last_lines[-1] if self.last_lines else ""
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of output."""
@@ -93,7 +101,7 @@ class ProcessLog:
     def _tell(self, line: bytes) -> None:
         text = printable(line[:_MAX_LINE].decode("utf-8", "replace")).rstrip()
         if text:
-            self.last_line = text
+            self.last_lines.append(text)
             self._on_line(text)
 
 

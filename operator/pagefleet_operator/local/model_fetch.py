@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagefleet_download.bring import folder_name
+from pagefleet_download.progress import ProgressMeter
+from pagefleet_download.settings import DownloadSettings, settings_for
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.model_facts import FINAL_REASONS, DownloadResult, ModelFacts
 from pagefleet_protocol.model_uri import ModelUri
 
-from pagefleet_operator.download.progress import ProgressMeter
-from pagefleet_operator.download.settings import DownloadSettings, settings_for
 from pagefleet_operator.local.backoff import Backoff
+from pagefleet_operator.local.table import DownloadView
 from pagefleet_operator.plan.model_health import progress_text
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.verdict import Verdict
 
 Download = Callable[[str, Path, DownloadSettings, ProgressMeter], Awaitable[DownloadResult]]
+Look = Callable[[str, Path, DownloadSettings], Awaitable[DownloadResult]]
 
 _LOOK_S = 1.0
 _REPORT_LOOKS = 15
@@ -43,10 +46,26 @@ def model_order(service: InferenceService, uri: ModelUri, models: Path) -> Model
     if not uri.remote:
         return None
     model = service.spec.model
-    wish = "\n".join((model.uri, model.revision or "", model.endpoint or ""))
-    name = uri.path.rstrip("/").rpartition("/")[2]
-    digest = hashlib.sha256(wish.encode()).hexdigest()[:12]
-    return ModelOrder(model.uri, model.revision, model.endpoint, models / f"{name[:64]}-{digest}")
+    folder = models / folder_name(uri, model.revision, model.endpoint)
+    return ModelOrder(model.uri, model.revision, model.endpoint, folder)
+
+
+async def refusals(
+    orders: Mapping[str, ModelOrder], look: Look, environment: Mapping[str, str], patient: bool
+) -> dict[str, str]:
+    """Return what somebody has to change before models of services can be downloaded, by service.
+
+    A store that does not answer may do so later: it is told where `patient` is not set.
+    """
+
+    async def one(order: ModelOrder) -> str:
+        settings = settings_for(order.uri, order.revision, order.endpoint, environment)
+        result = await look(order.uri, order.folder, settings)
+        told = result.reason in FINAL_REASONS or (result.reason and not patient)
+        return result.message if told else ""
+
+    found = await asyncio.gather(*map(one, orders.values()))
+    return {name: message for name, message in zip(orders, found, strict=True) if message}
 
 
 class ModelFetch:
@@ -67,6 +86,7 @@ class ModelFetch:
         self._backoff = backoff
         self._tell = tell
         self._meter = ProgressMeter()
+        self._began_at = time.monotonic()
         self._failure: Verdict | None = None
         self.facts: ModelFacts | None = None
         """Of the model, once it is here and says so."""
@@ -78,6 +98,12 @@ class ModelFetch:
             return Verdict(True, Reason.CACHED, f"the model is in {self.order.folder}")
         return self._failure or Verdict(False, Reason.DOWNLOADING, self._progress())
 
+    def view(self) -> DownloadView | None:
+        """Return how far it is; None while nothing comes."""
+        if self.complete or self._failure is not None:
+            return None
+        return DownloadView(self._meter.snapshot(), self._meter.bytes_per_second(), self._began_at)
+
     def _progress(self) -> str:
         return f"this machine {progress_text(self._meter.snapshot())}"
 
@@ -85,6 +111,7 @@ class ModelFetch:
         """Download; returns when the model is here, or when somebody has to change something first."""
         while True:
             self._meter, self._failure = ProgressMeter(), None
+            self._began_at = time.monotonic()
             result = await self._attempt()
             if not result.reason:
                 self.complete, self.facts = True, result.facts

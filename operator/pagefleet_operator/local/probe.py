@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pagefleet_protocol.load_progress import LoadProgress, decode_loading
+
 from pagefleet_operator.autoscale.router_page import read_router_page
 from pagefleet_operator.autoscale.signals import FleetWindow
 
 _MAX_PAGE_BYTES = 1 << 20
+_MAX_LOADING_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +28,37 @@ class _Answer:
 
 async def probe(url: str, timeout_s: float) -> str | None:
     """Return None when `url` answers 200, otherwise what is wrong, in a few words."""
-    path = urlsplit(url).path
+    problem, _ = await probe_loading(url, timeout_s, 0)
+    return problem
+
+
+async def probe_loading(
+    url: str, timeout_s: float, most_bytes: int = _MAX_LOADING_BYTES
+) -> tuple[str | None, LoadProgress | None]:
+    """Do as `probe`, and return too how far a process is that loads; None where it does not say."""
     try:
-        answer = await _get(url, timeout_s, 0)
-    except TimeoutError:
-        return f"{path} did not answer within {timeout_s:g} s"
-    except ConnectionRefusedError:
-        return "does not listen yet"
-    except ValueError:  # a first line without end
-        return f"{path} did not answer in HTTP"
-    except OSError as error:
-        return f"{path}: {error}"
+        answer = await _get(url, timeout_s, most_bytes)
+    except (OSError, ValueError) as error:
+        return _failure(error, urlsplit(url).path, timeout_s), None
+    if answer.status == b"200":
+        return None, None
+    path = urlsplit(url).path
     if not answer.status:
-        return f"{path} did not answer in HTTP"
-    return None if answer.status == b"200" else f"{path} answers {answer.status.decode('ascii', 'replace')}"
+        return f"{path} did not answer in HTTP", None
+    loading = decode_loading(answer.rest.partition(b"\r\n\r\n")[2])
+    told = f"{path} answers {answer.status.decode('ascii', 'replace')}"
+    return (told if loading is None else loading.describe()), loading
+
+
+def _failure(error: OSError | ValueError, path: str, timeout_s: float) -> str:
+    match error:
+        case TimeoutError():
+            return f"{path} did not answer within {timeout_s:g} s"
+        case ConnectionRefusedError():
+            return "does not listen yet"
+        case ValueError():  # a first line without end
+            return f"{path} did not answer in HTTP"
+    return f"{path}: {error}"
 
 
 async def fetch(url: str, timeout_s: float) -> bytes | None:

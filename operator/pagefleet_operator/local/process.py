@@ -53,7 +53,7 @@ class Child:
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **launch.environment},
             start_new_session=True,  # a Ctrl-C in the terminal reaches only us; we end children in the right order
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
         )
         return cls(process, log)
 
@@ -101,7 +101,7 @@ def exit_text(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """Return what makes a child get SIGTERM when we end in whatever way; only Linux can do that."""
     if sys.platform != "linux":
         return None

@@ -8,43 +8,29 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from pagefleet_protocol.inference_status import InferenceServiceStatus
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.segment import Segment
 from rich.text import Text
 
-from pagefleet_operator.plan.rollout import Instance, State
-from pagefleet_operator.plan.verdict import find_condition
+from pagefleet_operator.local.table import ServiceView, status_table
 
 _QUEUE_LENGTH = 10_000
 _FLUSH_S = 2.0
-_COLOURS = {
-    State.READY: "green",
-    State.STARTING: "cyan",
-    State.NOT_READY: "yellow",
-    State.FAILED: "red",
-    State.DRAINING: "magenta",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceView:
-    """One service as it is now."""
-
-    name: str
-    status: InferenceServiceStatus | None
-    """None once it was asked to leave."""
-    instances: tuple[tuple[str, Instance], ...]
-    """Names of instances and what is known of them."""
+_REDRAW_S = 0.5
+"""Between two looks at whether the table has changed: a calm table is one that can be read."""
 
 
 class Reporter(Protocol):
     """Whom the fleet tells what happens."""
+
+    @property
+    def wants_figures(self) -> bool:
+        """Whether it shows what engines do from second to second."""
 
     def say(self, text: str) -> None:
         """Tell something of the fleet itself."""
@@ -60,11 +46,12 @@ class Reporter(Protocol):
 
 
 class OutputThread:
-    """Runs writes in order on a thread of its own."""
+    """Runs writes in order on a thread of its own, and `now_and_then` twice a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_and_then: Callable[[], None] | None = None) -> None:
         self.num_dropped = 0
         """Writes that found the queue full."""
+        self._now_and_then = now_and_then
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_QUEUE_LENGTH)
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
@@ -85,8 +72,10 @@ class OutputThread:
         self._thread.join(_FLUSH_S)
 
     def _run(self) -> None:
-        deaf = False
-        while (write := self._queue.get()) is not None:
+        deaf, due = False, time.monotonic()
+        while (write := self._next(due)) is not None:
+            if time.monotonic() >= due:
+                due = time.monotonic() + _REDRAW_S
             if deaf:
                 continue
             try:
@@ -94,9 +83,23 @@ class OutputThread:
             except (OSError, ValueError):
                 deaf = True  # the reader has gone; there is nobody to tell
 
+    def _next(self, due: float) -> Callable[[], None] | None:
+        """Return what is to be written next; None: the end."""
+        if self._now_and_then is None:
+            return self._queue.get()
+        left = due - time.monotonic()
+        if left <= 0:
+            return self._now_and_then
+        try:
+            return self._queue.get(timeout=left)
+        except queue.Empty:
+            return self._now_and_then
+
 
 class PlainReporter:
     """Lines without any control sequence, for pipes and files."""
+
+    wants_figures = False
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -124,13 +127,22 @@ class PlainReporter:
 
 
 class LiveReporter:
-    """Lines that scroll above a table of all instances."""
+    """Lines that scroll above a table of all instances, which is drawn anew twice a second where it has changed.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: a terminal.
+        clock: monotonic seconds.
+    """
+
+    wants_figures = True
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._output = OutputThread()
+        self._clock = clock
         self._shown: Sequence[ServiceView] = ()
+        self._drawn: list[list[Segment]] = []
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._output = OutputThread(self._redraw)
         self._output.put(self._live.start)
 
     def say(self, text: str) -> None:
@@ -142,57 +154,18 @@ class LiveReporter:
         self._output.put(lambda: self._console.print(text, soft_wrap=True))
 
     def show(self, services: Sequence[ServiceView]) -> None:
-        """Redraw the table when something in it changed."""
-        if services != self._shown:
-            self._shown = services
-            table = status_table(services)
-            self._output.put(lambda: self._live.update(table, refresh=True))
+        """Show this from the next time on that the table is drawn."""
+        self._shown = tuple(services)
 
     def close(self) -> None:
         """Leave the last table on the screen."""
+        self._output.put(self._redraw)
         self._output.put(self._live.stop)
         self._output.close()
 
-
-def status_table(services: Sequence[ServiceView]) -> Group:
-    """Return the table of all instances, and a line for each service that is not ready."""
-    table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
-    for heading in ("INSTANCE", "STATE", "RESTARTS"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    notes: list[Text] = []
-    for service in services:
-        for name, instance in service.instances:
-            state = Text(instance.state.value, style=_COLOURS[instance.state])
-            table.add_row(name, state, str(instance.restarts), Text(instance.detail, style="dim"))
-        if service.status is not None:
-            notes += _notes(service.name, service.status)
-    return Group(Text(""), table, *notes) if table.row_count else Group()
-
-
-def _notes(name: str, status: InferenceServiceStatus) -> list[Text]:
-    """Return what to say of a service below the table."""
-    notes = []
-    ready, progressing, degraded = (find_condition(status, kind) for kind in ("Ready", "Progressing", "Degraded"))
-    if ready is not None:
-        style = "green" if ready.status == "True" else "yellow"
-        notes.append(Text(f"{name} {status.ready}: {ready.message}", style=style))
-    if degraded is not None and degraded.status == "True" and (ready is None or ready.reason != degraded.reason):
-        notes.append(Text(f"{name}: {degraded.message}", style="yellow"))
-    if progressing is not None and progressing.status == "True":
-        notes.append(Text(f"{name}: {progressing.message}", style="dim"))
-    decisions = [("", status.scaling)] if status.scaling else []
-    for part, scaling in (*decisions, *((f"{one.name} ", one.scaling) for one in status.role_scaling)):
-        if scaling.mode != "External":
-            verb = "would want" if scaling.mode == "Advisory" else "wants"
-            engines = f"{scaling.desired} {part}engine{'' if scaling.desired == 1 else 's'}"
-            notes.append(Text(f"{name}: {verb} {engines} ({scaling.reason}): {scaling.signal}", style="dim"))
-    if status.live is not None:
-        live = status.live
-        numbers = (
-            f"{live.requests_running} requests run, {live.requests_waiting} wait, {live.tokens_per_second:.0f} tokens/s"
-        )
-        notes.append(Text(f"{name}: {numbers}, KV cache {live.kv_usage:.0%} full", style="dim"))
-    if status.ratio is not None:
-        notes.append(Text(f"{name}: advice: {status.ratio.message}", style="dim"))
-    return notes
+    def _redraw(self) -> None:
+        table = status_table(self._shown, self._clock())
+        lines = self._console.render_lines(table, pad=False)
+        if lines != self._drawn:
+            self._drawn = lines
+            self._live.update(table, refresh=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,17 +14,20 @@ from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStat
 
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.local.backoff import Backoff
+from pagefleet_operator.local.figures import FigureWatch
 from pagefleet_operator.local.fleet_watch import FleetWatch
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
-from pagefleet_operator.local.reporter import ServiceView
 from pagefleet_operator.local.scalers import Scalers, Surroundings
 from pagefleet_operator.local.supervisor import Supervisor, World
+from pagefleet_operator.local.table import ServiceView
+from pagefleet_operator.local.trial import LocalTrial
 from pagefleet_operator.local.wanted import Wanted
 from pagefleet_operator.plan.autoscaling import least_of_view, most_engines
+from pagefleet_operator.plan.canary import step_of
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.pair_ratio import ENOUGH
-from pagefleet_operator.plan.pair_steps import engine_steps
+from pagefleet_operator.plan.pair_steps import Instances, engine_steps
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.role_health import see_instances
@@ -54,10 +58,13 @@ class ServiceRunner:
         self._fetching: asyncio.Task[None] | None = None
         self._supervisors: dict[Role, dict[int, Supervisor]] = {role: {} for role in _ROLES}
         self._endpoints: tuple[Endpoint, ...] | None = None
+        self._news = b""
         self._kv_peers: tuple[str, ...] | None = None
         self._scalers = Scalers(world.timing, tasks, self._surroundings, self._tell)
         self._watch = FleetWatch(world.timing, self._part_urls, self._router_urls, world.changed)
-        self._watching: asyncio.Task[None] | None = None
+        self._figures = FigureWatch(world.timing.figures_period, world.timing.probe_timeout, self._engine_urls)
+        self._trial = LocalTrial()
+        self._watching: list[asyncio.Task[None]] = []
         self._start_up_s: float | None = None
         self._leaving = False
 
@@ -115,7 +122,15 @@ class ServiceRunner:
 
     def view(self) -> ServiceView:
         status = None if self._leaving else self.service.status
-        return ServiceView(self.service.name, status, tuple((one.name, one.observe()) for one in self._all()))
+        figures = self._figures.figures
+        seen = {one.name: one.process for one in self._all()}
+        return ServiceView(
+            self.service.name,
+            status,
+            tuple((one.name, one.observe()) for one in self._all()),
+            {name: replace(one, figures=figures.get(name)) for name, one in seen.items() if one is not None},
+            self._fetch.view() if self._fetch is not None else None,
+        )
 
     def _plan(self) -> Plan:
         plan = self._unlimited_plan()
@@ -141,11 +156,16 @@ class ServiceRunner:
 
     def _follow_watch(self) -> None:
         """Have routers and engines asked how they are, until this leaves."""
-        if self._watching is None and not self._leaving:
-            self._watching = self._tasks.create_task(self._watch.run())
-        elif self._watching is not None and self._leaving:
-            self._watching.cancel()
-            self._watching = None
+        if self._leaving:
+            for task in self._watching:
+                task.cancel()
+            self._watching = []
+        elif not self._watching:
+            watches = [self._watch.run()] + ([self._figures.run()] if self._world.reporter.wants_figures else [])
+            self._watching = [self._tasks.create_task(watch) for watch in watches]
+
+    def _engine_urls(self) -> dict[str, str]:
+        return {one.name: one.url for one in self._engines() if one.url and one.observe().state is State.READY}
 
     def _part_urls(self) -> dict[str, str]:
         supervisors = [one for role in PAIR_ROLES for one in self._supervisors[role].values()]
@@ -217,7 +237,15 @@ class ServiceRunner:
         self._world.changed()
 
     def _take_engine_steps(self, plan: Plan) -> None:
-        steps = engine_steps(plan, {role: self._observe(role) for role in _ENGINES})
+        trial, heard = self._watch.trial, (self._watch.trial.figures(), datetime.now(UTC))
+        existing: Instances = {role: self._observe(role) for role in _ENGINES}
+        led = self._trial.steps(self.service, plan.parts or (plan.engine,), existing, heard)
+        trial.follow(self._trial.status)
+        if led is not None:
+            for workload, of_one in led:
+                self._take_steps(workload, of_one)
+            return
+        steps = engine_steps(plan, existing)
         workloads: dict[Role, Workload] = {one.role: one for one in (plan.engine, *plan.parts)}
         for role, found in steps.items():
             self._take_steps(workloads.get(role, replace(plan.engine, role=role)), found)
@@ -268,10 +296,12 @@ class ServiceRunner:
     def _write_endpoints(self) -> None:
         endpoints = []
         for supervisor in self._engines():
-            state = supervisor.observe().state
-            if supervisor.url and state in (State.READY, State.DRAINING):
-                draining = state is State.DRAINING
-                endpoints.append(Endpoint(supervisor.name, supervisor.url, self.service.model_name, draining))
+            seen = supervisor.observe()
+            draining, coming = seen.state is State.DRAINING, seen.state is State.STARTING
+            url = supervisor.address if coming else supervisor.url
+            if url and (draining or coming or seen.state is State.READY):
+                model, share = self.service.model_name, self._trial.share(seen.revision)
+                endpoints.append(Endpoint(supervisor.name, url, model, draining, coming, seen.revision, share))
         if tuple(endpoints) == self._endpoints:
             return
         try:
@@ -283,8 +313,19 @@ class ServiceRunner:
     def _update_status(self, plan: Plan) -> None:
         before, status = self.service.status, service_status(self._situation(plan))
         self.service = self.service.model_copy(update={"status": status})
+        self._write_news()
         for line in _news(before, status):
             self._world.reporter.say(f"{self.service.name}: {line}")
+
+    def _write_news(self) -> None:
+        """Tell the routers' console how the service is, and what was decided about it."""
+        own = {"metadata": {"name"}, "status": {"conditions", "scaling", "role_scaling"}}
+        news = self.service.model_dump_json(by_alias=True, include=own).encode()
+        if news == self._news:
+            return
+        self._news = news
+        with contextlib.suppress(OSError):  # a full disk costs the console what is new
+            self._world.state.write_service(self.service.name, news)
 
     def _situation(self, plan: Plan) -> Situation:
         seen = Observed(
@@ -312,6 +353,7 @@ class ServiceRunner:
             parts=parts,
             resolved=self._resolved(),
             fit=Fit(memory=fit.memory, max_model_len=fit.max_model_len),
+            canary=self._trial.status,
             gate=_WAITS if coming else None,
             nothing=_PAUSED if self.service.spec.paused else None,
         )
@@ -345,6 +387,8 @@ def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus)
             lines.append(f"the rollout stopped: {progress.message}")
         elif progress.reason == Reason.SETTLED and was_progress.reason in (Reason.ROLLING_OUT, Reason.SCALING):
             lines.append(f"settled, {progress.message}")
+    if step_of(status.canary) != step_of(before.canary if before else None) and status.canary:
+        lines.append(status.canary.message)
     return lines + _advice(before, status)
 
 

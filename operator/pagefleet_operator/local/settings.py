@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pagefleet_download.download import download
+
 from pagefleet_operator.autoscale.policy import Tempo
-from pagefleet_operator.download.download import download
 from pagefleet_operator.errors import CommandMissing
-from pagefleet_operator.local.model_fetch import Download
+from pagefleet_operator.local.model_fetch import Download, Look
 from pagefleet_operator.plan.workloads import Verb
 
 
@@ -34,7 +34,16 @@ class Commands:
         Raises:
             CommandMissing: one of them is nowhere.
         """
-        return cls(serve=(_find("pagefleet-serve"),), route=(_find("pagefleet-route"),))
+        return cls(serve=cls.serve_installed(), route=(_find("pagefleet-route"),))
+
+    @classmethod
+    def serve_installed(cls) -> tuple[str, ...]:
+        """Find `pagefleet-serve` alone.
+
+        Raises:
+            CommandMissing: it is nowhere.
+        """
+        return (_find("pagefleet-serve"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +58,8 @@ class Timing:
     """A probe without an answer has failed."""
     pair_period: float = 5.0
     """Between two questions whether prefill and decode engines reach each other, and how busy they are."""
+    figures_period: float = 2.0
+    """Between two questions what each engine does, while a table shows it."""
     ready_failures: int = 3
     """Failed readiness probes in a row that take a ready process out of traffic."""
     live_failures: int = 6
@@ -83,21 +94,19 @@ class LocalSettings:
     state_dir: Path
     """Logs, endpoints files and the record of processes."""
     models_dir: Path
-    """Downloaded models, for all fleets of this user."""
+    """Models of buckets, and links to those of the hub, for all fleets of this user."""
     commands: Commands
     download: Download = download
     """Brings a model into a folder."""
+    look: Look | None = None
+    """Says whether a download can work, before anything is started; None: nobody asks."""
+    document: str | None = None
+    """What `manifest` is to hold when the fleet starts; None: what somebody wrote into it."""
     host: str = "127.0.0.1"
     """Address of the routers; engines listen on the loopback only."""
     port: int = 8000
     """Of the first router; 0 takes a free one."""
     timing: Timing = Timing()
-
-
-def default_models_dir(environment: Mapping[str, str]) -> Path:
-    """Return the folder of downloaded models: under $XDG_CACHE_HOME, or ~/.cache."""
-    home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "pagefleet" / "models"
 
 
 def _find(program: str) -> str:

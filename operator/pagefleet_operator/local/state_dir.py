@@ -98,6 +98,18 @@ class StateDir:
         """Return the endpoints file of a service's routers."""
         return self.path / f"{service}.endpoints.json"
 
+    def service_path(self, service: str) -> Path:
+        """Return the file with a service and its status, for its routers' console."""
+        return self.path / f"{service}.service.json"
+
+    def write_service(self, service: str, data: bytes) -> None:
+        """Replace that file.
+
+        Raises:
+            OSError: the disk refuses; the old file is still there.
+        """
+        self._reserve.replace(self.service_path(service), data)
+
     def kv_peers_path(self, service: str) -> Path:
         """Return the file that says which prefill engines a service's decode engines may ask."""
         return self.path / f"{service}.kv-peers"

@@ -7,17 +7,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
+from pagefleet_protocol.load_progress import LoadProgress
+
 from pagefleet_operator.errors import OperatorError
 from pagefleet_operator.local.backoff import Backoff
 from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.log_files import ProcessLog, without_stamp
-from pagefleet_operator.local.probe import probe
+from pagefleet_operator.local.probe import probe, probe_loading
 from pagefleet_operator.local.process import Child, Launch, exit_text
 from pagefleet_operator.local.reporter import Reporter
 from pagefleet_operator.local.settings import LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
+from pagefleet_operator.local.table import ProcessView
+from pagefleet_operator.plan.exit_reasons import telling_line
 from pagefleet_operator.plan.rollout import Instance, State
 from pagefleet_operator.plan.workloads import Workload
+
+_HOPELESS = (MISTAKE, MODEL_NOT_LOADED)
+"""Exit statuses of mistakes, which somebody has to correct first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,14 @@ class Supervisor:
         self._leave = asyncio.Event()
         self._now = asyncio.Event()
         self._child: Child | None = None
+        self._is_hopeless = False
+        self._began = 0.0
+        self._loading: LoadProgress | None = None
+
+    @property
+    def process(self) -> ProcessView | None:
+        """Its process, while there is one."""
+        return ProcessView(self._child.pid, self._began, self._loading) if self._child else None
 
     @property
     def pid(self) -> int | None:
@@ -76,6 +92,8 @@ class Supervisor:
         detail = self._detail
         if self._state is State.STARTING and self._log.last_line:
             detail = without_stamp(self._log.last_line)[:300]
+        if self._state is State.STARTING and self._loading is not None:
+            detail = self._loading.describe()
         return Instance(self.number, self._workload.revision, self._state, self._served, self._restarts, detail)
 
     def drain(self, *, routed: bool = True) -> None:
@@ -97,7 +115,7 @@ class Supervisor:
             while not self._leave.is_set():
                 reason = await self._attempt()
                 if not self._leave.is_set():
-                    await self._pause_after(reason)
+                    await (self._give_up(reason) if self._is_hopeless else self._pause_after(reason))
         finally:
             self._world.launcher.gpus.release(self.name)
             if self._workload.kv_disk:
@@ -106,7 +124,7 @@ class Supervisor:
 
     async def _attempt(self) -> str:
         """Run one process to its end. Returns why it ended."""
-        self._log.last_line = ""
+        self._log.last_lines.clear()
         try:
             launch = self._world.launcher.launch(self._service, self._workload, self.number)
         except OperatorError as error:
@@ -116,6 +134,7 @@ class Supervisor:
         except OSError as error:
             return f"{launch.argv[0]} cannot be started: {error.strerror}"
         self._child, self.address, self.kv_address = child, launch.url, launch.kv_address
+        self._began, self._loading = time.monotonic(), None
         self._world.state.record(self.name, child.pid)
         if not self._leave.is_set():
             self._enter(State.STARTING, f"process {child.pid}")
@@ -136,6 +155,8 @@ class Supervisor:
         try:
             await asyncio.wait({exited, watched, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
+                # What has served before may serve again: a disk that is away for a moment comes back.
+                self._is_hopeless = exited.result() in _HOPELESS and not self._served
                 return self._last_words(exited.result())
             if leaving.done():
                 watched.cancel()
@@ -160,7 +181,8 @@ class Supervisor:
             # Eager at first, patient with what takes long.
             eager = timing.starting_probe_period + elapsed / 20 if ready_since is None else timing.probe_period
             await asyncio.sleep(min(eager, timing.probe_period))
-            problem = await probe(url + paths.ready, timing.probe_timeout)
+            problem, loading = await probe_loading(url + paths.ready, timing.probe_timeout)
+            self._note_loading(loading)
             if problem is None:
                 # What may get traffic lives: no second question.
                 num_unready = num_dead = 0
@@ -187,6 +209,11 @@ class Supervisor:
             if num_dead >= timing.live_failures:
                 return f"does not live any more: {dead}"
 
+    def _note_loading(self, loading: LoadProgress | None) -> None:
+        if loading != self._loading:
+            self._loading = loading
+            self._world.changed()
+
     async def _finish(self, child: Child, exited: asyncio.Task[int]) -> None:
         """End a process so that no request is lost, unless there is no time for it."""
         timing = self._world.timing
@@ -206,6 +233,13 @@ class Supervisor:
         await asyncio.wait({exited, killed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         killed.cancel()
 
+    async def _give_up(self, reason: str) -> None:
+        """Wait until it is replaced: to start it again would end in the same way."""
+        self._enter(State.FAILED, reason)
+        again = "it is started again when its service is edited, or with the next pagefleet up"
+        self._world.reporter.say(f"{self.name}: correct it; {again} (log: {self._log.path})")
+        await self._leave.wait()
+
     async def _pause_after(self, reason: str) -> None:
         self._restarts += 1
         pause = self._backoff.next_pause()
@@ -216,7 +250,7 @@ class Supervisor:
         leaving.cancel()
 
     def _last_words(self, status: int) -> str:
-        words = without_stamp(self._log.last_line)[:300]
+        words = without_stamp(telling_line(self._log.last_lines))[:300]
         if not words:
             return exit_text(status)
         # A process that was killed had no time to say why.

@@ -103,6 +103,7 @@ def ignored_fields(wanted: Wanted) -> tuple[str, ...]:
         "resources.gpuType": unknown_type,
         "router.auth": spec.router.auth is not None,
         "router.resources": spec.router.resources != RouterResources(),
+        "router.inferencePool": spec.router.inference_pool is not None,
         "expose": spec.expose.type != "ClusterIP",
         "monitoring.serviceMonitor": spec.monitoring.service_monitor,
         "monitoring.labels": bool(spec.monitoring.labels),
@@ -127,7 +128,13 @@ def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:
     if asked <= total:
         return []
     have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
-    remedy = "set it to 0 to compute on the CPU" if total == 0 else "lower replicas, or autoscaling.min"
+    largest = max(one.gpus for each in wanted for one in (each.parts.values() or (each.resolved,)))
+    if total == 0:
+        remedy = "set it to 0 to compute on the CPU"
+    elif largest > total:
+        remedy = f"one engine takes {largest}: lower it, or spec.parallelism.tensor where that is given"
+    else:
+        remedy = "lower replicas, or autoscaling.min"
     parts = ", ".join(f"{one.name} {one.gpus}" for one in wanted if one.gpus)
     return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
 

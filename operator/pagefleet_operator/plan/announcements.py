@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pagefleet_protocol.inference_status import Condition, ConditionType, InferenceServiceStatus, ScalingStatus
+from pagefleet_protocol.inference_status import (
+    CanaryStatus,
+    Condition,
+    ConditionType,
+    InferenceServiceStatus,
+    ScalingStatus,
+)
 
+from pagefleet_operator.plan.canary import step_of
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.verdict import find_condition
 
@@ -23,6 +30,7 @@ _SILENT = frozenset(
         Reason.WAITING_FOR_MODEL,
         Reason.SCALING,
         Reason.PARTLY_READY,
+        Reason.CANARY,
         Reason.SCALED_BY_DEMAND,
         Reason.IDLE,
         Reason.WAKING,
@@ -45,7 +53,7 @@ class Announcement:
 
 def announcements(before: InferenceServiceStatus | None, after: InferenceServiceStatus) -> tuple[Announcement, ...]:
     """Return what has changed; nothing where only counts, percentages or words have."""
-    told = list(_all_scaled(before, after))
+    told = [*_all_scaled(before, after), *_tried_out(before, after.canary)]
     for kind in _TOLD:
         condition = find_condition(after, kind)
         if condition is None or condition.reason in {one.reason for one in told}:
@@ -85,6 +93,12 @@ def _scaled(old: ScalingStatus | None, new: ScalingStatus | None, of_part: str =
         f"from {old.desired} to {new.desired} {of_part}engine{'' if new.desired == 1 else 's'} ({new.reason}): "
         f"{new.signal}",
     )
+
+
+def _tried_out(before: InferenceServiceStatus | None, now: CanaryStatus | None) -> Iterator[Announcement]:
+    """Yield each step of a trial, and its end; that it went back is told by the condition."""
+    if now is not None and now.phase != "RolledBack" and step_of(before.canary if before else None) != step_of(now):
+        yield Announcement("Normal", f"Canary{now.phase}", now.message)
 
 
 def _turned(before: Condition | None, after: Condition) -> bool:

@@ -10,7 +10,7 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.resolve import Resolved, data_ranks
 from pagefleet_operator.plan.roles import is_disaggregated, refuses_without_kv
 
 _NO_CACHING = "--no-enable-prefix-caching"
@@ -33,6 +33,7 @@ def engine_args(
         *("--dtype", resolved.dtype),
         *(("--quantization", resolved.quantization) if resolved.quantization else ()),
         *(("--max-model-len", str(length)) if length is not None else ()),
+        *(("--tensor-parallel-size", str(resolved.tensor)) if resolved.tensor > 1 else ()),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
         *_connector_args(service, resolved, role),
         *offload_args(resolved.kv_offload),
@@ -74,6 +75,7 @@ def router_args(service: InferenceService, drain_s: int) -> tuple[str, ...]:
         *(("--workers", str(router.workers)) if router.workers > 1 else ()),
         *(("--session-header", router.session_header.lower()) if router.session_header else ()),
         *(("--explain",) if router.explain else ()),
+        *(() if router.console else ("--no-console",)),
         *(() if router.kv_events else ("--no-kv-events",)),
         *(("--queue-size", str(queue.max)) if queue.max is not None else ()),
         *(("--queue-timeout", str(queue.timeout)) if queue.timeout is not None else ()),
@@ -98,8 +100,9 @@ def _trace_args(service: InferenceService) -> tuple[str, ...]:
 
 
 def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
-    """Return whether engines tell routers what they have cached."""
-    return service.spec.router.kv_events and _NO_CACHING not in resolved.args
+    """Return whether engines tell routers what they have cached: one cache, that is."""
+    flags = {arg.partition("=")[0] for arg in resolved.args}
+    return service.spec.router.kv_events and _NO_CACHING not in flags and data_ranks(resolved.args) == 1
 
 
 def needs_key(service: InferenceService, resolved: Resolved) -> bool:

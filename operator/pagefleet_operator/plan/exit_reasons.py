@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
@@ -19,6 +19,7 @@ _MISTAKES: Mapping[int, tuple[Reason, str]] = {
     MODEL_NOT_LOADED: (Reason.MODEL_LOAD_FAILED, "cannot load the model"),
 }
 
+_DEATH = re.compile(r"(?:\w+\.)*EngineDead: (.+)")
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.IGNORECASE)
 _GPU_BROKEN = re.compile(
     r"uncorrectable ECC|\bXid\b|CUDA-capable device|fallen off the bus|CUDA driver initialization failed|"
@@ -39,9 +40,17 @@ class _Exit:
 
     @property
     def last_line(self) -> str:
-        """Of its last words, the line that is not empty."""
-        lines = [line for line in self.words.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        """Of its last words, the line that says why."""
+        return telling_line([line for line in self.words.splitlines() if line.strip()])
+
+
+def telling_line(lines: Sequence[str]) -> str:
+    """Return the line that says why a process ended: what an engine died of, such as a rank, else the last one.
+
+    After the engine has said it, its server still says that the engine is gone.
+    """
+    deaths = [found[1] for line in lines if (found := _DEATH.match(line))]
+    return deaths[-1] if deaths else lines[-1] if lines else ""
 
 
 def exit_trouble(pod: PodSeen, container: ContainerSeen, probe_failure: str, namespace: str) -> Trouble | None:

@@ -1,12 +1,16 @@
-"""Whether a model fits its device: its weights and the KV cache of one sequence, against what an engine may use.
+"""Whether a model fits: its weights and the KV cache of one sequence, against what an engine may use.
+
+Each rank has its share of both on a GPU of its own; ranks that compute on the CPU share one memory.
 
 A lower bound on purpose: what is refused here cannot work, and what is let through is measured by the engine itself.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+from pagefleet_protocol.inference_service import MAX_RANKS
 from pagefleet_protocol.inference_status import ResolvedMemory
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.quantities import quantity
@@ -20,8 +24,12 @@ DEFAULT_SHARE = 0.9
 """Of a device's memory; `gpu_memory_utilization` of the engine's CacheConfig."""
 GPU_OVERHEAD = int(1.8 * GIB)
 """Beside weights and KV cache: CUDA's context and graphs, and the activations of a step of 2048 tokens."""
+NCCL_OVERHEAD = int(0.25 * GIB)
+"""The same, where ranks on several GPUs talk to each other."""
 CPU_OVERHEAD = int(0.4 * GIB)
-"""Beside weights and KV cache: the libraries and two processes; activations are small at the CPU's pace."""
+"""The same there: the libraries and two processes; activations are small at the CPU's pace."""
+CPU_RANK_OVERHEAD = int(0.2 * GIB)
+"""More for the process of each rank, where there are several."""
 MIN_LENGTH = 2048
 """Tokens for which there has to be room where nobody said how many there should be."""
 _ITEMSIZE = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
@@ -51,6 +59,8 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
+    """Of one device: a rank's GPU, or the memory that all ranks share."""
+
     facts: ModelFacts
     weights: int
     token: int
@@ -77,11 +87,16 @@ def check_fit(resolved: Resolved) -> Fit:
     facts = resolved.facts
     if facts is None:
         return Fit(max_model_len=resolved.max_model_len)
+    if not divides(facts, resolved.tensor):
+        counts = ", ".join(str(one) for one in range(1, MAX_RANKS + 1) if divides(facts, one))
+        heads = f"{facts.num_attention_heads} heads of attention, {facts.num_kv_heads} of keys and values"
+        message = f"is {resolved.tensor}, and ranks share heads evenly: the model has {heads}; give one of {counts}"
+        return Fit(Refusal("spec.parallelism.tensor", Reason.INVALID_SPEC, message))
     made_for = facts.max_position_embeddings
     if resolved.max_model_len is not None and resolved.max_model_len > made_for:
         message = f"is {resolved.max_model_len}, the model was made for {made_for} tokens: give that at most"
         return Fit(Refusal("spec.engine.maxModelLen", Reason.INVALID_SPEC, message), None, made_for)
-    need = _Need(facts, _weight_bytes(resolved, facts), _kv_bytes_per_token(resolved, facts))
+    need = _need(resolved, facts)
     wanted = resolved.max_model_len or facts.default_length or made_for
     device = _device(resolved)
     if device is None:
@@ -99,6 +114,21 @@ def check_fit(resolved: Resolved) -> Fit:
     return Fit(None, _memory(need, served, device), served, shorter)
 
 
+def divides(facts: ModelFacts, ranks: int) -> bool:
+    """Return whether each rank gets as many heads as the others; the engine's `own_heads` asks for the same."""
+    heads, kv_heads = facts.num_attention_heads, facts.num_kv_heads
+    return not heads % ranks and not (kv_heads % ranks and ranks % kv_heads)
+
+
+def _need(resolved: Resolved, facts: ModelFacts) -> _Need:
+    weights, head = _weight_bytes(resolved, facts), _kv_bytes_per_head(resolved, facts)
+    # With more ranks than heads, several have the same one.
+    heads = math.ceil(facts.num_kv_heads / resolved.tensor)
+    if resolved.gpus:
+        return _Need(facts, math.ceil(weights / resolved.tensor), heads * head)
+    return _Need(facts, weights, resolved.tensor * heads * head)
+
+
 def _device(resolved: Resolved) -> _Device | None:
     """Return what an engine has; None where nobody said."""
     share = _flag(resolved.args, "--gpu-memory-utilization")
@@ -109,19 +139,22 @@ def _device(resolved: Resolved) -> _Device | None:
     profile = resolved.profile
     if resolved.gpus and profile and profile.spec.gpu_memory:
         total = int(quantity(profile.spec.gpu_memory))
-        return _Device(total, int(total * usable_share) - GPU_OVERHEAD, f"{_gib(total, 0)} (profile {profile.name})")
+        overhead = GPU_OVERHEAD + (NCCL_OVERHEAD if resolved.gpus > 1 else 0)
+        return _Device(total, int(total * usable_share) - overhead, f"{_gib(total, 0)} (profile {profile.name})")
     if not resolved.gpus and resolved.memory:
         total = int(quantity(resolved.memory))
-        return _Device(total, int(total * usable_share) - CPU_OVERHEAD, f"{_gib(total)} (resources.memory)")
+        overhead = CPU_OVERHEAD + (CPU_RANK_OVERHEAD * resolved.tensor if resolved.tensor > 1 else 0)
+        return _Device(total, int(total * usable_share) - overhead, f"{_gib(total)} (resources.memory)")
     return None
 
 
 def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longest: int) -> Refusal:
     kv = need.kv(asked)
     total = need.weights + kv
+    part = f"each of {resolved.gpus} GPUs gets " if resolved.gpus > 1 else ""
     sentence = (
-        f"weights {_gib(need.weights)} + KV cache of one sequence of {asked} tokens {_gib(kv)} = {_gib(total)}, more "
-        f"than the {_gib(max(0, device.usable))} that an engine may use of {device.name}"
+        f"{part}weights {_gib(need.weights)} + KV cache of one sequence of {asked} tokens {_gib(kv)} = {_gib(total)}, "
+        f"more than the {_gib(max(0, device.usable))} that an engine may use of {device.name}"
     )
     return Refusal(
         "spec.engine.maxModelLen" if resolved.max_model_len else "spec.resources",
@@ -131,16 +164,20 @@ def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longes
 
 
 def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> str:
-    kv = need.kv(resolved.max_model_len or MIN_LENGTH)
+    asked = resolved.max_model_len or MIN_LENGTH
     settings = [f"engine.maxModelLen to {_round(longest)} or less"] if longest >= 2 else []
     if not resolved.gpus:
         return _sentence(settings, "raise resources.memory")
-    halved = _weight_bytes(replace(resolved, quantization="fp8"), need.facts)
-    if halved < need.weights and halved + kv <= device.usable:
+    halved = _need(replace(resolved, quantization="fp8"), need.facts)
+    if halved.weights < need.weights and halved.weights + halved.kv(asked) <= device.usable:
         settings.append("engine.quantization: fp8")
-    parts = next((count for count in (2, 4, 8, 16) if (need.weights + kv) // count <= device.usable), None)
-    split = f"; with tensor parallelism it would take {parts} such GPUs, which this version does not do"
-    return _sentence(settings, f"use a GPU with more memory{split if parts else ''}")
+    for ranks in (one for one in (2, 4, 8, 16) if one > resolved.tensor and divides(need.facts, one)):
+        spread = replace(resolved, gpus=ranks, tensor=ranks)
+        part, each = _need(spread, need.facts), _device(spread)
+        if each and part.weights + part.kv(asked) <= each.usable:
+            settings.append(f"resources.gpus: {ranks}")
+            break
+    return _sentence(settings, "use a GPU with more memory")
 
 
 def _sentence(settings: list[str], otherwise: str) -> str:
@@ -185,9 +222,9 @@ def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> int:
     return facts.weights_bytes * kept // stored
 
 
-def _kv_bytes_per_token(resolved: Resolved, facts: ModelFacts) -> int:
+def _kv_bytes_per_head(resolved: Resolved, facts: ModelFacts) -> int:
     itemsize = 1 if _flag(resolved.args, "--kv-cache-dtype") == "fp8" else _ITEMSIZE[_dtype(resolved, facts)]
-    return 2 * facts.num_kv_heads * facts.head_dim * itemsize
+    return 2 * facts.head_dim * itemsize
 
 
 def _flag(args: tuple[str, ...], name: str) -> str:

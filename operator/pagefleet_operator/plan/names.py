@@ -22,7 +22,7 @@ class ChildNames:
     """Names of the children of one InferenceService. They stay for ever: under another name a child is another one."""
 
     service: str
-    """Of the Service, Ingress, HTTPRoute and ServiceMonitor too: it is what people see."""
+    """Of the Service, Ingress, HTTPRoute, InferencePool and ServiceMonitor too: it is what people see."""
     fleet_key: int = 1
     """Number of the fleet key."""
 
@@ -30,6 +30,10 @@ class ChildNames:
     def engine(self) -> str:
         """Of all that belongs to the engines, the headless Service included."""
         return f"{self.service}-engine"
+
+    def trial(self, revision: str) -> str:
+        """Of the Deployment of engines of a revision that is tried out."""
+        return f"{self.engine}-{revision}"
 
     def part(self, role: PairRole, revision: str = "") -> str:
         """Of what belongs to one part of a disaggregated service, or of its Deployment of one revision."""

@@ -15,6 +15,7 @@ from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.model_facts import Progress
 
+from pagefleet_operator.plan.canary import TrialFigures
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
@@ -141,7 +142,7 @@ class Observed:
     invalid_profiles: Mapping[str, str] = field(default_factory=dict)
     """Profiles that cannot be used: what is wrong with each."""
     optional_kinds: frozenset[str] = frozenset()
-    """Of ServiceMonitor, HTTPRoute, Ingress: those that the cluster knows."""
+    """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress: those that the cluster knows."""
     progress: Progress | None = None
     """Of the model job, while it runs."""
     live: LiveSample | None = None
@@ -151,6 +152,8 @@ class Observed:
     """The same for the parts of a disaggregated service."""
     kv_engines: tuple[KvEngineSeen, ...] = ()
     """What engines of a disaggregated service said of their K/V transfer."""
+    trial: TrialFigures | None = None
+    """What routers counted of a revision that is tried out; None: they say nothing, or none is."""
     pair_load: PairLoad | None = None
     """What routers measured of a disaggregated service."""
     failures: tuple[ApplyFailure, ...] = ()

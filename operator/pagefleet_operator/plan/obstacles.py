@@ -17,6 +17,7 @@ _KIND_SOURCES = {
     "ServiceMonitor": ("spec.monitoring.serviceMonitor", "the Prometheus operator"),
     "Ingress": ("spec.expose.type", "networking.k8s.io/v1"),
     "HTTPRoute": ("spec.expose.type", "the Gateway API"),
+    "InferencePool": ("spec.router.inferencePool", "the Gateway API Inference Extension"),
 }
 """Optional kind -> the field that asks for it, and what brings it."""
 
@@ -61,16 +62,21 @@ def kind_missing(service: InferenceService, observed: Observed) -> Verdict | Non
     """Return Degraded for an optional kind that is asked for and that the cluster does not know."""
     asked = {"Ingress": "Ingress", "Gateway": "HTTPRoute"}.get(service.spec.expose.type)
     monitor = "ServiceMonitor" if service.spec.monitoring.service_monitor else None
-    for kind in (asked, monitor):
+    pool = "InferencePool" if service.spec.router.inference_pool else None
+    for kind in (asked, pool, monitor):
         if kind is not None and kind not in observed.optional_kinds:
             path, source = _KIND_SOURCES[kind]
             return Verdict(
                 True,
                 Reason.KIND_MISSING,
-                f"{path} asks for a {kind}, which this cluster does not know. Install {source}, or change the field; "
+                f"{path} asks for {_a(kind)}, which this cluster does not know. Install {source}, or change the field; "
                 "everything else is as wanted",
             )
     return None
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "AEIOU" else f"a {kind}"
 
 
 def apply_refused(failures: Sequence[ApplyFailure], namespace: str) -> Verdict | None:

@@ -158,11 +158,11 @@ def _unscheduled(pod: PodSeen, namespace: str) -> Trouble | None:
     if resource:
         column = resource[1].replace(".", "\\.")
         remedy = (
-            "Free one, add a node, or lower spec.replicas; "
+            "Free some, add a node, or lower spec.replicas or spec.resources.gpus (an engine's are on one node); "
             f"kubectl get nodes -o custom-columns='NODE:.metadata.name,HAS:.status.allocatable.{column}' shows them"
         )
         return Trouble(
-            Reason.INSUFFICIENT_GPU, f"no node has a free {resource[1]} for {pod.name}: {quoted(text)}. {remedy}"
+            Reason.INSUFFICIENT_GPU, f"no node has enough free {resource[1]} for {pod.name}: {quoted(text)}. {remedy}"
         )
     remedy = (
         "Ask for less (spec.resources, spec.engine.kvOffload), correct the profile's nodeSelector and tolerations, or "

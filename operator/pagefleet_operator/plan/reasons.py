@@ -21,6 +21,7 @@ class Reason(StrEnum):
     DOWNLOADING = "Downloading"
     WAITING_FOR_MODEL = "WaitingForModel"
     ROLLING_OUT = "RollingOut"
+    CANARY = "Canary"
     SCALING = "Scaling"
     WAITING = "Waiting"
     # The autoscaler.
@@ -67,6 +68,7 @@ class Reason(StrEnum):
     # The InferenceService, and what the operator made of it.
     PARTLY_READY = "PartlyReady"
     ROLLOUT_STOPPED = "RolloutStopped"
+    CANARY_FAILED = "CanaryFailed"
     INVALID_SPEC = "InvalidSpec"
     PROFILE_NOT_FOUND = "ProfileNotFound"
     PROFILE_INVALID = "ProfileInvalid"
@@ -91,6 +93,7 @@ NORMAL = frozenset(
         Reason.DOWNLOADING,
         Reason.WAITING_FOR_MODEL,
         Reason.ROLLING_OUT,
+        Reason.CANARY,
         Reason.SCALING,
         Reason.WAITING,
         Reason.SCALED_BY_DEMAND,

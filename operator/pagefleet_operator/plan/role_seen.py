@@ -5,8 +5,10 @@ One form for pods and for processes: `role_health` makes it of either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from pagefleet_protocol.inference_status import Role, RoleStatus
 
@@ -117,6 +119,27 @@ def both_parts(prefill: RoleSeen, decode: RoleSeen) -> RoleSeen:
         troubles=(*prefill.troubles, *decode.troubles),
         new_troubles=(*prefill.new_troubles, *decode.new_troubles),
     )
+
+
+class TrialOfRoles(NamedTuple):
+    """The engines of a revision that is tried out."""
+
+    engines: tuple[tuple[int, int], ...]
+    """Of each role: how many the service is to have, and how many of the new revision answer."""
+    trouble: str
+    """Why some do not answer."""
+    hopeless: bool
+    """Whether that will not pass by itself."""
+
+
+def see_trial(roles: Sequence[RoleSeen]) -> TrialOfRoles:
+    """Return how engines of the wanted revision are, of engines of several; `roles`: one, or both parts."""
+    ready = (sum(one.ready for one in seen.members if one.revision == seen.revision) for seen in roles)
+    troubles = [one for seen in roles for one in seen.new_troubles if one.reason not in NORMAL]
+    told = worst(troubles)
+    failing = any(one.reason not in _MAY_PASS for one in troubles)
+    engines = tuple(zip((seen.wanted for seen in roles), ready, strict=True))
+    return TrialOfRoles(engines, told.message if told else "", hopeless=failing)
 
 
 def role_verdict(seen: RoleSeen, gate: Verdict | None = None) -> Verdict:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import (
+    CanaryStatus,
     ConditionType,
     InferenceServiceStatus,
     LiveStatus,
@@ -68,6 +69,8 @@ class Situation:
     """Prefill and decode engines of a disaggregated service."""
     resolved: Resolved | None = None
     fit: Fit = field(default_factory=Fit)
+    canary: CanaryStatus | None = None
+    """Of a new revision that is tried out, or was last."""
     gate: Verdict | None = None
     """Why the engines that are wanted are not made yet."""
     nothing: Verdict | None = None
@@ -114,6 +117,7 @@ def service_status(now: Situation) -> InferenceServiceStatus:
         live=live_status(now.previous.live if now.previous else None, seen.live, seen.now),
         scaling=scaling_status(service, now.previous, seen.scaling, len(now.engines.members), rfc3339(seen.now)),
         role_scaling=_role_scaling(now),
+        canary=now.canary,
         ratio=_ratio(now),
     )
 
@@ -247,6 +251,9 @@ def _progress(now: Situation) -> Verdict:
         return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the spec carried out")
     if now.degraded and now.resolved is None:
         return Verdict(False, Reason.WAITING, "waits for the spec to be corrected; Degraded says where")
+    if now.canary and now.canary.phase != "Promoted":
+        back = now.canary.phase == "RolledBack"
+        return Verdict(not back, Reason.CANARY_FAILED if back else Reason.CANARY, now.canary.message)
     engine = _engine_progress(now)
     if engine and engine.reason is Reason.ROLLOUT_STOPPED:
         return engine
@@ -271,7 +278,7 @@ def _router_progress(now: Situation) -> Verdict | None:
 def _degraded(now: Situation, model: Verdict, progress: Verdict, link: Verdict | None) -> Verdict:
     if now.degraded:
         return now.degraded
-    if progress.reason is Reason.ROLLOUT_STOPPED:
+    if progress.reason in (Reason.ROLLOUT_STOPPED, Reason.CANARY_FAILED):
         return Verdict(True, progress.reason, progress.message)
     if model.holds is False and model.reason not in NORMAL:
         return Verdict(True, model.reason, model.message)
@@ -351,6 +358,7 @@ def _resolved(now: Situation) -> ResolvedStatus | None:
         quantization=resolved.quantization or (facts.quantization if facts else ""),
         cache=resolved.cache,
         gpus=resolved.gpus,
+        tensor=resolved.tensor,
         max_model_len=now.fit.max_model_len or resolved.max_model_len,
         memory=now.fit.memory,
         why=(*resolved.why, *now.fit.why),

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import GROUP, PLURAL
 
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, ChildKey, Component
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
+from pagefleet_operator.render.canary import Trial
 from pagefleet_operator.render.drift import differences
 from pagefleet_operator.render.engine_deployment import engine_deployment
 from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments
@@ -23,6 +25,7 @@ from pagefleet_operator.render.services import (
     client_service,
     engine_service,
     http_route,
+    inference_pool,
     ingress,
     openai_config,
     prefill_service,
@@ -37,7 +40,7 @@ class ChildContext:
 
     children: Mapping[ChildKey, Child]
     optional_kinds: frozenset[str]
-    """Of ServiceMonitor, HTTPRoute and Ingress, those that the cluster knows."""
+    """Of ServiceMonitor, InferencePool, HTTPRoute and Ingress, those that the cluster knows."""
     model_ready: bool
     """Whether engines would find the model. Until then there are none of this revision, and older ones stay."""
     engines: int
@@ -46,6 +49,8 @@ class ChildContext:
     """What is wanted instead where prompts and answers are computed by different engines."""
     fails: bool = False
     """Whether of one part none of the wanted revision gets ready."""
+    trial: Trial | None = None
+    """Of a new revision of engines for whole requests."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
 
@@ -64,7 +69,7 @@ def wanted_children(
         openai_config(service),
         *network_policies(service, resolved, settings, with_job=with_job, parts=context.parts),
         client_service(service),
-        engine_service(service),
+        engine_service(service, context.trial.share if context.trial else {}),
         *([prefill_service(service)] if context.parts or deployed_pairs(context.children) else []),
         _budget(service, names_of(service).engine, "engine"),
         _budget(service, names_of(service).router, "router"),
@@ -96,10 +101,14 @@ def _engines(
         bodies = [body for pair in pairs.values() for body in pair.values()]
         bodies += [seen.body] if seen and seen.ours else []
         return tuple(as_seen(body, "apps/v1", "Deployment") for body in bodies)
+    if context.trial and context.trial.engines:
+        return context.trial.engines
+    beside = context.trial.beside if context.trial else ()
     if not context.parts and seen is not None and seen.ours and seen.scaled_by and not pairs:
-        return (with_applied(engine_deployment(service, resolved, settings, None)),)
+        return (with_applied(engine_deployment(service, resolved, settings, None)), *beside)
     wanted = context.parts or context.engines
-    return engine_deployments(service, resolved, settings, context.children, wanted, fails=context.fails)
+    made = engine_deployments(service, resolved, settings, context.children, wanted, fails=context.fails)
+    return (*made, *beside)
 
 
 def _job(service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext) -> Object:
@@ -116,8 +125,11 @@ def _exposure(service: InferenceService, context: ChildContext) -> Iterator[Obje
     """Yield what others' controllers act upon, as far as the cluster has them."""
     if service.spec.expose.type == "Ingress" and "Ingress" in context.optional_kinds:
         yield ingress(service)
+    has_pool = service.spec.router.inference_pool is not None and "InferencePool" in context.optional_kinds
+    if has_pool:
+        yield inference_pool(service)
     if service.spec.expose.type == "Gateway" and "HTTPRoute" in context.optional_kinds:
-        yield http_route(service)
+        yield http_route(service, to_pool=has_pool)
     if service.spec.monitoring.service_monitor and "ServiceMonitor" in context.optional_kinds:
         yield service_monitor(service)
 
@@ -140,12 +152,15 @@ def access(service: InferenceService) -> tuple[Object, ...]:
     names = names_of(service)
     # By name it cannot be: nobody knows what a slice will be called.
     slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    # The console shows its status: this one's, and nobody else's.
+    own = {"apiGroups": [GROUP], "resources": [PLURAL], "resourceNames": [service.name], "verbs": ["get"]}
+    rules = [slices, own] if service.spec.router.console else [slices]
     role = {"apiGroup": _RBAC, "kind": "Role", "name": names.router}
     router = {"kind": "ServiceAccount", "name": names.router, "namespace": service.metadata.namespace}
     return (
         _account(service, names.engine, "engine"),
         _account(service, names.router, "router"),
-        child_object(f"{_RBAC}/v1 Role", service, names.router, "router", rules=[slices]),
+        child_object(f"{_RBAC}/v1 Role", service, names.router, "router", rules=rules),
         child_object(f"{_RBAC}/v1 RoleBinding", service, names.router, "router", roleRef=role, subjects=[router]),
     )
 

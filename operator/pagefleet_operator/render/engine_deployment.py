@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pagefleet_protocol.inference_profile import Toleration
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
 from pagefleet_protocol.inference_status import PairRole, Role
-from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, SERVING_PORT
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, LABEL_REVISION, SERVING_PORT
 from pagefleet_protocol.kv_offload import KvOffloadDisk
 from pagefleet_protocol.quantities import quantity
 
@@ -41,6 +41,7 @@ from pagefleet_operator.render.settings import ClusterSettings
 CONTAINER = "engine"
 _TMP_SIZE = "8Gi"
 """Compiled code goes there, unless the model's volume keeps it."""
+_REVISION_VARIABLE = "PAGEFLEET_ENGINE_DEPLOYMENT_REVISION"
 _LOOK_S = 2
 _START_S = 3600
 """What an engine gets to load its model, and more where rollout.progressSeconds is more."""
@@ -157,9 +158,10 @@ def _environment(workload: Workload) -> list[Object]:
         # An engine that was promised no GPU must not find one, and its threads share the node with others.
         ours |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
     given = {one.name for one in workload.env}
-    return env({name: value for name, value in ours.items() if name not in given}) + [
-        _variable(one) for one in workload.env
-    ]
+    # A label's value: a template that held its own hash would be another one.
+    told = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_REVISION}']"}}
+    made = [*env(ours), {"name": _REVISION_VARIABLE, "valueFrom": told}]
+    return [one for one in made if one["name"] not in given] + [_variable(one) for one in workload.env]
 
 
 def _variable(given: EnvVar) -> Object:

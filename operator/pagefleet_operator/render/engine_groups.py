@@ -100,7 +100,8 @@ def plan_groups(
 def _part_engines(
     view: InferenceService, role: PairRole, previous: InferenceServiceStatus | None, observed: Observed
 ) -> int:
-    counts = [count for pair in deployed_pairs(observed.children).values() if role in pair
+    trial = previous.canary.revision if previous and previous.canary and previous.canary.phase != "Promoted" else ""
+    counts = [count for name, pair in deployed_pairs(observed.children).items() if role in pair and name != trial
               if (count := _replicas(pair[role])) is not None]  # fmt: skip
     # While a revision replaces another, none of their counts is the wanted one.
     deployed = counts[0] if len(counts) == 1 else None

@@ -6,7 +6,7 @@ step, and a revision has both parts or none. Kubernetes rolls over engines for w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,15 +91,45 @@ def engine_deployments(
     deployed = _deployed(children)
     revision = WHOLE if isinstance(wanted, int) else pair_revision(wanted)
     seen = by_revision(Count(one.revision, one.role, one.asked, one.ready) for one in deployed)
-    target = Pair(0, wanted) if isinstance(wanted, int) else Pair(*(one.engines for one in wanted))
     found = seen.pop(revision, None)
     now = replace(found, fails=fails) if found else RevisionSeen(revision, Pair(), Pair())
-    counts = next_counts(target, now, tuple(seen.values()), _bounds(resolved, wanted))
+    counts = next_counts(_target(wanted), now, tuple(seen.values()), _bounds(resolved, wanted))
     kept = [one for one in deployed if one.revision != revision and not counts[one.revision].empty]
     return (
         *_wanted(service, resolved, settings, wanted, (revision, counts[revision])),
         *(_scaled(one, counts[one.revision]) for one in kept),
     )
+
+
+def kept_engines(
+    resolved: Resolved,
+    children: Mapping[ChildKey, Child],
+    wanted: int | tuple[Part, ...],
+    serving: str,
+    tried: Collection[str] = (),
+) -> tuple[tuple[Object, ...], tuple[Object, ...]]:
+    """Return what stays while a revision is tried out: Deployments of the one that serves, and of those before it.
+
+    A rollout that has not ended goes on to the revision that serves.
+
+    Args:
+        wanted: how many engines there are to be, as in `engine_deployments`.
+        tried: revisions of trials, which replace nothing.
+    """
+    deployed = [one for one in _deployed(children) if one.revision not in tried]
+    seen = by_revision(Count(one.revision, one.role, one.asked, one.ready) for one in deployed)
+    now = seen.pop(serving, RevisionSeen(serving, Pair(), Pair()))
+    counts = next_counts(_target(wanted), now, tuple(seen.values()), _bounds(resolved, wanted))
+    older = [one for one in deployed if one.revision != serving and not counts[one.revision].empty]
+    return (
+        tuple(_scaled(one, counts[serving]) for one in deployed if one.revision == serving),
+        tuple(_scaled(one, counts[one.revision]) for one in older),
+    )
+
+
+def _target(wanted: int | tuple[Part, ...]) -> Pair:
+    """Return the engines that there are to be in the end."""
+    return Pair(0, wanted) if isinstance(wanted, int) else Pair(*(one.engines for one in wanted))
 
 
 def _wanted(
@@ -113,10 +143,11 @@ def _wanted(
     if isinstance(wanted, int):
         return (with_applied(engine_deployment(service, resolved, settings, counts.decode)),)
     numbers = {"prefill": counts.prefill, "decode": counts.decode}
-    return tuple(with_applied(_part_deployment(one, revision, numbers[one.role])) for one in wanted)
+    return tuple(part_deployment(one, revision, numbers[one.role]) for one in wanted)
 
 
-def _part_deployment(part: Part, revision: str, replicas: int) -> Object:
+def part_deployment(part: Part, revision: str, replicas: int) -> Object:
+    """Return the Deployment of one part of a revision."""
     service, mark = part.view, {LABEL_REVISION: revision}
     bare = part.template["metadata"]
     template = {**part.template, "metadata": {**bare, "labels": bare["labels"] | mark}}
@@ -130,7 +161,7 @@ def _part_deployment(part: Part, revision: str, replicas: int) -> Object:
     spec["template"] = template  # whose revision is that of both parts
     made = child_object("apps/v1 Deployment", service, names_of(service).part(part.role, revision), "engine", spec=spec)
     made["metadata"]["labels"] = labels(service.name, "engine", part.role) | mark
-    return made
+    return with_applied(made)
 
 
 def _scaled(seen: _Deployed, counts: Pair) -> Object:
@@ -152,5 +183,7 @@ def _deployed(children: Mapping[ChildKey, Child]) -> tuple[_Deployed, ...]:
         if kind != "Deployment" or not child.ours or marks.get(LABEL_COMPONENT) != "engine":
             continue
         role = next((one for one in PAIR_ROLES if one == marks.get(LABEL_ROLE)), None)
+        if not role and LABEL_REVISION in marks:
+            continue  # a revision that is tried out
         found.append(_Deployed(str(marks.get(LABEL_REVISION, WHOLE)) if role else WHOLE, role, child.body))
     return tuple(found)

@@ -25,6 +25,7 @@ Object = dict[str, Any]
 
 PROGRAM = "pagefleet"
 PORT_NAME = "http"
+PICKER_NAME = "picker"
 
 
 def labels(service: str, component: Component, role: PairRole | None = None) -> dict[str, str]:

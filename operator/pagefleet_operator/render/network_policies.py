@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
-from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, SERVING_PORT
+from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, PICKER_PORT, SERVING_PORT
 
 from pagefleet_operator.plan.command_lines import shares_kv_events
 from pagefleet_operator.plan.names import names_of
@@ -25,6 +25,8 @@ _EVENT_PORTS = (KV_EVENTS_PORT, KV_EVENTS_PORT + 1)
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 _PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 """On the pods that the Prometheus operator makes."""
+_GATEWAY_LABELS = ("gateway.networking.k8s.io/gateway-name", "gateway.envoyproxy.io/owning-gateway-name")
+"""On the pods of gateways: the Gateway API's (GEP-1762), and Envoy Gateway's."""
 
 
 def network_policies(
@@ -67,6 +69,7 @@ def _engine_rules(service: InferenceService, resolved: Resolved, settings: Clust
     sources: list[Object] = [router]
     if service.spec.monitoring.service_monitor:
         sources.append({"namespaceSelector": {}, "podSelector": {"matchLabels": _PROMETHEUS}})
+    sources += _gateways(service)
     if is_disaggregated(service):
         sources.append(_operator(settings))  # it asks engines whether they reach each other
     downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
@@ -84,7 +87,19 @@ def _router_rules(service: InferenceService, resolved: Resolved, settings: Clust
     api_server = {"ports": _tcp(*settings.api_server_port)}
     # Clients are pods of any namespace, and proxies outside of all of them: keys are for telling them apart.
     egress = [_names(), engines, api_server, *_collector(service)]
-    return {"ingress": [{"ports": _tcp(SERVING_PORT)}], "egress": egress}
+    gateways = _gateways(service)
+    asked: list[Object] = [{"from": gateways, "ports": _tcp(PICKER_PORT)}] if gateways else []
+    return {"ingress": [{"ports": _tcp(SERVING_PORT)}, *asked], "egress": egress}
+
+
+def _gateways(service: InferenceService) -> list[Object]:
+    """Return who asks routers where requests go, and carries them to engines: pods by labels, others by addresses."""
+    pool = service.spec.router.inference_pool
+    if pool is None:
+        return []
+    labelled = [{"matchExpressions": [{"key": key, "operator": "Exists"}]} for key in _GATEWAY_LABELS]
+    pods = [{"namespaceSelector": {}, "podSelector": one} for one in labelled]
+    return [*pods, *({"ipBlock": {"cidr": cidr}} for cidr in pool.gateway_cidrs)]
 
 
 def _job_rules(resolved: Resolved, settings: ClusterSettings) -> Object:

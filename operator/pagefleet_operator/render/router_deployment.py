@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import LIVE_PATH, SERVING_PORT
+from pagefleet_protocol.inference_service import InferenceService, RouterPool
+from pagefleet_protocol.kube_names import LIVE_PATH, PICKER_PORT, SERVING_PORT
 
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.workloads import Workload, router_workload
 from pagefleet_operator.render.fleet_key import fleet_key
-from pagefleet_operator.render.labels import Object, child_object, labels, selector
+from pagefleet_operator.render.labels import PICKER_NAME, Object, child_object, labels, selector
 from pagefleet_operator.render.pod import (
     Gear,
     PodParts,
@@ -78,9 +78,13 @@ def _container(
     service: InferenceService, workload: Workload, settings: ClusterSettings, gear: tuple[Gear, ...]
 ) -> Object:
     args = [workload.verb, "--kubernetes-service", names_of(service).engine, *workload.args]
+    args += ["--inference-service", service.name] if service.spec.router.console else []
     args += ["--host", "0.0.0.0", "--port", str(SERVING_PORT)]  # noqa: S104 pods are reached from outside themselves
+    pool = service.spec.router.inference_pool
+    args += _picker_args(pool) if pool else []
     args += [word for one in gear for word in one.args]
     made = container(CONTAINER, settings.router_image, args) | serving(_PROBE)
+    made["ports"] += [{"name": PICKER_NAME, "containerPort": PICKER_PORT, "protocol": "TCP"}] if pool else []
     made["volumeMounts"] += [mount for one in gear for mount in one.mounts]
     wanted = service.spec.router.resources
     memory = wanted.memory or _DEFAULT_MEMORY
@@ -89,6 +93,11 @@ def _container(
         "limits": {"memory": memory},
     }
     return made
+
+
+def _picker_args(pool: RouterPool) -> list[str]:
+    port = ["--endpoint-picker-port", str(PICKER_PORT)]
+    return port if pool.tls else [*port, "--no-endpoint-picker-tls"]
 
 
 def _keys(service: InferenceService) -> Gear:

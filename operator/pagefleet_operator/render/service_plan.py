@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.inference_status import InferenceServiceStatus
+from pagefleet_protocol.inference_status import CanaryStatus, InferenceServiceStatus
 from pagefleet_protocol.kube_names import GROUP
 from pagefleet_protocol.model_facts import DownloadResultError, ModelFacts, decode_result
 
@@ -26,6 +26,7 @@ from pagefleet_operator.plan.role_health import see_role
 from pagefleet_operator.plan.role_seen import RoleSeen, revision_fails
 from pagefleet_operator.plan.status import Situation, engine_selector, refused, service_status
 from pagefleet_operator.plan.verdict import Refusal, Verdict, find_condition
+from pagefleet_operator.render.canary import Trial, plan_pair_trial, plan_trial
 from pagefleet_operator.render.children import ChildContext, wanted_children
 from pagefleet_operator.render.engine_groups import EngineGroups, count_engines, plan_groups
 from pagefleet_operator.render.engine_pairs import pair_revision
@@ -41,7 +42,7 @@ RETRY_JOB = timedelta(minutes=10)
 """A failed job is made anew after this: its Secret, its store or its quota may be right by now."""
 LOST_FACTS = timedelta(minutes=2)
 """A job that succeeded and of which nothing is known after this is made anew."""
-_SOON_S, _PROGRESS_S = 30.0, 10.0
+_SOON_S, _PROGRESS_S, _TRIAL_S = 30.0, 10.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,7 @@ def _untouched(
             parts=parts,
             resolved=resolved,
             fit=groups.fit,
+            canary=previous.canary if previous else None,
             nothing=_nothing(outcome),
             degraded=refused(outcome) if isinstance(outcome, Refusal) else None,
         )
@@ -186,7 +188,9 @@ def _carried_out(
     groups = model.groups
     fit = groups.fit
     both = _both_parts(service, observed, model)
+    trial, canary = _tried_out(service, previous, observed, settings, model)
     context = ChildContext(
+        trial=trial,
         children=observed.children,
         optional_kinds=observed.optional_kinds,
         model_ready=model.ready,
@@ -198,7 +202,8 @@ def _carried_out(
     children = wanted_children(service, model.resolved, settings, context)
     taken = taken_names(children, observed)
     revisions = revision_of(children)
-    engines, parts = both or groups.see(service, observed, revisions.get("engine", ""))
+    revision = trial.status.revision if trial else revisions.get("engine", "")
+    engines, parts = both or groups.see(service, observed, revision)
     key, namespace = (service.metadata.namespace, service.name), service.metadata.namespace
     routers = see_role("router", key, service.spec.router.replicas, revisions.get("router", ""), observed)
     cached = model_verdict(model.resolved, model.job, engines, observed, namespace)
@@ -215,6 +220,7 @@ def _carried_out(
         resolved=model.resolved,
         fit=fit,
         gate=_gate(model, fit),
+        canary=canary,
         degraded=(refused(fit.refusal) if fit.refusal else None)
         or name_taken(taken, service, observed)
         or apply_refused(observed.failures, namespace)
@@ -230,8 +236,27 @@ def _carried_out(
         delete=(*((again,) if again else ()), *unwanted),
         status=status,
         needs_fleet_key=needs_fleet_key(service, children, observed),
-        look_again_s=_look_again(model, observed.now, settled and not situation.degraded and not groups.parts),
+        look_again_s=_look_again(model, status, observed.now, settled and not situation.degraded),
     )
+
+
+def _tried_out(
+    service: InferenceService,
+    previous: InferenceServiceStatus | None,
+    observed: Observed,
+    settings: ClusterSettings,
+    model: _Model,
+) -> tuple[Trial | None, CanaryStatus | None]:
+    """Return the trial of a new revision, and how it is; what is blocked stays as it was."""
+    groups = model.groups
+    if not model.ready or groups.fit.refusal:
+        return None, previous.canary if previous else None
+    trial = (
+        plan_pair_trial(service, model.resolved, observed, previous, groups.parts)
+        if groups.parts
+        else plan_trial(service, model.resolved, settings, observed, (previous, groups.whole))
+    )
+    return trial, trial.status if trial else None
 
 
 def _both_parts(
@@ -306,13 +331,15 @@ def _moment(text: object) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _look_again(model: _Model, now: datetime, settled: bool) -> float | None:
+def _look_again(model: _Model, status: InferenceServiceStatus, now: datetime, settled: bool) -> float | None:
     left = _until_made_anew(model, now)
     if left is not None:
         return max(1.0, min(left, _SOON_S))
     if model.job is not None and model.resolved.facts is None:
         return _PROGRESS_S
-    return None if settled else _SOON_S
+    if status.canary and status.canary.phase in ("Starting", "Analysing"):
+        return _TRIAL_S
+    return None if settled and not model.groups.parts else _SOON_S
 
 
 def _has_reason(status: InferenceServiceStatus, reason: Reason) -> bool:

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE, SERVING_PORT
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE, PICKER_PORT, SERVING_PORT
 
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Component
 from pagefleet_operator.render.engine_deployment import kv_ports
-from pagefleet_operator.render.labels import PORT_NAME, Object, child_object, selector
+from pagefleet_operator.render.labels import PICKER_NAME, PORT_NAME, Object, child_object, selector
 
 CLIENT_PORT = 80
+POOL_GROUP = "inference.networking.k8s.io"
 _HEADLESS: Object = {"type": "ClusterIP", "clusterIP": "None"}
 
 
 def client_service(service: InferenceService) -> Object:
-    return _service(service, names_of(service).service, {"type": "ClusterIP"}, CLIENT_PORT, "router")
+    made = _service(service, names_of(service).service, {"type": "ClusterIP"}, CLIENT_PORT, "router")
+    if service.spec.router.inference_pool is not None:
+        made["spec"]["ports"].append(
+            {
+                "name": PICKER_NAME,
+                "port": PICKER_PORT,
+                "targetPort": PICKER_NAME,
+                "protocol": "TCP",
+                "appProtocol": "http2",
+            }
+        )
+    return made
 
 
-def engine_service(service: InferenceService) -> Object:
-    """Return the headless Service. It has EndpointSlices, and no address that could hide an engine from the routers."""
-    return _service(service, names_of(service).engine, _HEADLESS, SERVING_PORT, "engine")
+def engine_service(service: InferenceService, share: Mapping[str, str] = MappingProxyType({})) -> Object:
+    """Return the headless Service. It has EndpointSlices, and no address that could hide an engine from the routers.
+
+    `share`: labels that tell routers how many requests a new revision gets.
+    """
+    made = _service(service, names_of(service).engine, _HEADLESS, SERVING_PORT, "engine")
+    made["metadata"]["labels"] = {**made["metadata"]["labels"], **share}
+    return made
 
 
 def prefill_service(service: InferenceService) -> Object:
@@ -63,20 +83,42 @@ def ingress(service: InferenceService) -> Object:
     return child_object("networking.k8s.io/v1 Ingress", service, name, "router", spec=spec)
 
 
-def http_route(service: InferenceService) -> Object:
-    """Return the HTTPRoute of everything under one host name."""
+def http_route(service: InferenceService, *, to_pool: bool) -> Object:
+    """Return the HTTPRoute of everything under one host name: to the routers, or to their InferencePool."""
     expose, name = service.spec.expose, names_of(service).service
     assert expose.gateway_ref is not None, "expose.gatewayRef is needed for type Gateway; the spec's rules see to it"
     assert expose.host is not None, "expose.host is needed for type Gateway; the spec's rules see to it"
     gateway = expose.gateway_ref.model_dump(mode="json", by_alias=True, exclude_none=True)
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-        "backendRefs": [{"name": name, "port": CLIENT_PORT}],
+        "backendRefs": [
+            {"group": POOL_GROUP, "kind": "InferencePool", "name": name}
+            if to_pool
+            else {"name": name, "port": CLIENT_PORT}
+        ],
         # Answers are streamed for as long as they take; 0 switches a gateway's own limits off.
         "timeouts": {"request": "0s", "backendRequest": "0s"},
     }
     spec = {"parentRefs": [gateway], "hostnames": [expose.host], "rules": [rule]}
     return child_object("gateway.networking.k8s.io/v1 HTTPRoute", service, name, "router", spec=spec)
+
+
+def inference_pool(service: InferenceService) -> Object:
+    """Return the InferencePool of the engines, which asks the routers."""
+    pool, name = service.spec.router.inference_pool, names_of(service).service
+    assert pool is not None
+    spec = {
+        "selector": {"matchLabels": selector(service.name, "engine")},
+        "targetPorts": [{"number": SERVING_PORT}],
+        "endpointPickerRef": {
+            "group": "",
+            "kind": "Service",
+            "name": name,
+            "port": {"number": PICKER_PORT},
+            "failureMode": pool.failure_mode,
+        },
+    }
+    return child_object(f"{POOL_GROUP}/v1 InferencePool", service, name, "router", spec=spec)
 
 
 def service_monitor(service: InferenceService) -> Object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pagefleet_protocol.kube_names import FIELD_MANAGER
@@ -56,6 +57,18 @@ def test_five_lines_become_children_and_a_status() -> None:
             assert all(owner[0]["uid"] == uid and owner[0]["controller"] for owner in owners)
             assert w.condition("EngineReady")["reason"] == "Starting"
             assert running.value("services", ready="False", reason="Starting") == 1
+
+    run(scenario)
+
+
+def test_metrics_tell_of_a_revision_that_is_tried_out() -> None:
+    async def scenario(w: World) -> None:
+        async with w.operator() as running:
+            of = {"namespace": NAMESPACE, "service": "qwen", "phase": "Starting"}
+            percent = partial(running.metrics.registry.get_sample_value, "pagefleet_operator_canary_percent", of)
+            assert percent() is None
+            await w.tried("qwen")
+            await until(lambda: percent() == 0.0)  # its watch has told of the status
 
     run(scenario)
 

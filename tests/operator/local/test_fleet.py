@@ -17,6 +17,7 @@ from pagefleet_operator.local.machine import check_port
 from pagefleet_operator.local.settings import Timing
 from pagefleet_operator.local.state_dir import start_time
 from pagefleet_protocol.endpoints import decode_endpoints
+from pagefleet_protocol.service_news import read_news
 
 from tests.fakes.free_ports import free_ports
 
@@ -71,6 +72,13 @@ def test_serves_and_says_where(start_fleet: Any, document: Any) -> None:
             assert fleet.view().status.ready == "2/2"
             log = fleet.state_dir / "logs" / "qwen-engine-1.log"
             assert log.read_text() == "loading weights\n"
+            news = read_news((fleet.state_dir / "qwen.service.json").read_bytes())
+            assert news.name == "qwen"
+            assert ("Ready", "True") in [(one.type, one.status) for one in news.statements]
+            listed = decode_endpoints((fleet.state_dir / "qwen.endpoints.json").read_bytes()).endpoints
+            assert len({one.revision for one in listed} - {""}) == 1, "both have the same settings"
+            assert not any(one.coming for one in listed)
+            assert fleet.reporter.heard(f"{fleet.url()}/ in a browser")
 
     asyncio.run(scenario())
 

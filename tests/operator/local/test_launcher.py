@@ -87,6 +87,19 @@ def test_cores_are_divided_among_all_engines(make_launcher: MakeLauncher, build:
     assert flag(launcher.launch("qwen", local_plan(build()).engine, 0).argv, "--num-threads") == "2"
 
 
+def test_the_ranks_of_an_engine_share_its_cores_and_have_a_gpu_each(make_launcher: MakeLauncher, build: Any) -> None:
+    launcher = make_launcher("0", "1", "2", cores=8)
+    on_cpu = launcher.launch("q", local_plan(build(parallelism={"tensor": 2})).engine, 0)
+    assert flag(on_cpu.argv, "--tensor-parallel-size") == "2"
+    assert flag(on_cpu.argv, "--num-threads") == "8", "of all ranks together"
+    on_gpus = local_plan(build(resources={"gpus": 2})).engine
+    launch = launcher.launch("q", on_gpus, 1)
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert flag(launch.argv, "--tensor-parallel-size") == "2"
+    with pytest.raises(OperatorError, match="waits for 2 free GPUs"):
+        launcher.launch("q", on_gpus, 2)
+
+
 def test_threads_sleep_while_they_wait_unless_the_user_said_how(
     make_launcher: MakeLauncher, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

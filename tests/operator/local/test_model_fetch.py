@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pagefleet_operator.download.progress import ProgressMeter
-from pagefleet_operator.download.settings import DownloadSettings
+from pagefleet_download.progress import ProgressMeter
+from pagefleet_download.settings import DownloadSettings
 from pagefleet_operator.local.backoff import Backoff
 from pagefleet_operator.local.model_fetch import ModelFetch, ModelOrder, model_order
 from pagefleet_protocol.model_facts import DownloadResult

@@ -21,6 +21,7 @@ def test_lines_are_told_whole_however_they_arrive(tmp_path: Path) -> None:
     assert lines == ["loading", "half done"]
     log.close()
     assert lines[-1] == log.last_line == "last"
+    assert list(log.last_lines) == lines
     assert (tmp_path / "x.log").read_bytes() == b"loading\nhalf done\n\nlast"
 
 

@@ -18,6 +18,8 @@ import yaml
 from pagefleet_operator.cli import main
 
 from tests.fakes.fleet_processes import all_gone, recorded_pids
+from tests.fakes.hub_server import HubServer, Repository
+from tests.fakes.model_files import sharded
 
 pytestmark = pytest.mark.fleet
 
@@ -160,7 +162,7 @@ def test_a_terminal_gets_a_table(start_up: StartUp, document: Any) -> None:
     os.close(terminal)
     up._reader = controller
     up.read_until("qwen is ready at")
-    up.read_until("RESTARTS")
+    up.read_until("TOK/S")
     assert "\x1b[" in up.text
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(120) == 0
@@ -216,3 +218,22 @@ def test_ctrl_c_before_there_is_anything_to_stop(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("pagefleet_operator.local.up.up", interrupted)
     assert main([str(tmp_path)]) == 130
+
+
+def test_a_name_of_the_hub_is_served_as_a_file_would_be(environment: dict[str, str], tmp_path: Path) -> None:
+    with HubServer() as hub:
+        hub.repositories["Org/Small"] = Repository()
+        hub.repositories["Org/Small"].commit(sharded())
+        places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        command = [str(tmp_path / "bin" / "python"), "-m", "pagefleet_operator.cli", "Org/Small", "--port", "0"]
+        up = Up(command, environment | places)
+        try:
+            up.read_until("small is ready at")
+            (folder,) = (tmp_path / "cache" / "pagefleet" / "models").iterdir()
+            assert folder.resolve().parent == tmp_path / "hf" / "hub" / "models--Org--Small" / "snapshots"
+            (manifest,) = tmp_path.glob("pagefleet/small-*/inferenceservice.yaml")
+            assert f"{manifest}: edits of this file count while it runs" in up.text
+            manifest.write_text(manifest.read_text() + "  replicas: 2\n")
+            up.read_until("small-engine-1: ready")
+        finally:
+            up.close()

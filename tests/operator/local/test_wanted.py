@@ -79,6 +79,7 @@ def test_a_secret_of_a_cluster_is_a_variable_here(document: Any) -> None:
             ["spec.router.auth (routers ask for keys where P"],
         ),
         ({"router": {"resources": {"cpu": 1}}}, ["spec.router.resources"]),
+        ({"router": {"inferencePool": {}}}, ["spec.router.inferencePool"]),
         ({"autoscaling": {"max": 3}}, []),
         ({"autoscaling": {"max": 3, "mode": "Advisory"}, "replicas": 2}, []),
         ({"autoscaling": {"mode": "External"}}, ["spec.autoscaling (mode External: nobody scales here, spec.replicas"]),
@@ -107,6 +108,13 @@ def test_gpus_that_are_not_there_are_told_with_the_count(document: Any) -> None:
     assert "2 GPUs are asked for (a 2) and this machine has 1; lower replicas" in missing
     (absent,) = check_gpus(wanted, 0)
     assert "this machine has no GPU; set it to 0 to compute on the CPU" in absent
+
+
+def test_an_engine_of_more_gpus_than_there_are_is_told_so(document: Any) -> None:
+    wanted = read(document("a", resources={"gpus": 4}), document("b", resources={"gpus": 1}))
+    assert check_gpus(wanted, 5) == []
+    (missing,) = check_gpus(wanted, 2)
+    assert "5 GPUs are asked for (a 4, b 1) and this machine has 2; one engine takes 4: lower it" in missing
 
 
 def test_gpus_have_to_be_there_for_the_least_engines_only(document: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pagefleet_operator.plan.canary import TrialFigures, step_of
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import (
     DOWNLOAD,
@@ -106,6 +107,11 @@ def result(reason: Any = "", message: str = "", facts: ModelFacts | None = None)
     return encode_result(DownloadResult(facts=facts, reason=reason, message=message)).decode()
 
 
+def owner_of(one: PodSeen) -> str:
+    """Return the name of a pod's Deployment."""
+    return one.name.rpartition("-")[0]
+
+
 Broken = Callable[[PodSeen], PodSeen]
 
 
@@ -116,7 +122,7 @@ class World:
     service: InferenceService
     profiles: Mapping[str, InferenceProfile] = field(default_factory=dict)
     facts: ModelFacts = FACTS
-    optional_kinds: frozenset[str] = frozenset({"Ingress", "HTTPRoute", "ServiceMonitor"})
+    optional_kinds: frozenset[str] = frozenset({"Ingress", "HTTPRoute", "InferencePool", "ServiceMonitor"})
     children: dict[ChildKey, dict[str, Any]] = field(default_factory=dict)
     strangers: dict[ChildKey, dict[str, Any]] = field(default_factory=dict)
     pods: list[PodSeen] = field(default_factory=list)
@@ -130,6 +136,10 @@ class World:
     role_scaling: Mapping[PairRole, ScalingSeen] = field(default_factory=dict)
     kv_engines: tuple[KvEngineSeen, ...] = ()
     pair_load: PairLoad | None = None
+    trial: TrialFigures | None = None
+    """What routers count of a revision that is tried out, in each step."""
+    devices: int | None = None
+    """For engines, one each; None: as many as they want. Without one an engine's pod is never ready."""
     born: int = 0
     settings: ClusterSettings = SETTINGS
 
@@ -147,6 +157,9 @@ class World:
             role_scaling=self.role_scaling,
             kv_engines=self.kv_engines,
             pair_load=self.pair_load,
+            trial=replace(self.trial, step=step_of(self.status.canary if self.status else None))
+            if self.trial
+            else None,
         )
 
     def plan(self) -> ServicePlan:
@@ -191,9 +204,11 @@ class World:
         jobs = {name for kind, name in self.children if kind == "Job"}
         self.pods = [one for one in self.pods if one.component != "model" or one.name.rpartition("-")[0] in jobs]
         revisions = {body["metadata"]["labels"].get(LABEL_REVISION) for body in self.children.values()}
-        whole = ("Deployment", f"{self.service.name}-engine") in self.children
+        owners = {name for kind, name in self.children if kind == "Deployment"}
         self.pods = [
-            one for one in self.pods if one.component != "engine" or (one.revision in revisions if one.role else whole)
+            one
+            for one in self.pods
+            if one.component != "engine" or (one.revision in revisions if one.role else owner_of(one) in owners)
         ]  # what the garbage collector leaves
         for (kind, name), body in list(self.children.items()):
             if kind == "Job":
@@ -221,12 +236,14 @@ class World:
         role = labels.get(LABEL_ROLE)
 
         def mine() -> list[PodSeen]:
-            # Of a part, every revision has a Deployment of its own.
-            return [one for one in self.of(component) if one.role == role and (not role or one.revision == revision)]
+            # Of a part, and of what is tried out, every revision has a Deployment of its own.
+            those = [one for one in self.of(component) if one.role == role]
+            return [one for one in those if (one.revision == revision if role else owner_of(one) == name)]
 
         for one in mine():
             broken = self.breaks.get(one.revision)
-            if not one.ready:
+            placed = component != "engine" or self.devices is None or self._num_serving() < self.devices
+            if not one.ready and placed:
                 self._replace(one, broken(one) if broken else replace(one, ready=True, turned=self.now))
         old = [one for one in mine() if one.revision != revision]
         new = [one for one in mine() if one.revision == revision]
@@ -239,7 +256,15 @@ class World:
             self.born += 1
             born = pod(f"{name}-{self.born}", component=component, revision=revision, created=self.now)
             self.pods.append(replace(born, role=role))
-        body["status"] = {"availableReplicas": sum(one.ready for one in mine() if one.revision == revision)}
+        updated = [one for one in mine() if one.revision == revision]
+        body["status"] = {
+            "availableReplicas": sum(one.ready for one in updated),
+            "updatedReplicas": len(updated),
+            "replicas": len(mine()),
+        }
+
+    def _num_serving(self) -> int:
+        return sum(one.ready for one in self.of("engine"))
 
     def _replace(self, old: PodSeen, new: PodSeen) -> None:
         self.pods[self.pods.index(old)] = new

@@ -37,8 +37,7 @@ def test_a_model_that_is_too_large_is_refused_with_the_arithmetic() -> None:
     assert refusal.message == (
         "weights 61.0 GiB + KV cache of one sequence of 131072 tokens 16.0 GiB = 77.0 GiB, more than the 70.2 GiB that "
         "an engine may use of 80 GiB (profile h100). Set engine.maxModelLen to 74752 or less, or engine.quantization: "
-        "fp8, or use a GPU with more memory; with tensor parallelism it would take 2 such GPUs, which this version "
-        "does not do"
+        "fp8, or resources.gpus: 2, or use a GPU with more memory"
     )
 
 
@@ -98,7 +97,64 @@ def test_no_length_is_recommended_that_cannot_be_set() -> None:
     assert refusal.path == "spec.resources"
     assert "maxModelLen" not in refusal.message
     assert "quantization" not in refusal.message
-    assert "would take 8 such GPUs" in refusal.message
+    assert "Set resources.gpus: 8, or use" in refusal.message
+
+
+def test_more_gpus_are_recommended_only_where_heads_divide() -> None:
+    facts = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB, num_attention_heads=36)
+    refusal = fit(facts=facts).refusal
+    assert refusal is not None
+    assert "gpus" not in refusal.message
+
+
+def test_each_rank_holds_its_part_of_the_weights_and_heads() -> None:
+    one = fit(engine={"maxModelLen": 32768}).memory
+    two = fit(engine={"maxModelLen": 32768}, gpus=2).memory
+    assert one is not None
+    assert two is not None
+    assert (two.weights, two.kv, two.device) == (one.weights / 2, one.kv / 2, 80.0)
+
+
+@pytest.mark.parametrize("gpus", [0, 3])
+def test_ranks_among_which_heads_do_not_divide_are_refused_before_a_gpu_is_taken(gpus: int) -> None:
+    refusal = fit(facts=FACTS, gpus=gpus, parallelism={"tensor": 3}).refusal
+    assert refusal is not None
+    assert (refusal.path, refusal.reason) == ("spec.parallelism.tensor", Reason.INVALID_SPEC)
+    assert refusal.message == (
+        "is 3, and ranks share heads evenly: the model has 32 heads of attention, 8 of keys and values; give one of "
+        "1, 2, 4, 8, 16"
+    )
+
+
+def test_what_the_message_recommends_fits() -> None:
+    facts = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB)
+    assert fit(facts=facts, gpus=8).refusal is None
+    refusal = fit(facts=facts, gpus=4).refusal
+    assert refusal is not None
+    assert refusal.message.startswith("each of 4 GPUs gets weights 75.0 GiB + KV cache")
+    assert "70.0 GiB that an engine may use" in refusal.message
+    assert "resources.gpus: 8" in refusal.message
+
+
+def test_ranks_beyond_the_heads_have_copies_of_them() -> None:
+    facts = msgspec.structs.replace(FACTS, num_kv_heads=2)
+    whole, shared = (fit(facts=facts, engine={"maxModelLen": 65536}, gpus=gpus).memory for gpus in (1, 8))
+    assert whole is not None
+    assert shared is not None
+    assert shared.kv == whole.kv / 2
+
+
+def test_ranks_on_the_cpu_share_one_memory() -> None:
+    spread: dict[str, Any] = {"parallelism": {"tensor": 2}, "engine": {"maxModelLen": 4096}}
+    one_head = msgspec.structs.replace(FACTS, num_kv_heads=1)
+    whole = fit(facts=one_head, gpus=0, resources={"memory": "64Gi"}, engine={"maxModelLen": 4096}).memory
+    found = fit(facts=one_head, gpus=0, resources={"memory": "64Gi"}, **spread).memory
+    assert whole is not None
+    assert found is not None
+    assert (found.weights, found.kv) == (whole.weights, 2 * whole.kv)
+    tight = {"memory": "19Gi"}
+    assert fit(facts=FACTS, gpus=0, resources=tight, engine={"maxModelLen": 4096}).refusal is None
+    assert fit(facts=FACTS, gpus=0, resources=tight, **spread).refusal is not None
 
 
 def test_unasked_the_length_shrinks_to_what_fits_as_the_engines_does() -> None:

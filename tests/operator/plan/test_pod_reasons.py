@@ -49,15 +49,20 @@ REGISTRY = (
     'failed to pull and unpack image "localhost:1/nope:1": failed to resolve image: failed to do request: Head '
     '"https://localhost:1/v2/nope/manifests/1": dial tcp 127.0.0.1:1: connect: connection refused'
 )
+RANK_DIED = """  File "processes.py", line 359, in _die
+    raise EngineDead(message)
+pagefleet_engine.errors.EngineDead: rank 1 on qwen-engine-a was killed by signal 9: the engine must be started again
+2026-11-23 02:41:04 ERROR server: the engine core (pid 7) exited with status 1 with 3 open requests
+"""
 CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]] = {
     "no free GPU": (
         unscheduled(f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu.{PREEMPTION}"), (),
         Reason.INSUFFICIENT_GPU,
         (
-            "no node has a free nvidia.com/gpu for qwen-engine-a",
-            "Insufficient nvidia.com/gpu. Free one",
+            "no node has enough free nvidia.com/gpu for qwen-engine-a",
+            "Insufficient nvidia.com/gpu. Free some",
             "allocatable.nvidia\\.com/gpu",
-            "lower spec.replicas",
+            "lower spec.replicas or spec.resources.gpus",
         ),
     ),
     "no free GPU among other things": (
@@ -137,6 +142,10 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
     "root in an image": (
         waiting("CreateContainerConfigError", "container's runAsUser breaks non-root policy (pod: \"a_ns(1)\")"), (),
         Reason.POD_FORBIDDEN, ("runAsUser breaks non-root policy",),
+    ),
+    "a rank that died": (
+        crashed(1, RANK_DIED), (), Reason.CRASH_LOOP,
+        ("ended (4 times) with exit code 1: rank 1 on qwen-engine-a was killed by signal 9: the engine must be",),
     ),
     "settings refused": (
         crashed(2, "starting\npagefleet serve: error: max_model_len is 1: give at least 2\n"), (),

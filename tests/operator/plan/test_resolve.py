@@ -77,6 +77,103 @@ def test_gpu_type_finds_its_profile_and_asks_for_a_gpu() -> None:
     assert "resources.gpus: 1, as gpuType is h100" in found.why
 
 
+def test_gpus_are_ranks_and_bring_their_part_of_the_host() -> None:
+    h100 = profile(resources={"gpus": 1, "cpu": "7500m", "memory": "64Gi", "shm": "4Gi"})
+    found = resolved([h100], resources={"gpuType": "h100", "gpus": 4})
+    assert (found.gpus, found.tensor) == (4, 4)
+    assert (found.cpu, found.memory, found.shm) == ("30000m", "256Gi", "16Gi")
+    assert "parallelism.tensor: 4, as there are 4 GPUs" in found.why
+    assert "resources.memory: 256Gi, from profile h100" in found.why
+    written = resolved([h100], resources={"gpuType": "h100", "gpus": 4, "cpu": "8", "memory": "100Gi"})
+    assert (written.cpu, written.memory, written.shm) == ("8", "100Gi", "16Gi")
+
+
+def test_a_profile_for_a_whole_node_lends_a_part_of_it() -> None:
+    node = profile(resources={"gpus": 8, "cpu": "100", "memory": "1Ti", "shm": "8Gi"})
+    assert resolved([node], profileRef={"name": "h100"}).tensor == 8
+    found = resolved([node], profileRef={"name": "h100"}, resources={"gpus": 3})
+    assert (found.cpu, found.memory, found.shm) == ("37.5", "0.375Ti", "3Gi")
+
+
+@pytest.mark.parametrize("resources", [{"gpuType": "h100"}, {"gpuType": "a100"}])
+def test_ranks_ask_for_a_gpu_each_where_there_are_gpus(resources: Any) -> None:
+    found = resolved([profile(resources={"gpus": 1})], resources=resources, parallelism={"tensor": 2})
+    assert (found.gpus, found.tensor, found.shm) == (2, 2, "2Gi")
+    assert "resources.gpus: 2, as there are 2 ranks" in found.why
+
+
+@pytest.mark.parametrize(
+    ("args", "spec", "ranks"),
+    [
+        (["--data-parallel-size", "2"], {"resources": {"gpus": 2}}, (2, 1)),
+        (["-dp=2"], {"resources": {"gpus": 4}}, (4, 2)),
+        (["-dp", "2"], {"resources": {"gpus": 4}, "parallelism": {"tensor": 2}}, (4, 2)),
+        (["-dp", "2"], {"profileRef": {"name": "h100"}, "parallelism": {"tensor": 2}}, (4, 2)),
+        (["-dp", "4"], {"resources": {"gpuType": "h100"}}, (4, 1)),
+        (["-dp", "4"], {"resources": {"gpuType": "b200"}}, (4, 1)),
+        (["-dp", "4"], {}, (0, 1)),
+        (
+            ["-dp", "2"],
+            {"engine": {"kvOffload": {"memory": "8Gi"}}, "resources": {"gpus": 2}, "parallelism": {"tensor": 1}},
+            (2, 1),
+        ),
+        (["-dp", "2"], {"engine": {"kvOffload": {"memory": "8Gi"}}, "resources": {"gpus": 2}}, (2, 1)),
+    ],
+)
+def test_data_ranks_of_the_flags_have_tensor_ranks_each(args: Any, spec: Any, ranks: tuple[int, int]) -> None:
+    engine = {**spec.get("engine", {}), "args": args}
+    found = resolved([profile(resources={"gpus": 1})], **{**spec, "engine": engine})
+    copies = int(args[-1].rpartition("=")[2])
+    assert (found.gpus, found.tensor, found.shm) == (*ranks, f"{ranks[1] * copies}Gi")
+
+
+def test_a_profile_for_several_gpus_divides_them_among_data_ranks() -> None:
+    found = resolved([profile(resources={"gpus": 8})], profileRef={"name": "h100"}, engine={"args": ["-dp", "4"]})
+    assert (found.gpus, found.tensor) == (8, 2)
+
+
+@pytest.mark.parametrize("resources", [{}, {"gpuType": "h100"}])
+def test_more_ranks_than_a_node_has_are_refused(resources: Any) -> None:
+    found = refusal([profile()], resources=resources, parallelism={"tensor": 16}, engine={"args": ["-dp", "4"]})
+    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
+    assert "64 ranks with 4 data ranks, and one node has 16 at most" in found.message
+
+
+def test_data_ranks_pass_no_kv_to_other_engines() -> None:
+    found = refusal(disaggregation={}, engine={"args": ["--data-parallel-size=2"]})
+    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
+    assert "with 2 data ranks" in found.message
+    assert "leave out disaggregation, or --data-parallel-size" in found.message
+
+
+@pytest.mark.parametrize("args", [[], ["-dp", "4"]])
+def test_gpus_that_no_rank_has_a_use_for_are_refused(args: list[str]) -> None:
+    found = refusal(resources={"gpus": 4}, parallelism={"tensor": 2}, engine={"args": args})
+    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
+    assert "and resources.gpus is 4: make them equal, or leave gpus out" in found.message
+
+
+@pytest.mark.parametrize("resources", [{}, {"gpus": 0}])
+def test_ranks_compute_on_the_cpu_where_no_gpu_is_asked_for(resources: Any) -> None:
+    found = resolved(resources=resources, parallelism={"tensor": 2})
+    assert (found.gpus, found.tensor, found.shm) == (0, 2, "2Gi")
+
+
+@pytest.mark.parametrize(
+    ("profiled", "spec"),
+    [
+        ({"engine": {"kvOffload": {"memory": "8Gi"}}}, {"resources": {"gpus": 2}}),
+        ({"engine": {"kvOffload": {"memory": "8Gi"}}}, {"parallelism": {"tensor": 2}}),
+        ({"resources": {"gpus": 8}}, {"disaggregation": {}}),
+        ({"resources": {"gpus": 8}}, {"engine": {"kvOffload": {"memory": "8Gi"}}}),
+    ],
+)
+def test_ranks_from_a_profile_do_not_go_with_kv_that_leaves_the_engine(profiled: Any, spec: Any) -> None:
+    found = refusal([profile(**profiled)], profileRef={"name": "h100"}, **spec)
+    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
+    assert "leave out disaggregation and engine.kvOffload" in found.message
+
+
 def test_gpu_type_without_a_profile_is_told_and_gives_no_defaults() -> None:
     found = resolved([profile()], resources={"gpuType": "b200", "gpus": 1})
     assert found.profile is None

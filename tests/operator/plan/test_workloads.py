@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pagefleet_engine.cli import read_configuration
 from pagefleet_operator.plan.workloads import Plan
 
 from tests.fakes.local_plans import local_plan
@@ -33,6 +36,7 @@ def test_every_setting_reaches_its_flag_and_own_flags_come_last(build: Any) -> N
     service = build(
         model={"uri": "file:///models/my%20model", "name": "m", "aliases": ["best", "chat"]},
         engine={"dtype": "bfloat16", "quantization": "fp8", "maxModelLen": 512, "args": ["--seed", "7"]},
+        parallelism={"tensor": 2},
         replicas=3,
         router={"replicas": 2, "policy": "least-load"},
         rollout={"drainSeconds": 5},
@@ -40,7 +44,7 @@ def test_every_setting_reaches_its_flag_and_own_flags_come_last(build: Any) -> N
     plan = local_plan(service)
     assert plan.engine.args == (
         *("/models/my model", "--served-model-name", "m,best,chat", "--dtype", "bfloat16", "--quantization", "fp8"),
-        *("--max-model-len", "512", "--drain-timeout", "5", "--seed", "7"),
+        *("--max-model-len", "512", "--tensor-parallel-size", "2", "--drain-timeout", "5", "--seed", "7"),
     )
     assert (plan.engine.replicas, plan.router.replicas) == (3, 2)
     assert plan.router.args == (
@@ -56,6 +60,7 @@ ROUTER = {
     "kvEvents": False,
     "sessionHeader": "X-User",
     "explain": True,
+    "console": False,
     "queue": {"max": 7, "timeout": 8, "coldStartTimeout": 9},
 }
 
@@ -63,7 +68,7 @@ ROUTER = {
 def test_every_field_of_the_router_reaches_its_flag(build: Any) -> None:
     assert local_plan(build(router=ROUTER)).router.args == (
         *("--model-name", "qwen", "--policy", "session", "--workers", "2", "--session-header", "x-user", "--explain"),
-        *("--no-kv-events", "--queue-size", "7", "--queue-timeout", "8", "--cold-start-timeout", "9"),
+        *("--no-console", "--no-kv-events", "--queue-size", "7", "--queue-timeout", "8", "--cold-start-timeout", "9"),
         *("--drain-timeout", "30"),
     )
 
@@ -89,6 +94,24 @@ def test_flags_are_those_of_the_programs(build: Any) -> None:
             [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True, timeout=120
         ).stdout
         assert all(flag in shown for flag in flags[verb])
+
+
+@pytest.mark.parametrize("spec", [{"parallelism": {"tensor": 2}}, {"resources": {"gpus": 2}}])
+def test_ranks_are_those_of_the_engine(build: Any, spec: Any) -> None:
+    engine, _ = read_configuration(local_plan(build(**spec)).engine.args, {})
+    assert engine.parallel.tensor_parallel_size == 2
+
+
+def test_parsers_and_the_store_of_responses_are_set_by_flags_of_the_engines(build: Any) -> None:
+    """As docs/kubernetes.md says; the engine's own command line reads them."""
+    page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    (example,) = re.findall(r"```yaml\n(spec:\n  engine:\n    args:\n.+?)```", page, re.S)
+    service = build(**yaml.safe_load(example)["spec"])
+    arguments = local_plan(service).engine.args
+    _, server = read_configuration(arguments, {})
+    assert (server.tool_call_parser, server.reasoning_parser) == ("hermes", "qwen3")
+    assert (server.response_store, server.response_store_size) == ("/responses", 2**30)
+    assert (server.response_store_days, server.trust_request_chat_template) == (7.0, True)
 
 
 def test_a_profile_gives_what_the_service_leaves_out(build: Any) -> None:
@@ -149,11 +172,16 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"engine": {"kvOffload": {"memory": "1Gi"}}}, True, False),
         ({"resources": {"cpu": 2}}, True, False),
         ({"resources": {"gpus": 1}}, True, False),
+        ({"parallelism": {"tensor": 2}}, True, False),
+        ({"parallelism": {"tensor": 1}}, False, False),
         ({"rollout": {"drainSeconds": 5}}, True, True),
         ({"router": {"policy": "least-load"}}, False, True),
         ({"router": {"queue": {"max": 1}}}, False, True),
         ({"router": {"kvEvents": False}}, True, True),
         ({"engine": {"args": ["--no-enable-prefix-caching"]}}, True, True),
+        ({"engine": {"args": ["--data-parallel-size=2"]}}, True, True),
+        ({"engine": {"args": ["-dp", "2"]}}, True, True),
+        ({"engine": {"args": ["-dp", "1"]}}, True, False),
         ({"replicas": 5}, False, False),
         ({"router": {"replicas": 3, "resources": {"cpu": 1}}}, False, False),
         ({"resources": {"memory": "1Gi", "shm": "2Gi"}}, False, False),

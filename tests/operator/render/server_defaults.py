@@ -48,7 +48,10 @@ def server_default(wanted: Mapping[str, Any]) -> Object:
         spec |= {"volumeMode": "Filesystem"}
     if seen["kind"] == "HTTPRoute":
         spec["parentRefs"][0] |= {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
-        spec["rules"][0]["backendRefs"][0] |= {"group": "", "kind": "Service", "weight": 1}
+        backend = spec["rules"][0]["backendRefs"][0]
+        spec["rules"][0]["backendRefs"][0] = {"group": "", "kind": "Service", "weight": 1} | backend
+    if seen["kind"] == "InferencePool":
+        spec |= {"appProtocol": "http"}
     return seen | {"status": {"observedGeneration": 1}}
 
 

@@ -179,6 +179,13 @@ TABLE: Mapping[str, Case] = {
         ),
         kinds=frozenset({"HTTPRoute", "ServiceMonitor"}),
     ),
+    "inference-pool": replace(
+        TINY.changed(
+            router={"replicas": 2, "inferencePool": {"failureMode": "FailOpen", "gatewayCidrs": ["10.1.0.0/16"]}},
+            expose={"type": "Gateway", "host": "llm.example.org", "gatewayRef": {"name": "public"}},
+        ),
+        kinds=frozenset({"HTTPRoute", "InferencePool"}),
+    ),
     "aliases": TINY.changed(model={"uri": "builtin://tiny", "name": "org/tiny", "aliases": ["small", "default"]}),
     "auth": TINY.changed(
         router={
@@ -238,6 +245,11 @@ TABLE: Mapping[str, Case] = {
         },
         profiles={"h100": H100},
     ),
+    "tensor-parallel": Case(
+        {"model": {"uri": "hf://meta-llama/Llama-3.3-70B-Instruct"}, "resources": {"gpuType": "h100", "gpus": 4}},
+        profiles={"h100": H100},
+    ),
+    "tensor-parallel-cpu": TINY.changed(resources={"cpu": "4"}, parallelism={"tensor": 2}),
     "scaled-to-zero": replace(
         TINY.changed(replicas=0), settings=replace(SETTINGS, network_policies=False), kinds=frozenset()
     ),

@@ -330,12 +330,49 @@ def test_a_bucket_without_a_secret_is_read_as_everybody_may(scheme: str, name: s
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("gateway", "HTTPRoute"), ("gateway", "ServiceMonitor"), ("ingress", "Ingress")]
+    ("name", "kind"),
+    [
+        ("gateway", "HTTPRoute"),
+        ("gateway", "ServiceMonitor"),
+        ("ingress", "Ingress"),
+        ("inference-pool", "InferencePool"),
+    ],
 )
 def test_kinds_that_the_cluster_lacks_are_not_made(name: str, kind: str) -> None:
     case = TABLE[name]
     assert (kind, "qwen") in by_key(case.wanted())
     assert (kind, "qwen") not in by_key(replace(case, kinds=case.kinds - {kind}).wanted())
+
+
+def test_a_route_goes_to_the_pool_where_there_is_one_and_else_to_the_routers() -> None:
+    case = TABLE["inference-pool"]
+    (backend,) = by_key(case.wanted())["HTTPRoute", "qwen"]["spec"]["rules"][0]["backendRefs"]
+    assert backend == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "qwen"}
+    without = by_key(replace(case, kinds=frozenset({"HTTPRoute"})).wanted())
+    assert without["HTTPRoute", "qwen"]["spec"]["rules"][0]["backendRefs"] == [{"name": "qwen", "port": 80}]
+
+
+def test_a_pool_selects_the_engines_and_asks_the_routers() -> None:
+    children = by_key(TABLE["inference-pool"].wanted())
+    pool, service = children["InferencePool", "qwen"]["spec"], children["Service", "qwen"]["spec"]
+    engine_pods = children[ENGINE]["spec"]["template"]
+    assert pool["selector"]["matchLabels"].items() <= engine_pods["metadata"]["labels"].items()
+    assert pool["targetPorts"] == [{"number": engine_pods["spec"]["containers"][0]["ports"][0]["containerPort"]}]
+    asked = pool["endpointPickerRef"]
+    (port,) = [one for one in service["ports"] if one["port"] == asked["port"]["number"]]
+    assert asked["name"] == "qwen"
+    (router,) = children["Deployment", "qwen-router"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": port["targetPort"], "containerPort": 9002, "protocol": "TCP"} in router["ports"]
+    assert router["args"][router["args"].index("--endpoint-picker-port") + 1] == "9002"
+    sources = children["NetworkPolicy", "qwen-engine"]["spec"]["ingress"][0]["from"]
+    assert {"ipBlock": {"cidr": "10.1.0.0/16"}} in sources
+    assert len(sources) == 4
+    clients, gateways = children["NetworkPolicy", "qwen-router"]["spec"]["ingress"]
+    assert clients == {"ports": [{"port": 8000, "protocol": "TCP"}]}
+    assert gateways == {"from": sources[1:], "ports": [{"port": 9002, "protocol": "TCP"}]}
+    plain = TABLE["inference-pool"].changed(router={"inferencePool": {"tls": False}})
+    (router,) = by_key(plain.wanted())["Deployment", "qwen-router"]["spec"]["template"]["spec"]["containers"]
+    assert "--no-endpoint-picker-tls" in router["args"]
 
 
 def test_network_policies_can_be_left_to_others() -> None:

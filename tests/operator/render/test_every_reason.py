@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from pagefleet_operator.plan.announcements import announcements
+from pagefleet_operator.plan.canary import RevisionFigures, TrialFigures
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.observed import ApplyFailure, Child, Observed, PodSeen, ScalingSeen
 from pagefleet_operator.plan.reasons import NORMAL, Reason
@@ -54,6 +55,17 @@ def engines(world: World, **seen: Any) -> InferenceServiceStatus:
     """Return the status when every engine is like this."""
     world.pods = [replace(one, **({"ready": False} | seen)) if one.component == "engine" else one for one in world.pods]
     return world.plan().status
+
+
+def tried_out(well: bool) -> InferenceServiceStatus:
+    """Return the status while a revision is tried out, or once it went back."""
+    world = serving(rollout={"canary": {}})
+    world.edit(rollout={"canary": {}}, engine={"maxModelLen": 512})
+    world.trial = None if well else TrialFigures(RevisionFigures(failed=9))
+    for _ in range(3 if well else 6):
+        world.step()
+    assert world.status is not None
+    return world.status
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
@@ -212,6 +224,7 @@ CASES: dict[Reason, Case] = {
     Reason.DOWNLOADING: ("ModelCached", "False", downloading, "42 %, 42.0 of 100.0 GiB, 3 of 9 files"),
     Reason.WAITING_FOR_MODEL: ("EngineReady", "False", lambda: seen(spec=CLAIM), "engines wait for the model"),
     Reason.ROLLING_OUT: ("Progressing", "True", rollout, "1 of 1 engines run the new settings"),
+    Reason.CANARY: ("Progressing", "True", lambda: tried_out(True), "step 1 of 3: the new revision gets 5 %"),
     Reason.SCALING: ("Progressing", "True", seen, "0 engines exist, 1 are wanted"),
     Reason.SCALED_BY_DEMAND: ("ScalingActive", "True", lambda: scaled("Steady", 1), "follows the demand"),
     Reason.IDLE: ("Ready", "True", lambda: scaled("Idle", 0), "waits for an engine to start"),
@@ -265,6 +278,7 @@ CASES: dict[Reason, Case] = {
                         created=NOW), "no GPU"),
     Reason.PARTLY_READY: ("Degraded", "True", partly, "1 of 2 engines ready"),
     Reason.ROLLOUT_STOPPED: ("Degraded", "True", lambda: rollout(**ended(2, "bad")), "1 of 1 engines keep serving"),
+    Reason.CANARY_FAILED: ("Degraded", "True", lambda: tried_out(False), "9 of its 9 requests fail"),
     Reason.INVALID_SPEC: ("Degraded", "True", invalid, "spec.model.uri: is required"),
     Reason.PROFILE_NOT_FOUND: ("Degraded", "True",
         lambda: seen(spec={"profileRef": {"name": "h"}}), "spec.profileRef.name: there is no InferenceProfile h"),
@@ -306,7 +320,8 @@ def test_trouble_is_announced_as_a_warning(reason: Reason) -> None:
 def test_chapters_and_reasons_are_the_same() -> None:
     chapters = re.findall(r"^### (\w+)$", CHAPTERS.read_text(), flags=re.MULTILINE)
     assert sorted(chapters) == sorted(set(chapters))
-    assert set(chapters) == {str(one) for one in Reason}
+    # Those of alerts are held by tests/chart/test_monitoring.py.
+    assert {one for one in chapters if not one.startswith("Pagefleet")} == {str(one) for one in Reason}
 
 
 def test_every_chapter_says_what_it_means_where_to_look_and_what_to_do() -> None:

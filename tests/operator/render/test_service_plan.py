@@ -295,13 +295,14 @@ def test_replicas_of_another_manager_are_kept_and_counted() -> None:
             "HTTPRoute",
             "the Gateway API",
         ),
+        ({"router": {"inferencePool": {}}}, "InferencePool", "the Gateway API Inference Extension"),
     ],
 )
 def test_a_kind_that_is_missing_is_named_with_what_brings_it(spec: Any, kind: str, words: str) -> None:
     world = World(service(**spec), optional_kinds=frozenset())
     status = world.settle()
     assert told(status, "Degraded") == ("True", "KindMissing")
-    assert f"asks for a {kind}" in condition(status, "Degraded").message
+    assert f" {kind}, which this cluster does not know" in condition(status, "Degraded").message
     assert words in condition(status, "Degraded").message
     assert told(status, "Ready") == ("True", "Serving")
     world.optional_kinds = frozenset({kind})
