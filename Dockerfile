@@ -25,44 +25,55 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/log/*
 COPY protocol/pyproject.toml protocol/
 COPY text/pyproject.toml text/
+COPY console/pyproject.toml console/
 COPY router/pyproject.toml router/
-RUN python dependencies.py --extra traces protocol text router > requirements.txt \
+RUN python dependencies.py --extra traces --extra picker protocol text console router > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
 COPY text text
+COPY console console
 COPY router router
+COPY pagefleet pagefleet
 # What the router does for every request is compiled; the types of its siblings are where mypy is told to look.
-RUN HATCH_BUILD_HOOK_ENABLE_MYPYC=true MYPYPATH=/src/protocol:/src/text \
-    /opt/backend/bin/python dependencies.py --wheels dist protocol text router \
+RUN HATCH_BUILD_HOOK_ENABLE_MYPYC=true MYPYPATH=/src/protocol:/src/text:/src/console \
+    /opt/backend/bin/python dependencies.py --wheels dist protocol text console router pagefleet \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM build AS build-operator
 COPY protocol/pyproject.toml protocol/
+COPY download/pyproject.toml download/
 COPY operator/pyproject.toml operator/
-RUN python dependencies.py protocol operator > requirements.txt \
+RUN python dependencies.py protocol download operator > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
+COPY download download
 COPY operator operator
-RUN /opt/backend/bin/python dependencies.py --wheels dist protocol operator \
+COPY pagefleet pagefleet
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol download operator pagefleet \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM build AS build-engine
 # PyPI's torch is built for CUDA. For machines without a GPU: https://download.pytorch.org/whl/cpu
 ARG TORCH_INDEX=https://pypi.org/simple
 COPY protocol/pyproject.toml protocol/
+COPY download/pyproject.toml download/
 COPY kernels/pyproject.toml kernels/
 COPY text/pyproject.toml text/
 COPY kv/pyproject.toml kv/
+COPY console/pyproject.toml console/
 COPY engine/pyproject.toml engine/
 RUN pip install --index-url "$TORCH_INDEX" --constraint constraints.txt torch
-RUN python dependencies.py --extra traces protocol kernels text kv engine > requirements.txt \
+RUN python dependencies.py --extra traces protocol download kernels text kv console engine > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 COPY protocol protocol
+COPY download download
 COPY kernels kernels
 COPY text text
 COPY kv kv
+COPY console console
 COPY engine engine
-RUN /opt/backend/bin/python dependencies.py --wheels dist protocol kernels text kv engine \
+COPY pagefleet pagefleet
+RUN /opt/backend/bin/python dependencies.py --wheels dist protocol download kernels text kv console engine pagefleet \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS runtime

@@ -7,8 +7,14 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-DISTRIBUTIONS := protocol kernels text kv engine router operator
+DISTRIBUTIONS := protocol download kernels text kv console engine router operator pagefleet
 EDITABLE := $(addprefix -e ,$(DISTRIBUTIONS))
+# uv installs in a fifth of pip's time, and does not read pip's settings: where those name an index, uv's own must name one too.
+UV := $(shell command -v uv)
+INSTALL = if [ -n "$(UV)" ] && { [ -n "$${UV_DEFAULT_INDEX:-}$${UV_INDEX:-}$${UV_EXTRA_INDEX_URL:-}$${UV_FIND_LINKS:-}" ] || \
+	! $(BIN)/pip config list | grep -qE 'index-url|find-links'; }; \
+	then VIRTUAL_ENV=$(VENV) uv pip install -q -c constraints.txt $(1); \
+	else $(BIN)/pip install --disable-pip-version-check -c constraints.txt $(1) 2>&1 | $(PIP_PROGRESS); fi
 # One line per package instead of pip's many.
 PIP_PROGRESS := sed -un -e 's/^Collecting \([^ ]*\).*/  found \1/p' -e 's/^Installing collected.*/  installing, half a minute .../p' \
 	-e '/^ERROR/p' -e '/^  ERROR/p'
@@ -24,12 +30,12 @@ $(VENV)/python:
 
 $(VENV)/installed: $(VENV)/python constraints.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@echo "Installing pagefleet and its libraries (once, one to three minutes)"
-	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt $(EDITABLE) 2>&1 | $(PIP_PROGRESS)
+	@$(call INSTALL,$(EDITABLE))
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements-dev.txt
 	@echo "Installing what the tests need (once)"
-	@$(BIN)/pip install --disable-pip-version-check -c constraints.txt -r requirements-dev.txt 2>&1 | $(PIP_PROGRESS)
+	@$(call INSTALL,-r requirements-dev.txt)
 	@touch $@
 
 install: $(VENV)/installed-dev  ## Set everything up in .venv
@@ -47,6 +53,9 @@ TEST_WORKERS ?= 3
 PURE := architecture/test_budgets.py architecture/test_docs.py chart engine/core images operator/autoscale operator/plan \
 	operator/render protocol router/admission router/prefix router/scheduling text
 
+# Tests start hundreds of processes: each reads the bytecode that the first wrote, wherever this is switched off.
+quick test test-all: export PYTHONDONTWRITEBYTECODE =
+
 quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest -n 2 -m "not fleet" --hypothesis-profile quick $(PURE:%=tests/%)
@@ -56,7 +65,7 @@ test: $(VENV)/installed-dev  ## Run the test suite, but for what is marked night
 
 test-all: $(VENV)/installed-dev  ## Run every test, on larger shapes and more examples, and print what is covered
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile all --timings --timeout 1800 \
-		$(DISTRIBUTIONS:%=--cov=pagefleet_%) --cov-report=
+		$(filter-out %_pagefleet,$(DISTRIBUTIONS:%=--cov=pagefleet_%)) --cov=pagefleet --cov-report=
 	@$(BIN)/coverage report --skip-empty --sort=cover | head -42
 	@echo "Covered in all: $$($(BIN)/coverage report --format=total) %"
 
@@ -80,6 +89,9 @@ crds: $(VENV)/installed  ## Write crds/, and the chart's copy, from the types in
 	@$(BIN)/python -m pagefleet_operator.api.crdgen crds
 	@cp crds/*.yaml charts/pagefleet/files/crds/
 
+monitoring: $(VENV)/installed  ## Write the chart's dashboards and alerts from charts/monitoring
+	@$(BIN)/python -m charts.monitoring
+
 chart: $(VENV)/installed-dev  ## Render, lint and test the Helm chart; KUBEBUILDER_ASSETS=... adds a real API server
 	@$(BIN)/python -m pytest tests/chart tests/kubernetes/test_chart.py
 
@@ -94,11 +106,24 @@ bench: $(VENV)/installed-dev  ## Measure scheduler, router and the way to the fi
 bench-throughput: $(VENV)/installed-dev  ## Measure the engine against transformers (and vLLM: VLLM_PYTHON=...)
 	@$(BIN)/python bench/throughput.py --transformers-python $(BIN)/python $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
 
+bench-picture: $(VENV)/installed-dev  ## Make docs/images/bench-conversations.png and its figures anew: three minutes
+	@$(BIN)/python bench/conversations.py --json bench/results/conversations.json
+
 docs: $(VENV)/installed-dev  ## Check that the documents point at things that exist, and that examples print what they say
 	@$(BIN)/python -m pytest tests/architecture/test_docs.py tests/examples
+
+site: $(VENV)/installed  ## Build the documentation as a site into build/site
+	@$(call INSTALL,-r requirements-site.txt)
+	@rm -rf build/site-source && mkdir -p build/site-source
+	@git ls-files -z | xargs -0 cp --parents -t build/site-source
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/installed-dev  ## Build wheels and source archives of all distributions into dist/
+	@rm -rf dist && $(BIN)/python images/dependencies.py --wheels dist --sdists dist $(DISTRIBUTIONS)
+	@cd dist && sha256sum *.whl *.tar.gz > SHA256SUMS
 
 clean:  ## Remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install up chat quick test test-all lint format rooms budget crds chart tiny bench bench-throughput docs clean
+.PHONY: help install up chat quick test test-all lint format rooms budget crds monitoring chart tiny bench bench-picture bench-throughput docs site dist clean

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -41,6 +43,20 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+PACKAGES = ("engine", "kv", "kernels", "router", "operator", "protocol", "download", "console")
+
+
+@pytest.fixture(autouse=True)
+def _log_is_put_back() -> Iterator[None]:
+    """A program that a test runs in this process sets up the log, on a stream that is closed when the test ends."""
+    loggers = [logging.getLogger(), *(logging.getLogger(f"pagefleet_{name}") for name in PACKAGES)]
+    before = [(logger.level, logger.propagate, [*logger.handlers]) for logger in loggers]
+    yield
+    for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate, logger.handlers[:] = propagate, handlers
 
 
 if find_spec("xdist"):

@@ -36,8 +36,8 @@ from pagefleet_engine.bench.load_client import (
     drive,
     new_session,
 )
+from pagefleet_engine.bench.offered_load import arrival_times
 from pagefleet_engine.bench.percentiles import percentile
-from pagefleet_engine.bench.serve import arrival_times
 from pagefleet_engine.bench.workloads import FIRST_TOKEN
 
 from bench.disaggregation_fleet import MODEL, VOCAB_SIZE, EngineLimits, EngineSpec, Fleet, Ports, Process, write_model

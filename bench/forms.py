@@ -5,7 +5,8 @@
 
 A model with random weights says anything that it may, so what holds is held by the server alone: `--write-model FOLDER`
 makes one for both. An answer counts as held if it ended by itself and is of the form that was asked for; one that ran
-into whitespace until it was cut is told apart. All servers get the same forms, seeds and token limits.
+into whitespace until it was cut is told apart. All servers get the same forms, seeds and token limits, a slow one the
+first `--forms` of them. Where the machine has room for one server at a time, another run adds to the file.
 """
 
 from __future__ import annotations
@@ -226,6 +227,7 @@ async def ask_all(url: str, model: str, forms: list[Form], clients: int) -> dict
     total = collections.Counter(outcome.name for outcome in outcomes)
     lost = [outcome for outcome in outcomes if outcome.name != "held"]
     return {
+        "forms": len(outcomes),
         "held, share": total["held"] / len(outcomes),
         "outcomes": dict(total),
         "by kind": {kind: dict(counts) for kind, counts in sorted(by_kind.items())},
@@ -258,7 +260,9 @@ def main() -> None:
         write_model(arguments.write_model)
     source = Forms(arguments.seed)
     forms = [source.draw() for _ in range(arguments.forms)]
-    figures = {}
+    figures: dict[str, Any] = {}
+    if arguments.json and Path(arguments.json).exists():
+        figures = json.loads(Path(arguments.json).read_text(encoding="utf-8"))["figures"]
     for name, url in (server.split("=", 1) for server in arguments.server):
         figures[name] = asyncio.run(ask_all(url, arguments.model, forms, arguments.clients))
         print(name, json.dumps(figures[name], indent=2))

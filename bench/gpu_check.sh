@@ -16,12 +16,12 @@ if [ -n "${WHEELS:-}" ]; then
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl
 fi
 # Nothing of ours is installed here, and connectors are found by what an installed distribution says of itself.
-"$PYTHON" - "$site/pagefleet_kv-0.1.0.dist-info" <<'EOS'
+"$PYTHON" - "$site/pagefleet_kv-0.dist-info" <<'EOS'
 import pathlib, sys, tomllib
 project = tomllib.loads(pathlib.Path("kv/pyproject.toml").read_text())["project"]
 folder = pathlib.Path(sys.argv[1])
 folder.mkdir()
-(folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+(folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
 groups = project["entry-points"].items()
 text = "".join(f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in one.items()) for group, one in groups)
 (folder / "entry_points.txt").write_text(text)

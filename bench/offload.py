@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
+from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_kv.offload.connector import OffloadConnector
 
 from bench.report import write_report
@@ -67,17 +68,23 @@ class Subject:
 
     def block_bytes(self) -> int:
         """Of one block of K/V in memory."""
-        return self._llm._core.executor.cache.bytes_per_block
+        return self._core().executor.cache.bytes_per_block
+
+    def _core(self) -> EngineCore:
+        core = self._llm.llm_engine._core
+        assert isinstance(core, EngineCore)
+        return core
 
     def settle(self) -> None:
         """Let what is being saved end, so that no round pays for the one before."""
-        connector = self._llm._core._scheduler.connector
+        core = self._core()
+        connector = core._scheduler.connector
         deadline = time.monotonic() + SETTLE_S
         while isinstance(connector, OffloadConnector) and connector.num_moves:
             if time.monotonic() > deadline:
                 raise SystemExit(f"K/V is still being moved after {SETTLE_S:.0f} s: is the disk full, or very slow?")
             select.select([connector.bell], [], [], 1.0)
-            self._llm._core.settle()
+            core.settle()
 
     def __enter__(self) -> Self:
         return self

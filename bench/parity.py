@@ -18,7 +18,7 @@ from pagefleet_engine import LLM, SamplingParams
 
 from bench.report import write_report
 from tests.fakes.checkpoints import FAMILIES, reference_model, save_checkpoint
-from tests.fakes.greedy_parity import MODES, engine_tokens, prompts_of, reference_tokens
+from tests.fakes.greedy_parity import MODES, Mode, engine_tokens, prompts_of, reference_tokens
 
 NUM_PROMPTS, LONGEST, NUM_TOKENS = 32, 300, 64
 
@@ -50,7 +50,7 @@ def main() -> None:
             save_checkpoint(Path(folder), name, "float32", "1GB", {})
             expected = reference_tokens(Path(folder), prompts, NUM_TOKENS)
             rows: dict[str, object] = {"largest logprob difference": largest_logprob_difference(Path(folder), prompts)}
-            for mode in MODES:
+            for mode in (*MODES, Mode("two tensor ranks", settings={"tensor_parallel_size": 2})):
                 tokens, _ = engine_tokens(Path(folder), prompts, NUM_TOKENS, mode)
                 same = sum(a == b for a, b in zip(tokens, expected, strict=True))
                 rows[mode.name] = f"{same} of {len(prompts)} equal"

@@ -29,7 +29,7 @@ class FleetProcess:
 
     Args:
         folder: for the manifest, the state and the output.
-        program: takes the flags of `pagefleet up`.
+        program: takes the flags of `pagefleet up`; `python` runs it.
         environment: variables besides our own.
         spec: fields of the InferenceService's spec besides the engine's args.
     """
@@ -39,6 +39,7 @@ class FleetProcess:
         folder: Path,
         program: Sequence[str] = ("-m", "pagefleet_operator.cli"),
         environment: Mapping[str, str] = MappingProxyType({}),
+        python: Path = Path(sys.executable),
         **spec: Any,
     ) -> None:
         self.state_dir = folder / "state"
@@ -46,7 +47,7 @@ class FleetProcess:
         self._output = folder / "output.txt"
         self.spec: dict[str, Any] = {}
         self.edit(**spec)
-        command = [sys.executable, *program, str(self._manifest), "--port", "0"]
+        command = [str(python), *program, str(self._manifest), "--port", "0"]
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 [*command, "--state-dir", str(self.state_dir)],

@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, and remember how every request ended."""
+"""Clients that ask again and again, and remember how every request ended."""
 
 from __future__ import annotations
 
@@ -81,6 +81,8 @@ class Load:
         askers: clients that want whole answers.
         streamers: clients that read streams of `stream_tokens`.
         sentences: of the prompt of each stream, which is then another one each time; 0: all have one short prompt.
+        pause_s: of each client between two requests. Where there only has to be traffic all the time, a longer one
+            leaves the processor to what is tested.
     """
 
     def __init__(
@@ -91,6 +93,8 @@ class Load:
         streamers: int = 4,
         stream_tokens: int = 300,
         sentences: int = 0,
+        *,
+        pause_s: float = 0.005,
     ) -> None:
         self.num_right = 0
         self.failures: list[str] = []
@@ -100,6 +104,7 @@ class Load:
         self._clients = (askers, streamers)
         self._body = long_request(stream_tokens)
         self._sentences = sentences
+        self._pause_s = pause_s
         self._http = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S)
         self._stop = False
 
@@ -135,7 +140,7 @@ class Load:
                 await work()
             except httpx.TransportError as error:
                 self.failures.append(repr(error))
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(self._pause_s)
 
     async def _ask(self) -> None:
         exchange = self._exchanges[next(self._next) % len(self._exchanges)]

@@ -7,7 +7,9 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -98,9 +100,10 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 
 
 def tell(fleet: FleetProcess, url: str, other: str, prompts: Sequence[str]) -> list[Answered]:
-    """Ask one router, and wait until the other one has heard of everything."""
+    """Ask one router, three at a time, and wait until the other one has heard of everything."""
     before = known_blocks(fleet, other)
-    answers = [ask(url, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(3) as clients:  # at once, so that they meet several engines
+        answers = list(clients.map(partial(ask, url), prompts))
     more = sum(one.prompt_tokens // BLOCK for one in answers)
     fleet.until(lambda: known_blocks(fleet, other) >= before + more)
     return answers
@@ -110,7 +113,7 @@ def test_a_router_finds_what_came_through_the_other(trio: FleetProcess) -> None:
     first, second = urls(trio)
     prompts = [document(f"Page {letter}") for letter in "ABCDEFGHI"]
     told = tell(trio, first, second, prompts)
-    assert len({one.engine for one in told}) == 3
+    assert len({one.engine for one in told}) > 1
     again = [ask(second, prompt) for prompt in prompts]
     assert [one.engine for one in again] == [one.engine for one in told]
     assert [one.cached_tokens for one in again] == [one.full for one in told]

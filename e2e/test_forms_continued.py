@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -253,3 +253,35 @@ def test_forms_and_calls_outlive_their_engine(tmp_path: Path) -> None:
         assert one.text == alone[kind].text, kind
     assert metrics[CONTINUED] >= len(ASKS)
     assert metrics["pagefleet_router_streams_cut_total"] == 0
+
+
+def test_a_response_that_goes_on_from_another_outlives_the_engine_that_has_that(tmp_path: Path) -> None:
+    ask = ASKS["response form"]
+    alone, lost = Reading(ask.take), Reading(ask.take)
+
+    async def scenario(fleet: FleetProcess) -> None:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=120) as http:
+            reply = await http.post("/v1/responses", json={"model": SERVICE, "input": "What is a KV cache?"})
+            before = reply.json()["id"]
+            goes_on = replace(ask, body={**ask.body, "previous_response_id": before})
+            await read(http, goes_on, alone)
+            reading = asyncio.create_task(read(http, goes_on, lost))
+            await until_begun(lost)
+            assert not lost.ends
+            assert lost.engine == alone.engine == reply.headers["x-pagefleet-engine"]
+            server, core = fleet.pids()[lost.engine], fleet.core_pid(lost.engine)
+            os.kill(server, signal.SIGKILL)
+            assert await asyncio.to_thread(all_gone, [server, core])
+            await reading
+
+    with FleetProcess(tmp_path, replicas=2, engine=ENGINE) as fleet:
+        fleet.until(lambda: fleet.serves(2))
+        asyncio.run(scenario(fleet))
+        metrics = fleet.metrics(fleet.url)
+    for one in (alone, lost):
+        assert tuple(one.ends) == ask.ends
+        assert len(one.ids) == ask.num_ids
+        assert one.numbers == list(range(len(one.numbers)))
+        jsonschema.validate(json.loads(one.text), dict(FORM))
+    assert lost.text == lost.whole == alone.text
+    assert metrics[CONTINUED] == 1

@@ -36,10 +36,11 @@ class Pagefleet:
         self._llm = LLM(model=model, **options)
 
     def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int], schema: Schema = None) -> list[Tokens]:
-        from pagefleet_protocol.structured_outputs import StructuredOutputsParams
+        how: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        if schema is not None:  # a checkout of before has no forms, and is a peer without one
+            from pagefleet_protocol.structured_outputs import StructuredOutputsParams
 
-        form = None if schema is None else StructuredOutputsParams(json=schema)
-        how: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, "structured_outputs": form}
+            how["structured_outputs"] = StructuredOutputsParams(json=schema)
         params = [self._params(max_tokens=n, **how) for n in output_lens]
         results = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]

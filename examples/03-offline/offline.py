@@ -1,6 +1,6 @@
 """Text completion and chat in this process: no server, no sockets."""
 
-from pagefleet_engine import LLM, SamplingParams
+from pagefleet import LLM, SamplingParams
 
 llm = LLM(model="builtin://tiny", max_model_len=512)
 greedy = SamplingParams(temperature=0, max_tokens=64)

@@ -14,8 +14,12 @@ from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.cli import read_configuration
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError, InvalidRequest
+from pagefleet_protocol.field_errors import InvalidDocument
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_protocol.openai_completions import read_completion_request
+from pagefleet_protocol.resource_documents import parse_inference_service
+
+from tests.fakes.resource_documents import service_document
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "compatibility.md").read_text()
@@ -24,7 +28,7 @@ CAPABILITIES = {
     "Structured output", "Tools", "Thoughts and their budget", "Beam search", "Log-probabilities", "`n`", "`seed`",
     "Stop strings", "Logits processors", "Prefix cache", "Preemption", "Chunked prefill", "Prefill and decode apart",
     "K/V in host memory and on disk", "K/V in a shared folder", "KV events", "Quantization", "Windows (Gemma, Mistral)",
-    "Speculative decoding",
+    "Speculative decoding", "Tensor ranks", "Behind a gateway, as endpoint picker",
 }  # fmt: skip
 """That each have a row at least."""
 WORKS = re.compile(r"\[works\]\[(test_\w+)\]")
@@ -92,9 +96,30 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
     ("Windows with a K/V connector", SERVER): windows_served,
     ("Windows with a K/V connector", SERVICE): windows_served,
     ("Speculative decoding", OFFLINE): lambda _: LLM(MODEL, speculative_config={"method": "ngram"}),
-    ("Several GPUs for one model", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2),
+    ("Several copies with K/V between engines", OFFLINE): lambda _: LLM(
+        MODEL, data_parallel_size=2, kv_connector="p2p"
+    ),
+    **dict.fromkeys(
+        product(["Several copies with K/V between engines"], (SERVER, SERVICE)),
+        lambda _: serve(MODEL, "-dp", "2", "--kv-connector", "p2p"),
+    ),
+    **dict.fromkeys(
+        product(["Several copies with KV events"], (SERVER, SERVICE)),
+        lambda _: serve(MODEL, "-dp", "2", "--kv-events-port", "5557"),
+    ),
+    ("Tensor ranks with a K/V connector", OFFLINE): lambda _: LLM(
+        MODEL, tensor_parallel_size=2, kv_connector="offload"
+    ),
+    ("Tensor ranks with torch.compile", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2, compile=True),
+    **{
+        (f"Tensor ranks with {other}", place): lambda _, flags=flags: serve(MODEL, "-tp", "2", *flags)  # type: ignore[misc]
+        for other, flags in (("a K/V connector", ("--kv-connector", "offload")), ("torch.compile", ("--compile",)))
+        for place in (SERVER, SERVICE)
+    },
+    ("Behind a gateway, with prefill and decode apart", SERVICE): lambda _: parse_inference_service(
+        service_document(disaggregation={}, router={"inferencePool": {}})
+    ),
     **dict.fromkeys(product(["Speculative decoding"], (SERVER, SERVICE)), unknown_flag("--speculative-config")),
-    **dict.fromkeys(product(["Several GPUs for one model"], (SERVER, SERVICE)), unknown_flag("--tensor-parallel-size")),
 }
 """What asks for what is refused; a service's engines are started with such a command."""
 
@@ -120,7 +145,7 @@ def test_every_cell_says_something(name: str, place: str, cell: str) -> None:
 def test_a_refusal_is_said_in_these_words(at: tuple[str, str], tmp_path: Path) -> None:
     said = REFUSED.fullmatch(TABLE[at[0]][at[1]])
     assert said is not None, f"{at} is refused, and the table says otherwise"
-    with pytest.raises((TypeError, ConfigError, InvalidRequest)) as caught:
+    with pytest.raises((TypeError, ConfigError, InvalidDocument, InvalidRequest)) as caught:
         CALLS[at](tmp_path)
     assert str(caught.value) == said[1]
 

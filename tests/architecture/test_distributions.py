@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pagefleet_protocol.version import VERSION
 
 HEAVY = frozenset({"torch", "triton", "transformers", "safetensors", "numpy"})
 PROGRAM = Path(sys.executable).with_name("pagefleet")
@@ -45,9 +46,20 @@ def test_no_tensor_library_is_installed_with(distribution: str) -> None:
 
 def test_type_checkers_believe_every_distribution() -> None:
     root = Path(__file__).parents[2]
-    packages = [package for file in root.glob("*/pyproject.toml") for package in file.parent.glob("pagefleet_*")]
-    assert len(packages) == 7
+    packages = [
+        package
+        for file in root.glob("*/pyproject.toml")
+        for package in file.parent.glob("pagefleet*")
+        if package.is_dir()
+    ]
+    assert len(packages) == 10
     assert not [package.name for package in packages if not (package / "py.typed").exists()]
+
+
+def test_pagefleet_brings_all_parts_in_its_own_version() -> None:
+    parts = {file.parent.name for file in Path(__file__).parents[2].glob("*/pyproject.toml")} - {"pagefleet"}
+    wanted = [Requirement(text) for text in requires("pagefleet") or ()]
+    assert {str(one) for one in wanted if one.marker is None} == {f"pagefleet-{part}=={VERSION}" for part in parts}
 
 
 def test_the_walk_finds_what_is_wanted_indirectly() -> None:
@@ -59,14 +71,15 @@ def test_the_walk_finds_what_is_wanted_indirectly() -> None:
     [
         "pagefleet_protocol.inference_service",
         "pagefleet_protocol.openai_chat",
-        "pagefleet_protocol.command",
+        "pagefleet.command",
         "pagefleet_text.text_model",
+        "pagefleet_console.pages",
         "pagefleet_router.cli",
         "pagefleet_router.app",
         "pagefleet_operator.cli",
         "pagefleet_operator.local.up",
-        "pagefleet_operator.chat",
-        "pagefleet_operator.download.cli",
+        "pagefleet_operator.chat.cli",
+        "pagefleet_download.cli",
         "obstore.store",
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,19 +14,26 @@ from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.grammars.compiler import GrammarCompiler
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
-from pagefleet_engine.metrics import EngineMetrics
-from pagefleet_engine.server.tracing import SpanSeries
+from pagefleet_engine.metrics import EngineMetrics, energy_series, rank_series
+from pagefleet_engine.server.interruption import OpenRequests
+from pagefleet_engine.server.lifecycle import Drain
+from pagefleet_engine.server.responses_api.shelf import ResponseShelf
+from pagefleet_engine.server.responses_api.store import ResponseStore, StoreLimits
+from pagefleet_engine.server.tracing import span_stats
 from pagefleet_operator.handlers.autoscaler import ScalingGauge
-from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics
-from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics, TrialGauge
+from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_protocol.tracing import NO_TRACER
 from pagefleet_router.admission.gate import GateLimits, collect_admission
 from pagefleet_router.config import RouterConfig
-from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot, build_snapshot
+from pagefleet_router.errors import no_engine
 from pagefleet_router.events.fleet_caches import FleetCaches
 from pagefleet_router.exchange.tracing import RequestTraces
+from pagefleet_router.picker.picks import Picks
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
+from pagefleet_router.wire.client_request import ClientRequest
 from pagefleet_router.workers.siblings import Siblings
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -70,10 +78,38 @@ def of_forms() -> Mapping[str, float]:
     return figures
 
 
+class Meter:
+    """Implements EnergyMeter."""
+
+    def joules(self) -> float:
+        return 2.5
+
+
 def of_engine() -> str:
-    stats = CoreStats(0, 0, 0.0, 0, 0, 0, 0, kv_transfer=of_connectors(), forms=of_forms())
+    stats = CoreStats(
+        0,
+        0,
+        0.0,
+        0,
+        0,
+        0,
+        0,
+        prefix_misses_tokens=(1, 2, 3, 4),
+        step_sizes=[0] * 21,
+        kv_transfer=of_connectors(),
+        forms=of_forms(),
+    )
     metrics = EngineMetrics("m", lambda: stats, {"weights": 1.0})
-    metrics.include(SpanSeries("m", NO_TRACER))
+    metrics.include(lambda: span_stats(NO_TRACER))
+    store = ResponseStore(sqlite3.connect(":memory:"), None, StoreLimits(1, 1.0))
+    metrics.include(ResponseShelf(store, Drain(1), OpenRequests()).stats)
+    metrics.cache_config(
+        dict.fromkeys(
+            ("block_size", "num_blocks", "kv_cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"), 1
+        )
+    )
+    metrics.include(lambda: energy_series(Meter()))
+    metrics.include(lambda: rank_series([stats, None]))
     metrics.finished("stop")
     metrics.http_request("/v1/models", 200)
     return metrics.render().decode()
@@ -81,7 +117,8 @@ def of_engine() -> str:
 
 def of_router() -> str:
     facts = pair_facts("0" * 32, "decode")
-    engine = EngineView(Endpoint("e0", "http://127.0.0.1:1", "m"), ready=True, load=PolledLoad(), facts=facts)
+    endpoint = Endpoint("e0", "http://127.0.0.1:1", "m", on_trial=OnTrial("r", 5))
+    engine = EngineView(endpoint, ready=True, load=PolledLoad(), facts=facts)
     engine.rates.transfer.bandwidth.observe(1.0, 0.0)
     engine.rates.prefill.observe(1.0, 0.0)
     engine.rates.decode.observe(1.0, 0.0)
@@ -96,13 +133,17 @@ def of_router() -> str:
     metrics.prompt_tokens["m"] += 1
     metrics.first_token["m"].observe(0.1)
     metrics.token_seconds["m"].observe(0.1)
+    metrics.revisions.answered(engine, build_snapshot([engine]).trials, 200)
     metrics.include(FleetCaches(RouterConfig(engine=("http://127.0.0.1:1",), model_name="m"), EndpointTable()).collect)
     metrics.include(TokenizedPrompts(EndpointTable()).collect)
     scene = GateScene(capacity=0, limits=GateLimits(0, 60.0, 0.0, 0))
     scene.come()
     metrics.include(lambda: collect_admission(scene.gate))
     metrics.include(RequestTraces().collect)
-    metrics.include(Siblings(Path("0.sock"), (), metrics.text).collect)
+    picks = Picks()
+    picks.refused(no_engine(), ClientRequest())
+    metrics.include(picks.collect)
+    metrics.include(Siblings(Path("0.sock"), (), {}).collect)
     return metrics.text().decode()
 
 
@@ -113,7 +154,7 @@ def of_operator() -> str:
     metrics.scaling_decided("Steady")
     scaled = [ScalingGauge(("apps", "qwen"), "engine", 2, 1, 0.5)]
     live = (lambda: True, lambda: 0, lambda: 0.0, lambda: 0.0, lambda: 0, lambda: [("True", "Serving")])
-    metrics.show(Gauges(*live, lambda: scaled))
+    metrics.show(Gauges(*live, lambda: scaled, lambda: [TrialGauge(("apps", "qwen"), "Analysing", 5)]))
     return metrics.text().decode()
 
 

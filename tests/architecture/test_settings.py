@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from pagefleet_download import cli as download
 from pagefleet_engine import cli as serve
 from pagefleet_engine.settings import SERVE
-from pagefleet_operator import chat, operate_cli
 from pagefleet_operator import cli as up
-from pagefleet_operator.download import cli as download
+from pagefleet_operator import operate_cli
+from pagefleet_operator.chat import cli as chat
+from pagefleet_operator.chat import run_cli as run
 from pagefleet_protocol.settings.program import Program
 from pagefleet_router import cli as route
 
@@ -19,6 +21,7 @@ PROGRAMS: dict[str, tuple[Program, Callable[[Sequence[str] | None], int]]] = {
     "operate": (operate_cli.OPERATE, operate_cli.main),
     "up": (up.UP, up.main),
     "chat": (chat.CHAT, chat.main),
+    "run": (run.RUN, run.main),
     "download": (download.DOWNLOAD, download.main),
 }
 

@@ -54,7 +54,7 @@ async def pressed(asks: Iterator[Ask], answers: list[bytes]) -> Tally:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        return await press(Pool("127.0.0.1", port, keep_bodies=True), [asks], 50.0, 0.07)
+        return await press(Pool("127.0.0.1", port, keep_bodies=True), [asks], 5.0, 0.75)  # four turns
 
 
 def test_right_wrong_and_lost_are_told_apart() -> None:

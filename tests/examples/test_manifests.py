@@ -138,3 +138,10 @@ def test_the_example_of_scaling_to_zero_is_for_any_machine() -> None:
     shown = (path.parent / "README.md").read_text()
     assert f"from 3 to 0: nobody asked for {spec.autoscaling.scale_to_zero.after} s" in shown
     assert f"`router.queue.coldStartTimeout` ({spec.router.queue.cold_start_timeout} s) bounds it" in shown
+
+
+def test_the_example_of_ranks_is_for_any_machine() -> None:
+    path = EXAMPLES / "14-tensor-parallel" / "inferenceservice.yaml"
+    (wanted,) = read_wanted(parse_manifest((Source(path, path.read_bytes()),)), {})
+    assert check_gpus((wanted,), 0) == []
+    assert wanted.resolved.tensor == 2

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pagefleet_operator.download.download import download
-from pagefleet_operator.download.progress import ProgressMeter
-from pagefleet_operator.download.settings import DownloadSettings, Host, Patience
+from pagefleet_download.download import download
+from pagefleet_download.progress import ProgressMeter
+from pagefleet_download.settings import DownloadSettings, Host, Patience
 from pagefleet_protocol.model_facts import DownloadResult
 
 

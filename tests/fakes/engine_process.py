@@ -24,6 +24,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype")
     parser.add_argument("--max-model-len")
     parser.add_argument("--quantization")
+    parser.add_argument("--tensor-parallel-size", type=int)
     parser.add_argument("--drain-timeout", type=float)
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--kv-events-port", type=int)
@@ -45,6 +46,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--answer-when", type=Path, help="not before this file exists")
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--refuse-to-start", action="store_true")
+    parser.add_argument("--check", action="store_true", help="end at once")
+    parser.add_argument("--mistaken", action="store_true", help="end with status 2, but not when checked")
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--with-child", action="store_true")
@@ -138,6 +141,11 @@ class FakeEngine:
 
 def main() -> None:
     arguments = parse()
+    if arguments.check:
+        sys.exit(0)
+    if arguments.mistaken:
+        print("pagefleet serve: error: a mistake", file=sys.stderr)
+        sys.exit(2)
     if arguments.refuse_to_start:
         sys.exit(f"error: model folder missing: {arguments.model}")
     if arguments.ignore_sigterm:

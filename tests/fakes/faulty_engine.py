@@ -252,7 +252,9 @@ class Client:
 
     async def rest(self, answer: Answer) -> Answer:
         try:
-            if "content-length" in answer.headers:
+            if answer.status in (204, 304):
+                pass  # which have no body
+            elif "content-length" in answer.headers:
                 answer.body = await self.reader.readexactly(int(answer.headers["content-length"]))
             elif "transfer-encoding" in answer.headers:
                 parts = []

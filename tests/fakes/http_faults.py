@@ -66,6 +66,9 @@ class FaultyServer:
             def do_GET(self) -> None:
                 owner._answer(self)
 
+            def do_HEAD(self) -> None:
+                owner._answer(self)
+
             def log_message(self, _format: str, *_args: Any) -> None:
                 pass
 
@@ -90,6 +93,10 @@ class FaultyServer:
     def answer(self, request: Seen) -> Answer:
         """What a request gets where nothing goes wrong."""
         raise NotImplementedError
+
+    def release(self) -> None:
+        """Let what stalls end, now and from now on: whoever asks again gets the rest."""
+        self._released.set()
 
     def requests_for(self, part: str) -> list[Seen]:
         """Requests whose path has this in it."""
@@ -122,6 +129,8 @@ class FaultyServer:
             handler.send_header(name, text)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
+        if request.method == "HEAD":
+            return
         if fault and fault.kind in ("cut", "stall"):
             self._write(handler, body[: fault.after])
             if fault.kind == "stall":

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from pagefleet_engine.builtin import builtin_model_path
+
 from tests.fakes.http_faults import Answer, FaultyServer, Seen
 
 SIGNATURE = "X-Amz-Credential=a%2Fb%2Bc&name=%27%7E%27&Signature=s~"
 """Holds only for the very letters it was made of."""
+_LARGE = (".safetensors", ".bin", "tokenizer.json")
+"""What the hub keeps outside of git."""
 
 
 @dataclass
@@ -84,7 +88,8 @@ class HubServer(FaultyServer):
             place = f"/{name}?{SIGNATURE}"
             self._content_host.contents[place] = data
             return Answer(b"", 302, {"Location": f"{self._content_host.url}{place}"})
-        return Answer(data, faults_as=name)
+        about = {"X-Repo-Commit": found[1], "ETag": f'"{_tag(name, data)}"'}
+        return Answer(data, headers=about, faults_as=name)
 
     def _find(self, request: Seen, name: str, revision: str) -> tuple[dict[str, bytes], str] | Answer:
         repository = self.repositories.get(name)
@@ -113,11 +118,27 @@ class ContentServer(FaultyServer):
         return Answer(data) if data is not None else Answer(b"the signature is of another URL", 403)
 
 
+def tiny_hub() -> HubServer:
+    """Return a hub that has the embedded model as org/tiny."""
+    hub = HubServer()
+    files = (file for file in builtin_model_path("tiny").iterdir() if file.is_file())
+    hub.repositories["org/tiny"] = Repository()
+    hub.repositories["org/tiny"].commit({file.name: file.read_bytes() for file in files})
+    return hub
+
+
 def _sibling(name: str, data: bytes, with_sizes: bool) -> dict[str, object]:
     if not with_sizes:
         return {"rfilename": name}
-    blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
-    about: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": blob}
-    if name.endswith((".safetensors", ".bin", "tokenizer.json")):
-        about["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+    about: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": _git_name(data)}
+    if name.endswith(_LARGE):
+        about["lfs"] = {"sha256": _tag(name, data), "size": len(data), "pointerSize": 134}
     return about
+
+
+def _tag(name: str, data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest() if name.endswith(_LARGE) else _git_name(data)
+
+
+def _git_name(data: bytes) -> str:
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()

@@ -55,8 +55,12 @@ class ScriptExecutor:
         self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1, group_layers([None]))
         self.max_in_flight = 1
         self.idle_seconds = 0.0
+        self.bells: Sequence[int] = ()
         self._script = script
         self._rows: dict[str, _Row] = {}
+
+    def check(self) -> None:
+        """See Executor."""
 
     def launch(self, plan: StepPlan) -> _Done:
         for request_id in plan.removed:

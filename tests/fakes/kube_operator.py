@@ -141,6 +141,18 @@ class World:
             return self.api.store.create(kind, namespace, document)
         return self.api.store.merge_patch(kind, namespace, name, {"spec": document["spec"]}, writer())
 
+    async def tried(self, name: str) -> None:
+        """Have a service serve, and then try out another revision, whose engines start for ever."""
+        spec: dict[str, Any] = {"rollout": {"canary": {}}}
+        self.apply(name, **spec)
+        await until(lambda: self.find("Deployment", f"{name}-engine"))
+        labels = self.get("Deployment", f"{name}-engine")["spec"]["template"]["metadata"]["labels"]
+        status = {"podIP": "10.0.0.2", "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.api.add("Pod", {"metadata": {"name": f"{name}-engine-1", "labels": labels}, "status": status}, NAMESPACE)
+        await until(lambda: self.condition("EngineReady", name).get("reason") == "AllReady")
+        self.apply(name, **spec, engine={"maxModelLen": 1024})
+        await until(lambda: self.condition("Progressing", name).get("reason") == "Canary")
+
     def find(self, kind: str, name: str, namespace: str = NAMESPACE) -> dict[str, Any] | None:
         return self.api.store.find(self.api.kind(kind), namespace, name)
 

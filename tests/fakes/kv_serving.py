@@ -159,11 +159,13 @@ class Asked:
     exchange: Exchange
     prefill: asyncio.Task[httpx.Response]
     decode: asyncio.Task[httpx.Response]
+    engine: ServedEngine
+    """That decodes."""
 
     async def answers(self) -> list[str]:
         """Return what decode has answered."""
         reply = await self.decode
-        assert reply.status_code == 200, reply.text
+        assert reply.status_code == 200, f"{reply.text}\n{self.engine.log[-4000:]}"
         return [one["message"]["content"] for one in reply.json()["choices"]]
 
     async def num_passed(self) -> int:
@@ -212,14 +214,18 @@ class Questions:
         """
         exchange = next(self._exchanges)
         body = {"messages": list(exchange.messages), **fields}
-        return Asked(exchange, *self._legs_of(prefill, decode, address, on_failure, "/v1/chat/completions", body))
+        return Asked(
+            exchange, *self._legs_of(prefill, decode, address, on_failure, "/v1/chat/completions", body), decode
+        )
 
     def complete(
         self, prefill: ServedEngine, decode: ServedEngine, address: str, prompt: list[int], on_failure: OnFailure
     ) -> Asked:
         """As `ask`, of any prompt; its answer is not known by heart."""
         body = {"prompt": prompt, "max_tokens": 8, "ignore_eos": True}
-        return Asked(Exchange((), ""), *self._legs_of(prefill, decode, address, on_failure, "/v1/completions", body))
+        return Asked(
+            Exchange((), ""), *self._legs_of(prefill, decode, address, on_failure, "/v1/completions", body), decode
+        )
 
     async def ended(self) -> None:
         """Wait for all legs, however they end."""
@@ -233,7 +239,7 @@ class Questions:
         on_failure: OnFailure,
         path: str,
         fields: dict[str, Any],
-    ) -> list[asyncio.Task[httpx.Response]]:
+    ) -> tuple[asyncio.Task[httpx.Response], asyncio.Task[httpx.Response]]:
         transfer_id = secrets.token_hex(16)
         body = {"model": MODEL_NAME, "temperature": 0, "cache_salt": transfer_id, **fields}
         legs = {
@@ -245,7 +251,7 @@ class Questions:
             header = {KV_TRANSFER: leg.encode(self._key, engine.facts.incarnation)}
             sent.append(asyncio.create_task(self._http.post(f"{engine.url}{path}", json=body, headers=header)))
         self._legs += sent
-        return sent
+        return sent[0], sent[1]
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = PATIENCE_S) -> float:

@@ -291,9 +291,10 @@ class Outcome:
         if update.num_cached_tokens is not None:
             assert not self.token_ids
             self.num_cached_tokens = update.num_cached_tokens
-            self.kv_wait_s = update.kv_wait_s
+            assert update.waits is not None
+            self.kv_wait_s = update.waits.kv_s
         else:
-            assert update.kv_wait_s is None
+            assert update.waits is None
         self.token_ids += update.new_token_ids
         self.prompt_logprobs += update.prompt_logprobs or ()
         self.finish_reason = update.finish_reason
@@ -388,7 +389,7 @@ class FakeEngine:
         if plan.step_id in self._sampled:
             return
         self._sampled.add(plan.step_id)
-        for row, request in self.scheduler.in_flight.masked(plan):
+        for row, request in zip(*self.scheduler.in_flight.to_mask(plan), strict=True):
             name, matcher = request.request_id, request.matcher
             assert isinstance(matcher, TrieMatcher)
             assert matcher.node is not None

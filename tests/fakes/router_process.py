@@ -32,6 +32,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--pd-threshold", type=int)
     parser.add_argument("--pd-fallback")
+    parser.add_argument("--inference-service-file", type=Path)
+    parser.add_argument("--no-console", action="store_true")
     return parser.parse_args()
 
 
@@ -48,7 +50,7 @@ class FakeRouter:
 
     def endpoints(self) -> list[Endpoint]:
         found = decode_endpoints(self.arguments.endpoints_file.read_bytes()).endpoints
-        return [endpoint for endpoint in found if not endpoint.draining]
+        return [endpoint for endpoint in found if not endpoint.draining and not endpoint.coming]
 
     async def serve(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stopping.set)

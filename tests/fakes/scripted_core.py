@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -24,8 +25,9 @@ from pagefleet_engine.core.step import FailureKind, StepMasks, StepPlan, StepRes
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import CoreStart, run_core
-from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError
 from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_engine.startup import StartupTimes
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
@@ -81,6 +83,7 @@ class CountingExecutor:
         self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1, group_layers([None]))
         self.max_in_flight = max_in_flight
         self.idle_seconds = 0.0
+        self.bells: Sequence[int] = ()
         self.is_shut_down = False
         self.failing: dict[str, FailureKind] = {}
         self.events: list[tuple[str, int]] = []
@@ -90,6 +93,9 @@ class CountingExecutor:
         self._after = after
         self._rows: dict[str, list[int]] = {}
         self._wants_logprobs: set[str] = set()
+
+    def check(self) -> None:
+        """See Executor."""
 
     def launch(self, plan: StepPlan) -> CountedStep:
         self.events.append(("launch", plan.step_id))
@@ -146,14 +152,18 @@ def scripted_core(
     return EngineCore(scheduler, CountingExecutor(before, after, max_in_flight), limits, "fake", suppliers.grammars)
 
 
-def build(start: CoreStart, cache_events: CacheEvents | None = None) -> tuple[EngineCore, Ready]:
+def build(start: CoreStart, cache_events: CacheEvents | None, times: StartupTimes) -> tuple[EngineCore, Ready]:
     """Build what the model's name says.
 
-    `delay`: seconds per step; `broken`: with a load error; `refuses`: a setting; `fails`: at each step; `in_flight`:
-    steps that overlap.
+    `load_when`: not before this file exists; `delay`: seconds per step; `broken`: with a load error; `refuses`: a
+    setting; `fails`: at each step; `dead`: at the first; `in_flight`: steps that overlap.
     """
     config = start.config
     options = dict(parse_qsl(config.model.model.partition("?")[2]))
+    with times.phase("weights"):
+        times.count(3, 4)
+        while "load_when" in options and not Path(options["load_when"]).exists():
+            time.sleep(0.01)
     if "broken" in options:
         raise ModelLoadError(f"the fake model is {options['broken']}")
     if "refuses" in options:
@@ -163,6 +173,8 @@ def build(start: CoreStart, cache_events: CacheEvents | None = None) -> tuple[En
         time.sleep(float(options.get("delay", 0)))
         if "fails" in options:
             raise RuntimeError("the device is gone")
+        if "dead" in options:
+            raise EngineDead("rank 1 was killed")
 
     core = scripted_core(config, before, max_in_flight=int(options.get("in_flight", 1)), cache_events=cache_events)
     return core, Ready(MAX_MODEL_LEN, VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, "float32", {"weights": 0.5})

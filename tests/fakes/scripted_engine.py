@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.stats: CoreStats | None = CoreStats(2, 1, 0.25, 100, 40, 3, 9)
+        self.profiles: list[str] = []
         self.is_draining = False
         self.owes_nothing = asyncio.Event()
         """Set, unless a test says otherwise, in the server's event loop."""
@@ -89,6 +90,13 @@ class ScriptedEngine:
 
     def health(self) -> EngineHealth:
         return self.now_health
+
+    async def start_profile(self) -> None:
+        self.profiles.append("started")
+
+    async def stop_profile(self) -> str:
+        self.profiles.append(f"stopped after {len(self.seen)} requests")
+        return "/profiles/one.json.gz"
 
     async def generate(self, asked: Generation) -> Chunks:
         assert not asked.resumed, "a scripted engine has no text to go on from"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from pagefleet_engine.errors import GrammarFailed, InvalidRequest
+from pagefleet_engine.errors import GrammarFailed, InvalidRequest, QueueFull
 from pagefleet_engine.grammars.port import GrammarBackend, Mask, Matcher
 from pagefleet_engine.grammars.vocabulary import Vocabulary
 from pagefleet_protocol.structured_outputs import StructuredOutputsParams
@@ -171,6 +171,9 @@ class TrieSource:
         """While it is not set, no mask gets ready."""
         self.may_fill.set()
         self.num_fills = 0
+        self.tenants: list[str] = []
+        """Of the forms that were submitted."""
+        self.max_forms = float("inf")
         self._pipe: tuple[int, int] | None = None
 
     def turn(self) -> None:
@@ -185,23 +188,27 @@ class TrieSource:
     def silence(self) -> None:
         """It never rings by itself."""
 
-    def submit(self, params: StructuredOutputsParams) -> TrieTicket:
+    def submit(self, params: StructuredOutputsParams, tenant: str = "") -> TrieTicket:
+        if len(self.tenants) >= self.max_forms:
+            raise QueueFull("too many forms", 5.0)
+        self.tenants.append(tenant)
         return TrieTicket(params, self, self.now + self.turns)
 
     def spell(self) -> KnownVocabulary:
         return KnownVocabulary(Vocabulary(self.spelling, [EOS], [EOS]))
 
-    def fill(self, matchers: Sequence[Matcher], masks: Mask) -> list[bool | Exception]:
-        assert len({id(matcher) for matcher in matchers}) == len(matchers)
+    def fill(self, rows: Sequence[tuple[Matcher, int]], masks: Mask) -> dict[int, Exception]:
+        assert len({id(matcher) for matcher, _ in rows}) == len(rows) == len({row for _, row in rows})
         assert self.may_fill.wait(10)
-        self.num_fills += len(matchers)
-        outcomes: list[bool | Exception] = []
-        for matcher, mask in zip(matchers, masks, strict=True):
+        self.num_fills += len(rows)
+        failures: dict[int, Exception] = {}
+        for matcher, row in rows:
             try:
-                outcomes.append(matcher.fill(mask))
+                if not matcher.fill(masks[row]):
+                    masks[row] = -1
             except GrammarFailed as error:
-                outcomes.append(error)
-        return outcomes
+                failures[row] = error
+        return failures
 
     def stats(self) -> dict[str, float]:
         return {}
@@ -252,5 +259,5 @@ class AnyForm(TrieTicket):
 class AnySource(TrieSource):
     """For devices whose tokens mean nothing."""
 
-    def submit(self, params: StructuredOutputsParams) -> TrieTicket:
+    def submit(self, params: StructuredOutputsParams, tenant: str = "") -> TrieTicket:
         return AnyForm(params, self, 0)

@@ -20,9 +20,9 @@ TEXT = (ROOT / "Dockerfile").read_text()
 STAGES = read(TEXT)
 TARGETS = ("engine", "router", "operator")
 DISTRIBUTIONS = {
-    "engine": {"protocol", "kernels", "text", "kv", "engine"},
-    "router": {"protocol", "text", "router"},
-    "operator": {"protocol", "operator"},
+    "engine": {"protocol", "download", "kernels", "text", "kv", "console", "engine", "pagefleet"},
+    "router": {"protocol", "text", "console", "router", "pagefleet"},
+    "operator": {"protocol", "download", "operator", "pagefleet"},
 }
 TITLE = "org.opencontainers.image"
 
@@ -75,8 +75,8 @@ def test_an_image_holds_its_own_distributions_only(target: str) -> None:
     sources = {source.partition("/")[0] for _, found in copies(build) for source in found}
     assert sources == DISTRIBUTIONS[target]
     for run in build.of("RUN"):
-        named = set(re.findall(r"(?<![\w/-])(protocol|kernels|text|kv|engine|router|operator)(?![\w/-])", run.text))
-        assert named in (set(), DISTRIBUTIONS[target])
+        named = set(re.findall(rf"(?<![\w/-])({'|'.join(set().union(*DISTRIBUTIONS.values()))})(?![\w/-])", run.text))
+        assert named in (set(), DISTRIBUTIONS[target] - {"pagefleet"}, DISTRIBUTIONS[target])
 
 
 @pytest.mark.parametrize("target", ["router", "operator"])
@@ -112,10 +112,12 @@ def test_nothing_is_installed_without_a_version(stage: Stage) -> None:
 def test_every_library_of_an_image_has_a_version(distribution: str) -> None:
     versions = pinned(ROOT / "constraints.txt")
     needed = {name for name in closure(distribution) if not name.startswith("pagefleet-")}
-    extras = third_party([ROOT / "protocol", ROOT / distribution.removeprefix("pagefleet-")], "traces")
+    folders = [ROOT / "protocol", ROOT / distribution.removeprefix("pagefleet-")]
+    extras = third_party(folders, ["traces", "picker"])
     for one in extras:
         needed |= {name for name in closure(one) if not name.startswith("pagefleet-")}
     assert "opentelemetry-sdk" in needed
+    assert ("grpcio" in needed) == (distribution == "pagefleet-router")
     assert not needed - set(versions)
     assert pinned(ROOT / "images" / "requirements-build.txt")["hatchling"]
 
@@ -172,11 +174,12 @@ def test_requirements_are_those_of_others(tmp_path: Path) -> None:
     assert third_party([tmp_path / "a", tmp_path / "b"]) == ["msgspec>=0.19", "torch>=2"]
     with (tmp_path / "b" / "pyproject.toml").open("a") as file:
         file.write('[project.optional-dependencies]\nmore = ["rich>=14", "pagefleet-a[more]"]\nother = ["x"]\n')
-    assert third_party([tmp_path / "a", tmp_path / "b"], "more") == ["msgspec>=0.19", "rich>=14", "torch>=2"]
+    assert third_party([tmp_path / "a", tmp_path / "b"], ["more"]) == ["msgspec>=0.19", "rich>=14", "torch>=2"]
+    assert third_party([tmp_path / "b"], ["other", "more"]) == ["msgspec>=0.19", "rich>=14", "torch>=2", "x"]
 
 
 def test_requirements_of_the_operator_are_found() -> None:
-    names = {Requirement(one).name for one in third_party([ROOT / "protocol", ROOT / "operator"])}
+    names = {Requirement(one).name for one in third_party([ROOT / "protocol", ROOT / "download", ROOT / "operator"])}
     assert {"pydantic", "msgspec", "pyyaml"} <= names
     assert not {name for name in names if name.startswith("pagefleet")}
 

@@ -1,0 +1,64 @@
+"""An OpenAI server whose speed depends on two of its flags, as a program: over its rate, answers come late.
+
+`python -m tests.fakes.tuned_server MODEL --max-num-batched-tokens=N --max-num-seqs=N --port N`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import math
+import sys
+
+TOKENS, SEATS = (512, 1024, 2048, 4096), (32, 64, 128, 256)
+BEST = (1024, 128)
+SLO_S = 0.05
+_WINDOW = 16
+"""Arrivals that the server judges its load by: a load of a fraction of a second shows what one of a minute would."""
+
+
+def rate_of(tokens: int, seats: int) -> float:
+    """Requests per second that are answered in time: most at BEST, least where both flags are off to the same side."""
+    x, y = math.log2(tokens / BEST[0]), math.log2(seats / BEST[1])
+    return 320.0 * math.exp(-0.18 * (x * x + y * y + 0.6 * x * y))
+
+
+async def serve(port: int, rate: float) -> None:
+    """Answer until ended."""
+    arrivals: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+    now = asyncio.get_running_loop().time
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                await reader.readexactly(int(length[0].split(b":")[1]) if length else 0)
+                if b"/completions" not in head:
+                    body = json.dumps({"data": [{"id": "fake"}]}).encode()
+                    kind = b"content-type: application/json"
+                    writer.write(b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(body), body))
+                    continue
+                arrivals.append(now())
+                took = arrivals[-1] - arrivals[0]
+                late = len(arrivals) == _WINDOW and (_WINDOW - 1) / max(took, 1e-9) > rate
+                await asyncio.sleep(2 * SLO_S if late else SLO_S / 5)
+                kind = b"content-type: text/event-stream"
+                body = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+                writer.write(b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(body), body))
+
+    async with await asyncio.start_server(answer, "127.0.0.1", port) as server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    for name in ("max-num-batched-tokens", "max-num-seqs", "port"):
+        parser.add_argument(f"--{name}", type=int)
+    given = parser.parse_args()
+    if given.max_num_seqs == max(SEATS) and given.max_num_batched_tokens == max(TOKENS):
+        sys.exit("out of memory: give less")
+    asyncio.run(serve(given.port, rate_of(given.max_num_batched_tokens, given.max_num_seqs)))
