@@ -270,8 +270,8 @@ def run_core(build: BuildCore) -> int:
         try:
             profiler = None if start.profiler_dir is None else StepProfiler(Path(start.profiler_dir))
             CoreLoop(core, socket, progress, publisher, profiler).run()
-        except EngineDead as error:  # which says all; what led to it is in the log
-            _log.error("%s", error)
+        except EngineDead as error:  # which says all; the operator looks for this name in the log
+            _log.error("EngineDead: %s", error)
         except Exception:  # the process's top: whatever it was, this core is done
             _log.exception("the engine core gives up")
     core.shutdown()

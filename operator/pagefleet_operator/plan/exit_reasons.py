@@ -19,7 +19,7 @@ _MISTAKES: Mapping[int, tuple[Reason, str]] = {
     MODEL_NOT_LOADED: (Reason.MODEL_LOAD_FAILED, "cannot load the model"),
 }
 
-_DEATH = re.compile(r"(?:\w+\.)*EngineDead: (.+)")
+_DEATH = re.compile(r"\bEngineDead: (.+)")
 _GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.IGNORECASE)
 _GPU_BROKEN = re.compile(
     r"uncorrectable ECC|\bXid\b|CUDA-capable device|fallen off the bus|CUDA driver initialization failed|"
@@ -49,7 +49,7 @@ def telling_line(lines: Sequence[str]) -> str:
 
     After the engine has said it, its server still says that the engine is gone.
     """
-    deaths = [found[1] for line in lines if (found := _DEATH.match(line))]
+    deaths = [found[1] for line in lines if (found := _DEATH.search(line))]
     return deaths[-1] if deaths else lines[-1] if lines else ""
 
 
