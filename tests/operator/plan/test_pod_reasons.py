@@ -49,7 +49,7 @@ REGISTRY = (
     'failed to pull and unpack image "localhost:1/nope:1": failed to resolve image: failed to do request: Head '
     '"https://localhost:1/v2/nope/manifests/1": dial tcp 127.0.0.1:1: connect: connection refused'
 )
-RANK_DIED = """2026-11-23 02:41:04 ERROR engine core: EngineDead: rank 1 on qwen-engine-a was killed by signal 9: the engine must be started again
+RANK_DIED = """EngineDead: rank 1 on qwen-engine-a was killed by signal 9: the engine must be started again
 2026-11-23 02:41:04 ERROR server: the engine core (pid 7) exited with status 1 with 3 open requests
 """
 CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]] = {
