@@ -25,7 +25,12 @@ class RankStart(msgspec.Struct, frozen=True):
     """What a new rank process is told, as a line of JSON on its standard input."""
 
     rank: int
+    """Its number."""
     size: int
+    """Of all ranks."""
+    place: int
+    """Among those of its machine."""
+    num_places: int
     sentinel: int
     """Descriptor that the executor watches: it closes when the process ends, however it ends."""
     config: EngineConfig

@@ -14,7 +14,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,27 +26,25 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
-from pagefleet_engine.executor.local_rank import RANK_COMMAND, LocalRank
+from pagefleet_engine.executor.local_node import LocalNode
+from pagefleet_engine.executor.local_rank import RANK_COMMAND
 from pagefleet_engine.executor.messages import (
     Computed,
     Launch,
     Loaded,
-    RankStart,
     Reply,
     StartFailed,
     StepFailed,
     Take,
     Taken,
-    decode_reply,
     digest,
     encode,
     encode_sample,
 )
-from pagefleet_engine.executor.rank_cores import allowed_cores, share_cores
+from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.executor.rank_loop import describe
-from pagefleet_engine.executor.rank_memory import RankMemory
-from pagefleet_engine.executor.ring import Buffer, RingWriter
-from pagefleet_engine.executor.vital_signs import HangWatch, VitalSigns
+from pagefleet_engine.executor.ring import Buffer
+from pagefleet_engine.executor.vital_signs import HangWatch, least_progress
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
@@ -91,17 +89,16 @@ class ProcessExecutor:
         times: StartupTimes | None = None,
         command: Sequence[str] = RANK_COMMAND,
     ) -> None:
-        size = config.parallel.world_size
         device = resolve_device(config.model.device)
         _check(config, device, arch)
-        self._ranks: list[LocalRank] = []
-        try:
-            self._share(size, device.type == "cpu")
-        except OSError as error:
-            raise ConfigError(_too_few("the ranks' memory cannot be made", error)) from error
-        self._host = socket.gethostname()
+        self._size = config.parallel.world_size
+        local = LocalNode(range(self._size), device)
+        self._nodes: list[RankNode] = [local]
+        """In the order of their ranks."""
         self._watch = HangWatch()
         self._poll = select.poll()
+        for node in self._nodes:
+            self._poll.register(node.bell, select.POLLIN)
         self._loaded: dict[int, Loaded] = {}
         self._computed = self._newest_taken = -1
         self._taken: dict[int, StepResult] = {}
@@ -112,7 +109,7 @@ class ProcessExecutor:
         self._over = ""
         """Why no rank is there any more. Descriptors that were closed may be somebody else's by now."""
         try:
-            self._start(config, folder, device, command)
+            local.start(config, str(folder), command)
             self._wait_until_loaded(times or StartupTimes())
             first = self._agreed(digest(config))
         except BaseException:
@@ -134,7 +131,7 @@ class ProcessExecutor:
     @property
     def bells(self) -> Sequence[int]:
         """See Executor."""
-        return [] if self._over else [fd for rank in self._ranks for fd in (rank.sentinel, rank.replies.fileno())]
+        return [] if self._over else [node.bell for node in self._nodes]
 
     def check(self) -> None:
         """See Executor."""
@@ -179,7 +176,7 @@ class ProcessExecutor:
             if self._taken:
                 self._die(f"the ranks are not at step {step_id} but at {min(self._taken)}: report this as an error")
             failed = self._failed.get(step_id, {})
-            if len(failed) == len(self._ranks):
+            if len(failed) == self._size:
                 raise self._failure(step_id)
             if failed and failed_at is None:
                 failed_at = time.monotonic()
@@ -193,57 +190,12 @@ class ProcessExecutor:
         """End the ranks; may be called twice."""
         self._end(END_S)
 
-    # --- the ranks' processes
-
-    def _share(self, size: int, on_cpu: bool) -> None:
-        """Make what the ranks share, and the ends that are this process's. Raises OSError, and leaves nothing then."""
-        self._memory = RankMemory.make(size, on_cpu)
-        try:
-            self._signs = VitalSigns(self._memory.signs, size)
-            self._commands = RingWriter(self._memory.commands)
-            for replies in self._memory.replies:
-                self._ranks.append(LocalRank(replies))
-        except OSError:
-            for rank in self._ranks:
-                rank.end(0.0)
-            self._memory.close()
-            raise
-
-    def _start(self, config: EngineConfig, folder: Path, device: torch.device, command: Sequence[str]) -> None:
-        size, memory = len(self._ranks), self._memory
-        threads = config.model.num_threads or _threads_of_environment()
-        shares = share_cores(size, allowed_cores(), threads)
-        # Where there are other copies of the model, they use the same cores.
-        is_bound = device.type == "cpu" and config.parallel.data_parallel_size == 1
-        for number, rank in enumerate(self._ranks):
-            self._poll.register(rank.sentinel, select.POLLIN)
-            self._poll.register(rank.replies.fileno(), select.POLLIN)
-            share = shares[number]
-            start = RankStart(
-                rank=number,
-                size=size,
-                sentinel=rank.writing,
-                config=config,
-                num_threads=share.num_threads,
-                folder=str(folder),
-                cores=share.cores if is_bound else (),
-                log_level=logging.getLogger("pagefleet_engine").getEffectiveLevel(),
-                commands=memory.commands,
-                replies=memory.replies[number],
-                signs=memory.signs,
-                group=memory.group,
-                store=memory.store,
-            )
-            environment = {} if device.type == "cpu" else {"CUDA_VISIBLE_DEVICES": _visible_devices()[number]}
-            try:
-                rank.start(start, command, environment, memory.fds(number))
-            except OSError as error:
-                raise ConfigError(_too_few(f"{self._name(number)} cannot be started", error)) from error
+    # --- the ranks' life
 
     def _wait_until_loaded(self, times: StartupTimes) -> None:
-        while len(self._loaded) < len(self._ranks):
+        while len(self._loaded) < self._size:
             self._take_in(LOAD_LOOK_S)
-            times.relay(*self._signs.load_progress())
+            times.relay(*least_progress([rank for node in self._nodes for rank in node.progress()]))
         times.include(self._loaded[0].seconds)
 
     def _agreed(self, own: str) -> Loaded:
@@ -270,13 +222,11 @@ class ProcessExecutor:
         if self._over:
             return
         self._over = why
-        for rank in self._ranks:
-            rank.leave() if within_s else rank.kill()
+        for node in self._nodes:
+            node.leave(why) if within_s else node.kill(why)
         deadline = time.monotonic() + within_s
-        for rank in self._ranks:
-            rank.end(max(0.0, deadline - time.monotonic()))
-        self._commands.close()
-        self._memory.close()
+        for node in self._nodes:
+            node.end(max(0.0, deadline - time.monotonic()))
 
     # --- what they tell
 
@@ -289,7 +239,8 @@ class ProcessExecutor:
         now = time.monotonic()
         if self._watch.is_due(now):
             self._look(now)
-        self._commands.send(parts, self.check)
+        for node in self._nodes:
+            node.send(parts, self.check)
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for the ranks, and take in what they told.
@@ -299,13 +250,13 @@ class ProcessExecutor:
         """
         self._raise_over()
         ready = {fd for fd, _ in self._poll.poll(timeout_s * 1000)}
-        for number, rank in enumerate(self._ranks):
-            if rank.replies.fileno() in ready:
-                for reply in _replies(rank):
-                    self._hear(number, reply)
-        for number, rank in enumerate(self._ranks):
-            if rank.sentinel in ready:
-                self._raise_ended(number, rank.exit_status())
+        rung = [node for node in self._nodes if node.bell in ready]
+        for node in rung:
+            for number, reply in node.receive():
+                self._hear(number, reply)
+        for node in rung:
+            if (ended := node.ended()) is not None:
+                self._raise_ended(*ended)
         now = time.monotonic()
         if self._watch.is_due(now):
             self._look(now)
@@ -326,14 +277,14 @@ class ProcessExecutor:
                 raise kind(f"{self._name(number)}: {message}")
 
     def _look(self, now: float) -> None:
-        if len(self._loaded) < len(self._ranks):
+        if len(self._loaded) < self._size:
             return  # a library that is imported may keep the interpreter for itself
-        if (found := self._watch.look(self._signs.read(), now)) is not None:
+        if (found := self._watch.look([one for node in self._nodes for one in node.signs()], now)) is not None:
             number, how = found
             self._die(f"{self._name(number)} {how}: the engine must be started again")
 
     def _raise_ended(self, number: int, status: str) -> None:
-        if len(self._loaded) < len(self._ranks):
+        if len(self._loaded) < self._size:
             remedy = "the machine's memory did not suffice, probably" if status == _KILLED else "its log says why"
             raise ModelLoadError(f"{self._name(number)} {status} while it loaded: {remedy}")
         remedy = "; where nobody did that, the machine's memory did not suffice" if status == _KILLED else ""
@@ -362,7 +313,8 @@ class ProcessExecutor:
         raise EngineDead(message)
 
     def _name(self, number: int) -> str:
-        return f"rank {number} on {self._host}"
+        host = next(node.host for node in self._nodes if number in node.ranks)
+        return f"rank {number} on {host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,15 +338,6 @@ class _RankStep:
         return self.executor.take(self.step_id)
 
 
-def _too_few(what: str, error: OSError) -> str:
-    return f"{what} ({error}): raise the limits of processes and open files"
-
-
-def _replies(rank: LocalRank) -> Iterator[Reply]:
-    while (parts := rank.replies.receive(0)) is not None:
-        yield decode_reply(parts)
-
-
 def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     """Raises ConfigError where the ranks cannot be, before any is started."""
     size = config.parallel.world_size
@@ -406,14 +349,3 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
         )
     for rank in range(size):
         arch.of_rank(rank, size)
-
-
-def _visible_devices() -> list[str]:
-    """The GPUs that this process sees, as its children are to be told of them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def _threads_of_environment() -> int | None:
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else None

@@ -56,7 +56,7 @@ def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
 
 def _shared(start: RankStart) -> tuple[SharedGroup, Callable[[], None]]:
     assert start.group is not None
-    group = SharedGroup(start.group, start.rank)
+    group = SharedGroup(start.group, start.place)
 
     def end_loading() -> None:
         group.patience_s = PATIENCE_S

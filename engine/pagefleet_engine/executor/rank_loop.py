@@ -23,7 +23,6 @@ from pagefleet_engine.executor.messages import (
     encode,
 )
 from pagefleet_engine.executor.ring import RingReader, RingWriter
-from pagefleet_engine.executor.vital_signs import VitalSigns
 
 PATIENCE_S = 9.0
 """That ranks which serve wait for each other within a step. They do the same work at the same time."""
@@ -67,12 +66,19 @@ class _Step:
 class RankLoop:
     """Does what it is told, in order."""
 
-    def __init__(self, rank: int, worker: RankWorker, commands: RingReader, replies: RingWriter, signs: VitalSigns):
+    def __init__(
+        self,
+        rank: int,
+        worker: RankWorker,
+        commands: RingReader,
+        replies: RingWriter,
+        count_launch: Callable[[], None],
+    ) -> None:
         self._rank = rank
         self._worker = worker
         self._commands = commands
         self._replies = replies
-        self._signs = signs
+        self._count_launch = count_launch
         self._steps: deque[_Step] = deque()
         self._to_tell: _Step | None = None
         """A step of which it is to be told when only its masked rows are left."""
@@ -98,7 +104,7 @@ class RankLoop:
         except Exception as error:  # whatever a device may raise, it is told when the step is taken
             step = _Step(plan, None, error)
         self._steps.append(step)
-        self._signs.launch(self._rank)
+        self._count_launch()
         if plan.masked and self._rank == 0:
             self._to_tell = step
             self._tell_computed()

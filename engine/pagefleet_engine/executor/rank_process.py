@@ -48,11 +48,11 @@ def run_rank(build: BuildRank) -> int:
         os.set_inheritable(fd, False)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
-    signs = VitalSigns(start.signs, start.size)
+    signs = VitalSigns(start.signs, start.num_places)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    threading.Thread(target=_stamp, args=(signs, start.rank), daemon=True).start()
+    threading.Thread(target=_stamp, args=(signs, start.place), daemon=True).start()
     replies = RingWriter(start.replies)
-    times = StartupTimes(tell=lambda phase, done, total: signs.loading(start.rank, phase, done, total))
+    times = StartupTimes(tell=lambda phase, done, total: signs.loading(start.place, phase, done, total))
     try:
         built = build(start, times)
     except Exception as error:  # the process's top: the user gets one line, the log gets the rest
@@ -63,7 +63,8 @@ def run_rank(build: BuildRank) -> int:
         return 2
     replies.send(encode(built.loaded), wait_on)
     built.end_loading()
-    RankLoop(start.rank, built.worker, RingReader(start.commands, start.rank), replies, signs).run()
+    commands = RingReader(start.commands, start.place)
+    RankLoop(start.rank, built.worker, commands, replies, lambda: signs.launch(start.place)).run()
     return 1
 
 

@@ -21,6 +21,9 @@ HANG_S = 8.0
 LOOK_S = 1.0
 """Between two looks."""
 
+RankProgress = tuple[LoadPhase, int, int]
+"""Of a rank that loads; see `startup.Tell`."""
+
 _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
 _WORDS = 8
 _STAMP, _LAUNCHED, _PHASE, _DONE, _TOTAL = range(5)
@@ -68,15 +71,19 @@ class VitalSigns:
         words = self._words
         return [Signs(words[rank, _STAMP] / 1e9, words[rank, _LAUNCHED]) for rank in range(self._size)]
 
-    def load_progress(self) -> tuple[LoadPhase, int, int]:
-        """Return the phase of the rank that is least far, and what ranks in it have done of all that they have to."""
-        words, ranks = self._words, range(self._size)
-        place = {phase: place for place, phase in enumerate(_PHASES)}
-        phases = [_PHASES[words[rank, _PHASE]] for rank in ranks]
-        named = [phase for phase in phases if phase != "other"]
-        phase = min(named or phases, key=lambda one: place[one])
-        within = [rank for rank in ranks if phases[rank] == phase]
-        return phase, sum(words[rank, _DONE] for rank in within), sum(words[rank, _TOTAL] for rank in within)
+    def progress(self) -> list[RankProgress]:
+        """Return how far each rank has loaded."""
+        words = self._words
+        return [(_PHASES[words[at, _PHASE]], words[at, _DONE], words[at, _TOTAL]) for at in range(self._size)]
+
+
+def least_progress(ranks: Sequence[RankProgress]) -> RankProgress:
+    """Return the phase of the rank that is least far, and what ranks in it have done of all that they have to."""
+    phases = [phase for phase, _, _ in ranks]
+    named = [phase for phase in phases if phase != "other"]
+    phase = min(named or phases, key=_PHASES.index)
+    within = [(done, total) for one, done, total in ranks if one == phase]
+    return phase, sum(done for done, _ in within), sum(total for _, total in within)
 
 
 class HangWatch:

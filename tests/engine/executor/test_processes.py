@@ -22,6 +22,7 @@ from pagefleet_engine.engine_core.step_queue import StepQueue
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor import processes, vital_signs
 from pagefleet_engine.executor.executor import PendingStep
+from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.executor.rank_memory import COMMAND_BYTES
 from pagefleet_engine.ranks.parallelism import Parallelism
@@ -60,7 +61,7 @@ def plan(step_id: int, *names: str, num_tokens: int = 1, masked: tuple[int, ...]
 
 
 def pids(executor: ProcessExecutor) -> list[int]:
-    return [rank.pid for rank in executor._ranks]
+    return [pid for node in executor._nodes if isinstance(node, LocalNode) for pid in node.pids]
 
 
 def are_gone(executor: ProcessExecutor) -> bool:

@@ -1,0 +1,175 @@
+"""The ranks of this machine: a process for each, over rings in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.local_rank import LocalRank
+from pagefleet_engine.executor.messages import RankStart, Reply, decode_reply
+from pagefleet_engine.executor.rank_cores import allowed_cores, share_cores
+from pagefleet_engine.executor.rank_memory import RankMemory
+from pagefleet_engine.executor.ring import Buffer, RingWriter
+from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
+
+
+class LocalNode:
+    """Implements `RankNode` over child processes.
+
+    Args:
+        ranks: their numbers, which follow each other.
+        device: that they compute on.
+
+    Raises:
+        ConfigError: the system gives no memory, or no more descriptors.
+    """
+
+    def __init__(self, ranks: range, device: torch.device) -> None:
+        self.ranks = ranks
+        self.host = socket.gethostname()
+        self._device = device
+        self._ranks: list[LocalRank] = []
+        try:
+            self._share(device.type == "cpu")
+        except OSError as error:
+            raise ConfigError(_too_few("the ranks' memory cannot be made", error)) from error
+
+    def start(self, config: EngineConfig, folder: str, command: Sequence[str]) -> None:
+        """Start the processes.
+
+        Args:
+            config: of the engine.
+            folder: of the model.
+            command: of a rank's process.
+
+        Raises:
+            ConfigError: the system starts no more.
+        """
+        size, memory, on_cpu = len(self.ranks), self._memory, self._device.type == "cpu"
+        threads = config.model.num_threads or _threads_of_environment()
+        shares = share_cores(size, allowed_cores(), threads)
+        # Where there are other copies of the model, they use the same cores.
+        is_bound = on_cpu and config.parallel.data_parallel_size == 1
+        for place, rank in enumerate(self._ranks):
+            start = RankStart(
+                rank=self.ranks[place],
+                size=config.parallel.world_size,
+                place=place,
+                num_places=size,
+                sentinel=rank.writing,
+                config=config,
+                num_threads=shares[place].num_threads,
+                folder=folder,
+                cores=shares[place].cores if is_bound else (),
+                log_level=logging.getLogger("pagefleet_engine").getEffectiveLevel(),
+                commands=memory.commands,
+                replies=memory.replies[place],
+                signs=memory.signs,
+                group=memory.group,
+                store=memory.store,
+            )
+            environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place]}
+            try:
+                rank.start(start, command, environment, memory.fds(place))
+            except OSError as error:
+                name = f"rank {self.ranks[place]} on {self.host}"
+                raise ConfigError(_too_few(f"{name} cannot be started", error)) from error
+
+    @property
+    def bell(self) -> int:
+        """See RankNode."""
+        return self._bells.fileno()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, which were started."""
+        return [rank.pid for rank in self._ranks]
+
+    def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
+        """See RankNode."""
+        self._commands.send(parts, or_raise)
+
+    def receive(self) -> Iterator[tuple[int, Reply]]:
+        """See RankNode."""
+        ready = {fd for fd, _ in self._bells.poll(0)}
+        for number, rank in zip(self.ranks, self._ranks, strict=True):
+            if rank.replies.fileno() in ready:
+                while (parts := rank.replies.receive(0)) is not None:
+                    yield number, decode_reply(parts)
+
+    def ended(self) -> tuple[int, str] | None:
+        """See RankNode."""
+        ready = {fd for fd, _ in self._bells.poll(0)}
+        for number, rank in zip(self.ranks, self._ranks, strict=True):
+            if rank.sentinel in ready:
+                return number, rank.exit_status()
+        return None
+
+    def signs(self) -> Sequence[Signs]:
+        """See RankNode."""
+        return self._signs.read()
+
+    def progress(self) -> Sequence[RankProgress]:
+        """See RankNode."""
+        return self._signs.progress()
+
+    def leave(self, why: str) -> None:
+        """See RankNode."""
+        for rank in self._ranks:
+            rank.leave()
+
+    def kill(self, why: str) -> None:
+        """See RankNode."""
+        for rank in self._ranks:
+            rank.kill()
+
+    def end(self, within_s: float) -> None:
+        """See RankNode."""
+        deadline = time.monotonic() + within_s
+        for rank in self._ranks:
+            rank.end(max(0.0, deadline - time.monotonic()))
+        self._commands.close()
+        self._bells.close()
+        self._memory.close()
+
+    def _share(self, on_cpu: bool) -> None:
+        """Make what the ranks share, and the ends that are this process's. Raises OSError, and leaves nothing then."""
+        size = len(self.ranks)
+        with contextlib.ExitStack() as on_failure:
+            self._bells = select.epoll()
+            on_failure.callback(self._bells.close)
+            self._memory = RankMemory.make(size, on_cpu)
+            on_failure.callback(self._memory.close)
+            self._signs = VitalSigns(self._memory.signs, size)
+            self._commands = RingWriter(self._memory.commands)
+            for replies in self._memory.replies:
+                rank = LocalRank(replies)
+                on_failure.callback(rank.end, 0.0)
+                self._ranks.append(rank)
+                self._bells.register(rank.sentinel, select.EPOLLIN)
+                self._bells.register(rank.replies.fileno(), select.EPOLLIN)
+            on_failure.pop_all()
+
+
+def _too_few(what: str, error: OSError) -> str:
+    return f"{what} ({error}): raise the limits of processes and open files"
+
+
+def _visible_devices() -> list[str]:
+    """The GPUs that this process sees, as its children are to be told of them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _threads_of_environment() -> int | None:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else None

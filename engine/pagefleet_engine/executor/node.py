@@ -1,0 +1,61 @@
+"""How the executor reaches ranks: those of one machine, this one or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from pagefleet_engine.executor.messages import Reply
+from pagefleet_engine.executor.ring import Buffer
+from pagefleet_engine.executor.vital_signs import RankProgress, Signs
+
+
+class RankNode(Protocol):
+    """The ranks of one machine. Used by one thread."""
+
+    @property
+    def host(self) -> str:
+        """The machine's name."""
+        ...
+
+    @property
+    def ranks(self) -> range:
+        """Their numbers."""
+        ...
+
+    @property
+    def bell(self) -> int:
+        """A descriptor that is readable while there is something to hear of them."""
+        ...
+
+    def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
+        """Send a message to all of them; `or_raise` is called while there is no room for it, and may give up."""
+        ...
+
+    def receive(self) -> Iterator[tuple[int, Reply]]:
+        """Give what they told, each with the rank's number."""
+        ...
+
+    def ended(self) -> tuple[int, str] | None:
+        """Return a rank that has ended, by itself or with its machine, and how in words; None while none has."""
+        ...
+
+    def signs(self) -> Sequence[Signs]:
+        """Return the signs of life of each."""
+        ...
+
+    def progress(self) -> Sequence[RankProgress]:
+        """Return how far each has loaded."""
+        ...
+
+    def leave(self, why: str) -> None:
+        """Have them end by themselves."""
+        ...
+
+    def kill(self, why: str) -> None:
+        """End them at once."""
+        ...
+
+    def end(self, within_s: float) -> None:
+        """Wait until they have ended and free what they took, by force where that takes longer; call this once."""
+        ...
