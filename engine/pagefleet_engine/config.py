@@ -228,11 +228,14 @@ class EngineConfig:
             )
         if self.parallel.world_size == 1:
             return
-        ranks = f"tensor_parallel_size is {self.parallel.tensor_parallel_size}, and"
+        name = "tensor_parallel_size" if self.parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
+        ranks = f"{name} is {getattr(self.parallel, name)}, and"
         if self.execution.compile:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
         if self.kv_transfer.connectors:
             raise ConfigError(f"{ranks} kv_connector moves the K/V of one device only: leave kv_connector out")
+        if self.parallel.pipeline_parallel_size > 1:
+            raise ConfigError("pipeline_parallel_size takes 1 only: give a larger tensor_parallel_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

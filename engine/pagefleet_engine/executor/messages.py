@@ -18,6 +18,7 @@ from pagefleet_protocol.version import VERSION
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
 from pagefleet_engine.executor.ring import Buffer, RingHandles
+from pagefleet_engine.ranks.parallelism import RankPart
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 
 
@@ -49,6 +50,11 @@ class RankStart(msgspec.Struct, frozen=True):
     """The ranks' memory, where they compute on CPUs."""
     store: int
     """Descriptor of the file by which they meet, where they do not."""
+
+    @property
+    def part(self) -> RankPart:
+        """Which part of the model it has."""
+        return self.config.parallel.part(self.rank)
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=0):

@@ -1,16 +1,43 @@
-"""How many ranks one model is spread over. Knows no torch, as configuration does not."""
+"""How many ranks one model is spread over, and which is which. Knows no torch, as configuration does not."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pagefleet_protocol.settings.fields import Between, check_limits
+from pagefleet_protocol.settings.fields import Between, Words, check_limits
 
 from pagefleet_engine.errors import ConfigError
 
 # More than any machine has devices; a rank is a process.
 _Ranks = Annotated[int, Between(1, 1024)]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """Which part of the model a rank has: of which stage of the pipeline, and as which of its tensor ranks."""
+
+    stage: int = 0
+    num_stages: int = 1
+    tensor: int = 0
+    tensor_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is in the stage that takes tokens in."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is in the stage that samples."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is the one of those that sample which tells of the tokens."""
+        return self.is_last and self.tensor == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +47,63 @@ class Parallelism:
     tensor_parallel_size: _Ranks = 1
     """Ranks that each layer is divided among, a process with a GPU of its own each, or with its share of the processor;
     all on this machine."""
+    pipeline_parallel_size: _Ranks = 1
+    """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
+    tensor_parallel_size."""
+    pipeline_layers: Annotated[str, Words()] | None = None
+    """How many layers each stage has, e.g. 10,12,10; default: as equal as can be, what is over not to the last."""
     data_parallel_size: _Ranks = 1
     """Copies of the model behind one port, each on GPUs of its own, or with its share of the processor: a request goes
     to the one that has its beginning cached, or has least to do. --max-num-seqs and the like are for each."""
 
     def __post_init__(self) -> None:
         check_limits(self, ConfigError)
+        if self.pipeline_layers is not None:
+            self._given_layers()
 
     @property
     def world_size(self) -> int:
         """Ranks of one copy of the model."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def part(self, rank: int) -> RankPart:
+        """Of a rank, by its number: those of the first stage come first."""
+        stage, tensor = divmod(rank, self.tensor_parallel_size)
+        return RankPart(stage, self.pipeline_parallel_size, tensor, self.tensor_parallel_size)
+
+    def stage_layers(self, num_layers: int) -> Sequence[range]:
+        """Each stage's of a model's layers.
+
+        In equal parts. Layers that are over go to the stages between the first and the last, which have an embedding
+        and a head besides; then to the first, whose embedding takes memory but no time.
+
+        Raises:
+            ConfigError: there are fewer layers than stages, or the numbers that were given do not add up.
+        """
+        stages = self.pipeline_parallel_size
+        if num_layers < stages:
+            raise ConfigError(
+                f"pipeline_parallel_size is {stages}, and the model has {num_layers} layers: give that many at most"
+            )
+        if self.pipeline_layers is None:
+            each, over = divmod(num_layers, stages)
+            favoured = [*range(1, stages - 1), 0][:over]
+            sizes = [each + (stage in favoured) for stage in range(stages)]
+        else:
+            sizes = self._given_layers()
+            if sum(sizes) != num_layers:
+                raise ConfigError(
+                    f"pipeline_layers {self.pipeline_layers} are {sum(sizes)} layers, and the model has {num_layers}: "
+                    "give numbers that add up to it"
+                )
+        ends = [0, *itertools.accumulate(sizes)]
+        return [range(start, stop) for start, stop in itertools.pairwise(ends)]
+
+    def _given_layers(self) -> list[int]:
+        words, stages = (self.pipeline_layers or "").split(","), self.pipeline_parallel_size
+        if len(words) != stages or not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError(
+                f"pipeline_layers is {self.pipeline_layers}: give {stages} numbers of layers with commas between them, "
+                "one for each of pipeline_parallel_size stages"
+            )
+        return [int(word) for word in words]

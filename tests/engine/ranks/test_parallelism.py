@@ -1,0 +1,51 @@
+"""Which rank is which, and which layers each stage of a pipeline has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.ranks.parallelism import Parallelism, RankPart
+
+
+def test_numbers_run_over_the_tensor_ranks_of_the_first_stage_then_of_the_next() -> None:
+    parallel = Parallelism(tensor_parallel_size=2, pipeline_parallel_size=3)
+    parts = [parallel.part(rank) for rank in range(parallel.world_size)]
+    assert [(part.stage, part.tensor) for part in parts] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [part.is_first for part in parts] == [True, True, False, False, False, False]
+    assert [part.is_last for part in parts] == [False, False, False, False, True, True]
+    assert [part.tells for part in parts].index(True) == 4
+    assert sum(part.tells for part in parts) == 1
+    assert Parallelism().part(0) == RankPart()
+    assert RankPart().tells
+
+
+@pytest.mark.parametrize(
+    ("stages", "num_layers", "sizes"),
+    [(1, 7, [7]), (2, 12, [6, 6]), (2, 13, [7, 6]), (3, 13, [4, 5, 4]), (3, 14, [5, 5, 4]), (4, 30, [7, 8, 8, 7])],
+)
+def test_layers_that_are_over_go_where_neither_embedding_nor_head_is(
+    stages: int, num_layers: int, sizes: list[int]
+) -> None:
+    layers = Parallelism(pipeline_parallel_size=stages).stage_layers(num_layers)
+    assert [len(own) for own in layers] == sizes
+    assert [layer for own in layers for layer in own] == list(range(num_layers))
+
+
+def test_layers_by_name() -> None:
+    parallel = Parallelism(pipeline_parallel_size=3, pipeline_layers="10, 12,10")
+    assert parallel.stage_layers(32) == [range(10), range(10, 22), range(22, 32)]
+
+
+@pytest.mark.parametrize("given", ["10,12", "10,12,0", "10,12,x", "10,12,-1", ""])
+def test_layers_that_are_no_numbers_for_the_stages(given: str) -> None:
+    with pytest.raises(ConfigError, match=f"^pipeline_layers is {re.escape(given)}: give 3 numbers of layers"):
+        Parallelism(pipeline_parallel_size=3, pipeline_layers=given)
+
+
+def test_layers_that_the_model_does_not_have() -> None:
+    with pytest.raises(ConfigError, match=r"^pipeline_layers 2,2 are 4 layers, and the model has 5: give numbers that"):
+        Parallelism(pipeline_parallel_size=2, pipeline_layers="2,2").stage_layers(5)
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 6, and the model has 5 layers: give that many"):
+        Parallelism(pipeline_parallel_size=6).stage_layers(5)
