@@ -232,8 +232,8 @@ class EngineConfig:
         ranks = f"{name} is {getattr(self.parallel, name)}, and"
         if self.execution.compile:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
-        if self.kv_transfer.connectors:
-            raise ConfigError(f"{ranks} kv_connector moves the K/V of one device only: leave kv_connector out")
+        if (plane := self.kv_transfer.kv_data_plane) not in ("auto", "tcp"):
+            raise ConfigError(f"{ranks} kv_data_plane {plane} goes from one device to one: give auto or tcp")
         if self.parallel.pipeline_parallel_size > 1:
             raise ConfigError("pipeline_parallel_size takes 1 only: give a larger tensor_parallel_size")
 

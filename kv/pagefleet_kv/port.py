@@ -202,11 +202,15 @@ class PagesCopy(Protocol):
 
 
 class KVPages(Protocol):
-    """One worker's pages as bytes. Safe to use from any thread; steps run meanwhile, on other blocks."""
+    """One engine's pages as bytes. Safe to use from any thread; steps run meanwhile, on other blocks."""
 
     @property
     def bytes_per_block(self) -> int:
-        """A block over all layers of its group."""
+        """A block over all layers of its group, and all heads of the model."""
+
+    @property
+    def wants_pinned(self) -> bool:
+        """Whether a device copies straight from and to host memory that is pinned."""
 
     @property
     def host(self) -> memoryview | None:

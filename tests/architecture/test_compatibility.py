@@ -107,15 +107,10 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
         product(["Several copies with KV events"], (SERVER, SERVICE)),
         lambda _: serve(MODEL, "-dp", "2", "--kv-events-port", "5557"),
     ),
-    ("Tensor ranks with a K/V connector", OFFLINE): lambda _: LLM(
-        MODEL, tensor_parallel_size=2, kv_connector="offload"
-    ),
     ("Tensor ranks with torch.compile", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2, compile=True),
-    **{
-        (f"Tensor ranks with {other}", place): lambda _, flags=flags: serve(MODEL, "-tp", "2", *flags)  # type: ignore[misc]
-        for other, flags in (("a K/V connector", ("--kv-connector", "offload")), ("torch.compile", ("--compile",)))
-        for place in (SERVER, SERVICE)
-    },
+    **dict.fromkeys(
+        product(["Tensor ranks with torch.compile"], (SERVER, SERVICE)), lambda _: serve(MODEL, "-tp", "2", "--compile")
+    ),
     ("Behind a gateway, with prefill and decode apart", SERVICE): lambda _: parse_inference_service(
         service_document(disaggregation={}, router={"inferencePool": {}})
     ),

@@ -45,6 +45,8 @@ class BytePages:
         self._memory = bytearray(num_blocks * bytes_per_block)
         self._on_host = on_host
 
+    wants_pinned = False
+
     @property
     def bytes_per_block(self) -> int:
         return self._bytes_per_block

@@ -15,6 +15,7 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.p2p.connector import METRIC, P2PConnector
 from pagefleet_kv.p2p.peers import AllowedPeers
@@ -114,6 +115,7 @@ class Fleet:
         block_size: int = 16,
         key_file: Path | None = None,
         num_tokens: int = NUM_BLOCKS * 16,
+        tensor: int = 1,
         **kv: Any,
     ) -> FleetEngine:
         """Start one.
@@ -123,12 +125,16 @@ class Fleet:
             block_size: tokens per block.
             key_file: of another fleet.
             num_tokens: room in its pool.
+            tensor: its ranks.
             kv: of `KVTransferConfig`.
         """
         identity = EngineIdentity(name * 32, str(key_file or self._key_file))
         config = _config(self.model, CacheConfig(num_kv_blocks=num_tokens // block_size, block_size=block_size))
         transfer = KVTransferConfig(**{"kv_connector": "p2p", **kv})
-        core, ready = build_core(dataclasses.replace(config, kv_transfer=transfer), identity=identity)
+        core, ready = build_core(
+            dataclasses.replace(config, kv_transfer=transfer, parallel=Parallelism(tensor_parallel_size=tensor)),
+            identity=identity,
+        )
         assert ready.kv_transfer is not None
         made = FleetEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
         self.engines.append(made)

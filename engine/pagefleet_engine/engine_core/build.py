@@ -168,7 +168,7 @@ def _connect(
         raise ConfigError(str(error)) from error
     if built.port is None:
         return built.connector, None
-    bytes_per_token = cache.bytes_per_block // cache.block_size
+    bytes_per_token = side.pages.bytes_per_block // cache.block_size
     facts = KvTransferFacts(
         role=config.kv_transfer.kv_role,
         port=built.port,

@@ -8,16 +8,17 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.local_rank import LocalRank
-from pagefleet_engine.executor.messages import RankStart, Reply, decode_reply
+from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
 from pagefleet_engine.executor.rank_cores import allowed_cores, share_cores
 from pagefleet_engine.executor.rank_memory import RankMemory
+from pagefleet_engine.executor.rank_pages import KVShard, RankPool, map_rank_pool
 from pagefleet_engine.executor.ring import Buffer, RingWriter
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
 
@@ -28,18 +29,19 @@ class LocalNode:
     Args:
         ranks: their numbers, which follow each other.
         device: that they compute on.
+        has_connectors: whether their K/V goes elsewhere.
 
     Raises:
         ConfigError: the system gives no memory, or no more descriptors.
     """
 
-    def __init__(self, ranks: range, device: torch.device) -> None:
+    def __init__(self, ranks: range, device: torch.device, has_connectors: bool) -> None:
         self.ranks = ranks
         self.host = socket.gethostname()
         self._device = device
         self._ranks: list[LocalRank] = []
         try:
-            self._share(device.type == "cpu")
+            self._share(device.type == "cpu", has_connectors)
         except OSError as error:
             raise ConfigError(_too_few("the ranks' memory cannot be made", error)) from error
 
@@ -76,6 +78,7 @@ class LocalNode:
                 signs=memory.signs,
                 group=memory.group,
                 store=memory.store,
+                pool=memory.pool(place),
             )
             environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place]}
             try:
@@ -122,6 +125,22 @@ class LocalNode:
         """See RankNode."""
         return self._signs.progress()
 
+    def num_finished(self) -> int:
+        """Return how many steps all ranks are done with."""
+        return self._signs.num_finished
+
+    def map_pools(self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded]) -> list[RankPool]:
+        """Map the ranks' KV pools.
+
+        Args:
+            shards: what each holds.
+            loaded: what each told of its pool, which it has made.
+        """
+        return [
+            map_rank_pool(shard, self._memory.pool(place), loaded[rank].num_blocks, loaded[rank].bytes_per_block)
+            for place, (rank, shard) in enumerate(zip(self.ranks, shards, strict=True))
+        ]
+
     def leave(self, why: str) -> None:
         """See RankNode."""
         for rank in self._ranks:
@@ -141,13 +160,13 @@ class LocalNode:
         self._bells.close()
         self._memory.close()
 
-    def _share(self, on_cpu: bool) -> None:
+    def _share(self, on_cpu: bool, has_connectors: bool) -> None:
         """Make what the ranks share, and the ends that are this process's. Raises OSError, and leaves nothing then."""
         size = len(self.ranks)
         with contextlib.ExitStack() as on_failure:
             self._bells = select.epoll()
             on_failure.callback(self._bells.close)
-            self._memory = RankMemory.make(size, on_cpu)
+            self._memory = RankMemory.make(size, on_cpu, has_connectors)
             on_failure.callback(self._memory.close)
             self._signs = VitalSigns(self._memory.signs, size)
             self._commands = RingWriter(self._memory.commands)

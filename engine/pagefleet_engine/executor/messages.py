@@ -50,6 +50,8 @@ class RankStart(msgspec.Struct, frozen=True):
     """The ranks' memory, where they compute on CPUs."""
     store: int
     """Descriptor of the file by which they meet, where they do not."""
+    pool: int
+    """Descriptor of the memory for its KV pool, on a CPU, where connectors are to reach that; else -1."""
 
     @property
     def part(self) -> RankPart:

@@ -43,6 +43,7 @@ from pagefleet_engine.executor.messages import (
 )
 from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.executor.rank_loop import describe
+from pagefleet_engine.executor.rank_pages import RankPages, StepFence, kv_shards
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import HangWatch, least_progress
 from pagefleet_engine.models.arch import ModelArch
@@ -92,7 +93,7 @@ class ProcessExecutor:
         device = resolve_device(config.model.device)
         _check(config, device, arch)
         self._size = config.parallel.world_size
-        local = LocalNode(range(self._size), device)
+        local = LocalNode(range(self._size), device, bool(config.kv_transfer.connectors))
         self._nodes: list[RankNode] = [local]
         """In the order of their ranks."""
         self._watch = HangWatch()
@@ -120,13 +121,19 @@ class ProcessExecutor:
         self.max_in_flight = first.max_in_flight
         """See Executor."""
         groups = group_layers(arch.for_length(first.context_length).windows)
+        self._fence = StepFence(local.num_finished, lambda: bool(self._over), first.max_in_flight)
+        self._pages: RankPages | None = None
+        if config.kv_transfer.connectors:
+            pools = local.map_pools(kv_shards(arch, config.parallel), self._loaded)
+            self._pages = RankPages(pools, self._fence)
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
 
     @property
     def pages(self) -> KVPages:
-        """Not in this process."""
-        raise AssertionError("connectors over ranks are refused by the configuration")
+        """The ranks' KV pools as bytes of the whole model. There are some where the configuration has a connector."""
+        assert self._pages is not None, "pages without a connector"
+        return self._pages
 
     @property
     def bells(self) -> Sequence[int]:
@@ -141,6 +148,7 @@ class ProcessExecutor:
     def launch(self, plan: StepPlan) -> PendingStep:
         """See Executor."""
         self._send(encode(Launch(plan)))
+        self._fence.num_launched += 1  # not before: one that was not sent is finished by nobody
         return _RankStep(self, plan.step_id)
 
     def sample(self, masks: StepMasks) -> None:
@@ -171,6 +179,12 @@ class ProcessExecutor:
             EngineDead: it failed on some, or ranks are gone or at another step.
         """
         self._send(encode(Take()))
+        try:
+            return self._await(step_id)
+        finally:
+            self._fence.num_taken += 1
+
+    def _await(self, step_id: int) -> StepResult:
         failed_at = None
         while step_id not in self._taken:
             if self._taken:
@@ -346,6 +360,10 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     if device.type == "cuda" and (found := torch.cuda.device_count()) < size:
         raise ConfigError(
             f"tensor_parallel_size is {size}, and {socket.gethostname()} shows {found} GPUs: give that many at most"
+        )
+    if device.type == "cuda" and config.kv_transfer.connectors:
+        raise ConfigError(
+            f"tensor_parallel_size is {size}, and kv_connector moves the K/V of CPU ranks only: leave kv_connector out"
         )
     for rank in range(size):
         arch.of_rank(rank, size)

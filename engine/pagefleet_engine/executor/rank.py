@@ -38,7 +38,7 @@ def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
     group, end_loading = _shared(start) if start.group is not None else _nccl(start)
     config = replace(start.config, model=replace(start.config.model, num_threads=start.num_threads))
     folder = Path(start.folder)
-    worker = Worker(config, folder, read_arch(folder), times, Communicators(tensor=group))
+    worker = Worker(config, folder, read_arch(folder), times, Communicators(tensor=group), start.pool)
     loaded = Loaded(
         digest(start.config),
         worker.max_in_flight,

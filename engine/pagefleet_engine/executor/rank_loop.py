@@ -73,12 +73,14 @@ class RankLoop:
         commands: RingReader,
         replies: RingWriter,
         count_launch: Callable[[], None],
+        count_finish: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._worker = worker
         self._commands = commands
         self._replies = replies
         self._count_launch = count_launch
+        self._count_finish = count_finish
         self._steps: deque[_Step] = deque()
         self._to_tell: _Step | None = None
         """A step of which it is to be told when only its masked rows are left."""
@@ -140,6 +142,8 @@ class RankLoop:
                 _log.error("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows), exc_info=error)
             self._reply(StepFailed(step.plan.step_id, out_of_memory, describe(error)))
             return
+        finally:
+            self._count_finish()
         if self._rank == 0:
             if step.masked_rows_lost:
                 lost = {step.plan.rows[row].request_id: FailureKind.OUT_OF_MEMORY for row in step.plan.masked}

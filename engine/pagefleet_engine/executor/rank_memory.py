@@ -26,10 +26,12 @@ class RankMemory:
     """Of ranks that compute on CPUs."""
     store: int
     """In which others meet."""
+    pools: Sequence[int]
+    """Of each rank, for its KV pool, where connectors are to reach it; else there are none."""
 
     @classmethod
-    def make(cls, size: int, on_cpu: bool) -> RankMemory:
-        """Make it for `size` ranks; `on_cpu`: which compute on CPUs.
+    def make(cls, size: int, on_cpu: bool, has_connectors: bool) -> RankMemory:
+        """Make it for `size` ranks; `on_cpu`: which compute on CPUs; `has_connectors`: whose K/V goes elsewhere.
 
         Raises:
             OSError: the system gives no memory, or no more descriptors.
@@ -44,12 +46,28 @@ class RankMemory:
             commands = make_ring(size, COMMAND_BYTES)
             made.extend(commands.fds)
             made.append(signs := make_signs(size))
-            return cls(commands, replies, signs, group, os.memfd_create("pagefleet-store"))
+            made.append(store := os.memfd_create("pagefleet-store"))
+            pools = []
+            for _ in range(size if has_connectors else 0):
+                pools.append(os.memfd_create("pagefleet-pool"))
+                made.append(pools[-1])
+            return cls(commands, replies, signs, group, store, pools)
 
     def fds(self, rank: int) -> tuple[int, ...]:
         """What a rank inherits."""
         group = () if self.group is None else self.group.fds
-        return (*self.commands.fds, *self.replies[rank].fds, self.signs, self.store, *group)
+        return (
+            *self.commands.fds,
+            *self.replies[rank].fds,
+            self.signs,
+            self.store,
+            *group,
+            *self.pools[rank : rank + 1],
+        )
+
+    def pool(self, rank: int) -> int:
+        """Descriptor of the memory for a rank's pool; -1: its own will do."""
+        return self.pools[rank] if self.pools else -1
 
     def close(self) -> None:
         """Close what this process has of it; call this once."""

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from pagefleet_protocol.settings.log import set_up_logging
@@ -44,7 +45,8 @@ def run_rank(build: BuildRank) -> int:
     set_up_logging(f"rank {start.rank}", "pagefleet_engine")
     logging.getLogger("pagefleet_engine").setLevel(start.log_level)
     group = () if start.group is None else start.group.fds
-    for fd in (start.sentinel, start.signs, start.store, *start.commands.fds, *start.replies.fds, *group):
+    pool = () if start.pool < 0 else (start.pool,)
+    for fd in (start.sentinel, start.signs, start.store, *start.commands.fds, *start.replies.fds, *group, *pool):
         os.set_inheritable(fd, False)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
@@ -64,7 +66,8 @@ def run_rank(build: BuildRank) -> int:
     replies.send(encode(built.loaded), wait_on)
     built.end_loading()
     commands = RingReader(start.commands, start.place)
-    RankLoop(start.rank, built.worker, commands, replies, lambda: signs.launch(start.place)).run()
+    count_launch, count_finish = partial(signs.launch, start.place), partial(signs.finish, start.place)
+    RankLoop(start.rank, built.worker, commands, replies, count_launch, count_finish).run()
     return 1
 
 

@@ -1,7 +1,8 @@
 """How the executor sees that a rank lives and how far it is, without asking: words in shared memory.
 
 A process that is gone is seen by its sentinel. One that is stopped, or that never comes back from a step, is seen here:
-a thread of each rank stamps the time, and the ranks count the steps that they launch, which they do in lockstep.
+a thread of each rank stamps the time, and the ranks count the steps that they launch, which they do in lockstep, and
+those that they are done with.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RankProgress = tuple[LoadPhase, int, int]
 
 _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
 _WORDS = 8
-_STAMP, _LAUNCHED, _PHASE, _DONE, _TOTAL = range(5)
+_STAMP, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,15 @@ class VitalSigns:
     def launch(self, rank: int) -> None:
         """Count a step that the rank has launched."""
         self._words[rank, _LAUNCHED] += 1
+
+    def finish(self, rank: int) -> None:
+        """Count a step that touches nothing of the rank's K/V any more."""
+        self._words[rank, _FINISHED] += 1
+
+    @property
+    def num_finished(self) -> int:
+        """Steps that all ranks have finished."""
+        return min(self._words[rank, _FINISHED] for rank in range(self._size))
 
     def loading(self, rank: int, phase: LoadPhase, done: int, total: int) -> None:
         """Say how far the rank's loading is; see `startup.Tell`."""

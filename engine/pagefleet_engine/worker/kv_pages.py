@@ -25,6 +25,9 @@ def make_kv_pages(pool: Tensor) -> KVPages:
 class HostPages:
     """Implements `KVPages` where the device is the host: nothing is copied that need not be."""
 
+    wants_pinned = False
+    """See KVPages."""
+
     def __init__(self, pool: Tensor) -> None:
         self._blocks = _as_bytes(pool).numpy()
         self._host = memoryview(self._blocks.reshape(-1).data)
@@ -42,16 +45,16 @@ class HostPages:
     def read(self, blocks: Sequence[int], into: memoryview) -> PagesCopy:
         """See KVPages."""
         host = np.frombuffer(into, dtype=np.uint8).reshape(len(blocks), self.bytes_per_block)
-        for place, first, count in _runs(blocks):
+        for place, first, count in runs(blocks):
             host[place : place + count] = self._blocks[first : first + count]
-        return _Done()
+        return CopyDone()
 
     def write(self, source: memoryview, blocks: Sequence[int]) -> PagesCopy:
         """See KVPages."""
         host = np.frombuffer(source, dtype=np.uint8).reshape(len(blocks), self.bytes_per_block)
-        for place, first, count in _runs(blocks):
+        for place, first, count in runs(blocks):
             self._blocks[first : first + count] = host[place : place + count]
-        return _Done()
+        return CopyDone()
 
 
 class DevicePages:
@@ -61,6 +64,9 @@ class DevicePages:
     may take blocks that a step in flight still touches, of a request that has ended since; so it comes after all that
     the steps' stream has been given.
     """
+
+    wants_pinned = True
+    """See KVPages."""
 
     def __init__(self, pool: Tensor) -> None:
         self._blocks = _as_bytes(pool)
@@ -96,7 +102,7 @@ class DevicePages:
             part, target = blocks[start : start + self._per_part], host[start : start + self._per_part]
             staging = target if target.is_pinned() else torch.empty_like(target, pin_memory=True)
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                for place, first, count in _runs(part):
+                for place, first, count in runs(part):
                     staging[place : place + count].copy_(self._blocks[first : first + count], non_blocking=True)
                 copy.add(self._event(), staging, None if staging is target else target)
         return copy
@@ -110,7 +116,7 @@ class DevicePages:
             part, given = blocks[start : start + self._per_part], host[start : start + self._per_part]
             staging = _pinned(given)
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                for place, first, count in _runs(part):
+                for place, first, count in runs(part):
                     self._blocks[first : first + count].copy_(staging[place : place + count], non_blocking=True)
                 copy.add(self._event(), staging, None)
         return copy
@@ -121,14 +127,15 @@ class DevicePages:
         return event
 
 
-class _Done:
-    """A copy that has ended when it is returned."""
+class CopyDone:
+    """Implements `PagesCopy` for a copy that has ended when it is returned."""
 
     def done(self) -> bool:
+        """See PagesCopy."""
         return True
 
     def wait(self) -> None:
-        """Nothing is left."""
+        """See PagesCopy: nothing is left."""
 
 
 class _StagedCopy:
@@ -172,8 +179,8 @@ def _as_bytes(pool: Tensor) -> Tensor:
     return pool.view(len(pool), -1).view(torch.uint8)
 
 
-def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours together: place of the first in `blocks`, its number, and how many they are."""
+def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield neighbours together: place of the first in `blocks`, its number, and how many they are."""
     start = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from dataclasses import dataclass
 from math import prod
 
@@ -28,24 +26,19 @@ from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
 from pagefleet_engine.worker.logits_processors import make_processors
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
+from pagefleet_engine.worker.pool_memory import map_pool
 from pagefleet_engine.worker.rehearsal import compile_ahead
 
-_HUGE_PAGE = 2 * 1024 * 1024
 
-
-def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device, shared: int = -1) -> Tensor:
     """A tensor of `layout.shape`, zero everywhere: attention multiplies what it masks with zero, so it must be finite.
 
-    On a CPU it is anonymous memory of the operating system, which takes a page only when something is written there:
-    a large pool costs nothing before it is used.
+    On a CPU a large pool costs nothing before it is used; `shared`: see `map_pool`.
     """
     if device.type != "cpu":
         return layout.as_pool(torch.zeros(prod(layout.shape), dtype=dtype, device=device))
     num_bytes = layout.num_blocks * layout.bytes_per_block(dtype)
-    memory = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages serves as well
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = map_pool(num_bytes, shared)
     return layout.as_pool(torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize))
 
 
@@ -99,10 +92,10 @@ class RunnerFactory:
             max_in_flight=max_in_flight,
         )
 
-    def make(self, limits: RunnerLimits, num_blocks: int) -> BuiltRunner:
-        """A runner with a pool of its own."""
+    def make(self, limits: RunnerLimits, num_blocks: int, shared: int = -1) -> BuiltRunner:
+        """A runner with a pool of its own; `shared`: descriptor of the memory that it lies in on a CPU, for others."""
         layout = self._layout(num_blocks)
-        pool = allocate_kv_pool(layout, self._kv_dtype, self._device)
+        pool = allocate_kv_pool(layout, self._kv_dtype, self._device, shared)
         backend = self._backend(pool, layout)
         state = RequestState(limits, self._config.model.seed, self._device, processors=self._processors)
         eager = EagerForward(self._model, backend)

@@ -57,10 +57,12 @@ class Worker:
         arch: ModelArch,
         times: StartupTimes | None = None,
         communicators: Communicators | None = None,
+        pool_memory: int = -1,
     ) -> None:
         """Load the model in `folder`, whose shape is `arch`; `times` learns how long each phase takes.
 
-        `communicators`: the ranks that this one computes with; None: it is alone.
+        `communicators`: the ranks that this one computes with; None: it is alone. `pool_memory`: descriptor of memory
+        for a KV pool on a CPU that another process reads and writes too; -1: none does.
 
         Raises:
             ModelLoadError: the weights cannot be loaded.
@@ -105,14 +107,14 @@ class Worker:
                 self.cache.max_model_len,
                 max_model_len,
             )
-        self._start()
+        self._start(pool_memory)
 
-    def _start(self) -> None:
+    def _start(self, pool_memory: int) -> None:
         """Make the pool and the runner, and warm up."""
         times = self._times
         limits = self._factory.limits(self.cache.max_model_len, self.max_in_flight)
         with times.phase("kv_pool"), naming_the_remedy("kv_pool"):
-            built = self._factory.make(limits, self.cache.num_blocks)
+            built = self._factory.make(limits, self.cache.num_blocks, pool_memory)
         self._runner = built.runner
         self.pages = make_kv_pages(built.pool)
         """The KV pool as bytes, for connectors."""
@@ -203,8 +205,9 @@ class Worker:
             activations = activation_bytes(
                 self._model.arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
             )
-            ranks = self._config.parallel.data_parallel_size
-            memory = self._memory().shared_by(ranks).without(self._config.kv_transfer.host_memory)
+            parallel = self._config.parallel
+            kept = self._config.kv_transfer.host_memory // parallel.world_size
+            memory = self._memory().shared_by(parallel.data_parallel_size).without(kept)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         with self._times.phase("profile"):
             step = self._profile(max_model_len)

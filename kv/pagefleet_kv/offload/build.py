@@ -53,7 +53,7 @@ def build_offload(
         num_files = min(config.kv_offload_disk // store.file_bytes, MOST_FILES)
         disk = Tier(num_files, make_policy(config.kv_offload_policy, num_files))
     try:
-        memory = HostMemory(num_slots * block_bytes, side.free_memory, pinned=pages.host is None)
+        memory = HostMemory(num_slots * block_bytes, side.free_memory, pinned=pages.wants_pinned)
     except KVConfigError:
         if store is not None:
             store.close()

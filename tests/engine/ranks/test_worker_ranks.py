@@ -113,7 +113,7 @@ def test_ranks_hold_the_same_blocks_of_fewer_heads(config: EngineConfig, monkeyp
     ("settings", "named"),
     [
         ({"execution": ExecutionConfig(compile=True)}, "leave compile out"),
-        ({"kv_transfer": KVTransferConfig(kv_connector="offload")}, "leave kv_connector out"),
+        ({"kv_transfer": KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl")}, "give auto or tcp"),
     ],
 )
 def test_what_does_not_go_over_ranks_is_refused(config: EngineConfig, settings: dict[str, object], named: str) -> None:

@@ -10,6 +10,7 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.sampling_params import SamplingParams
@@ -22,12 +23,13 @@ PROMPTS = {f"{number}": [40 + (number * 31 + place * place) % 200 for place in r
 ROUNDS = 2
 
 
-def core_of(model: Path, num_kv_blocks: int, **kv: Any) -> EngineCore:
+def core_of(model: Path, num_kv_blocks: int, ranks: int = 1, **kv: Any) -> EngineCore:
     config = EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
         cache=CacheConfig(num_kv_blocks=num_kv_blocks),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
         kv_transfer=KVTransferConfig(**kv),
+        parallel=Parallelism(tensor_parallel_size=ranks),
     )
     key_file = model / "fleet-key"
     key_file.write_bytes(b"k" * 32)

@@ -40,6 +40,7 @@ class PoolOfHost:
         self._pages = pages
         self.bytes_per_block = pages.bytes_per_block
         self.host = None
+        self.wants_pinned = False
         self.blocks = torch.frombuffer(pages.host, dtype=torch.uint8).view(-1, pages.bytes_per_block)
         self.read = pages.read
         self.write = pages.write

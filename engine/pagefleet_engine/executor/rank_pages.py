@@ -1,0 +1,176 @@
+"""The K/V that ranks hold, as whole blocks of the model, for connectors: what one rank alone would have.
+
+What a connector reads or writes has the axes block, layer, key or value, head, token, dimension, over all layers and
+heads of the model. A rank holds a range of the layers and one of the heads, so its part of a block is one range of
+bytes for each of its layers' keys and values. Nothing outside an engine knows how many ranks it has: engines of
+different numbers pass each other the same bytes.
+
+Steps run in the ranks' processes, which are never quite as far as the core thinks. `StepFence` keeps copies right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pagefleet_kv.port import PagesCopy
+
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.layers.shard import own_heads
+from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_engine.worker.kv_pages import CopyDone, runs
+from pagefleet_engine.worker.pool_memory import map_pool
+
+LOOK_S = 0.0002
+"""Between two looks at how far the ranks are."""
+
+Bytes = NDArray[np.uint8]
+
+
+class StepFence:
+    """Keeps copies apart from the steps that touch the same blocks.
+
+    Reads: a connector is offered blocks once the step that filled them was taken, which one rank tells. Others may be
+    about to write yet, where no result of theirs went into that rank's.
+
+    Writes: a block is given to a load between two steps, by the thread that schedules. Before, it may have been of a
+    request that ended, which steps that were launched by then may still write to: all but `max_in_flight - 1` of these
+    had been taken. Steps that are launched later do not touch it before the load has ended. So it is enough to wait for
+    those that have been taken by now, and as many more, if they were launched.
+
+    The core's thread counts; any thread waits.
+
+    Args:
+        num_finished: tells how many steps all ranks are done with.
+        is_over: whether the ranks are gone.
+        max_in_flight: steps that are launched before the first of them is taken.
+    """
+
+    def __init__(self, num_finished: Callable[[], int], is_over: Callable[[], bool], max_in_flight: int) -> None:
+        self.num_launched = 0
+        self.num_taken = 0
+        self._is_over = is_over
+        self._num_finished = num_finished
+        self._max_in_flight = max_in_flight
+
+    def before_read(self) -> None:
+        """Wait until blocks that were offered are as they will stay.
+
+        Raises:
+            OSError: the ranks are gone.
+        """
+        self._wait(self.num_taken)
+
+    def before_write(self) -> None:
+        """Wait until no step writes any more to blocks that were given to loads.
+
+        Raises:
+            OSError: the ranks are gone.
+        """
+        self._wait(min(self.num_launched, self.num_taken + self._max_in_flight - 1))
+
+    def _wait(self, num_steps: int) -> None:
+        while self._num_finished() < num_steps:
+            if self._is_over():
+                raise OSError("the engine's ranks are gone")
+            time.sleep(LOOK_S)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShard:
+    """What one rank holds of each block."""
+
+    layers: range
+    heads: range
+
+
+def kv_shards(arch: ModelArch, parallel: Parallelism) -> list[KVShard]:
+    """Return what each rank of a model holds; where heads are fewer than ranks, several hold the same.
+
+    Raises:
+        ConfigError: the heads do not divide.
+    """
+    stages, size = parallel.stage_layers(arch.num_layers), parallel.tensor_parallel_size
+    shards = []
+    for part in map(parallel.part, range(parallel.world_size)):
+        (heads,) = own_heads(arch.num_heads, arch.num_kv_heads, part.tensor, size)[1].ranges
+        shards.append(KVShard(stages[part.stage], heads))
+    return shards
+
+
+@dataclass(frozen=True, slots=True)
+class RankPool:
+    """One rank's pool, mapped here."""
+
+    shard: KVShard
+    blocks: Bytes
+    """[num_blocks, layers, 2, bytes of heads]."""
+
+
+def map_rank_pool(shard: KVShard, descriptor: int, num_blocks: int, bytes_per_block: int) -> RankPool:
+    """Map a rank's pool, which it has made.
+
+    Args:
+        descriptor: of its memory.
+        bytes_per_block: of this rank's part.
+    """
+    memory = map_pool(num_blocks * bytes_per_block, descriptor)
+    flat = np.frombuffer(memory, np.uint8, num_blocks * bytes_per_block)
+    return RankPool(shard, flat.reshape(num_blocks, len(shard.layers), 2, -1))
+
+
+class RankPages:
+    """Implements `KVPages` over the pools of all ranks."""
+
+    host = None
+    """See KVPages: no range of memory is a whole block."""
+    wants_pinned = False
+    """See KVPages."""
+
+    def __init__(self, pools: Sequence[RankPool], fence: StepFence) -> None:
+        self._fence = fence
+        self._targets = pools
+        first_of = {(pool.shard.layers.start, pool.shard.heads.start): pool for pool in reversed(pools)}
+        self._sources = list(first_of.values())
+        """Who is read: each layer and head once."""
+        head_bytes = {pool.blocks.shape[3] // len(pool.shard.heads) for pool in pools}
+        if len(head_bytes) > 1:
+            raise ConfigError("the ranks' KV pools differ in their type: start the engine again")
+        (self._head_bytes,) = head_bytes
+        num_layers = max(pool.shard.layers.stop for pool in pools)
+        num_heads = max(pool.shard.heads.stop for pool in pools)
+        self._shape = (num_layers, 2, num_heads * self._head_bytes)
+        self.bytes_per_block = num_layers * 2 * num_heads * self._head_bytes
+        """See KVPages: over all layers and heads of the model."""
+
+    def read(self, blocks: Sequence[int], into: memoryview) -> PagesCopy:
+        """See KVPages."""
+        host = self._as_blocks(into, len(blocks))
+        self._fence.before_read()
+        for pool in self._sources:
+            part = self._part(host, pool.shard)
+            for place, first, count in runs(blocks):
+                part[place : place + count] = pool.blocks[first : first + count]
+        return CopyDone()
+
+    def write(self, source: memoryview, blocks: Sequence[int]) -> PagesCopy:
+        """See KVPages."""
+        host = self._as_blocks(source, len(blocks))
+        self._fence.before_write()
+        for pool in self._targets:
+            part = self._part(host, pool.shard)
+            for place, first, count in runs(blocks):
+                pool.blocks[first : first + count] = part[place : place + count]
+        return CopyDone()
+
+    def _as_blocks(self, host: memoryview, count: int) -> Bytes:
+        return np.frombuffer(host, np.uint8).reshape(count, *self._shape)
+
+    def _part(self, host: Bytes, shard: KVShard) -> Bytes:
+        """What a rank holds of whole blocks."""
+        layers, heads, size = shard.layers, shard.heads, self._head_bytes
+        return host[:, layers.start : layers.stop, :, heads.start * size : heads.stop * size]

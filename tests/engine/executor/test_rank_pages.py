@@ -1,0 +1,96 @@
+"""Blocks of the whole model over the pools of ranks that each hold a part, and copies kept apart from steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, repeat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.rank_pages import RankPages, RankPool, StepFence, kv_shards
+from pagefleet_engine.ranks.parallelism import Parallelism
+
+from tests.fakes.architectures import llama_arch
+
+NUM_BLOCKS = 6
+HEAD_BYTES = 4
+IDLE = StepFence(lambda: 0, lambda: False, 1)
+
+
+def pools_of(layers: int, kv_heads: int, tensor: int, stages: int, blocks: NDArray[np.uint8]) -> list[RankPool]:
+    """Pools of ranks that hold their parts of `blocks`: [num_blocks, layers, 2, heads, bytes]."""
+    arch = replace(llama_arch(), num_layers=layers, num_heads=16, num_kv_heads=kv_heads)
+    parallel = Parallelism(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    pools = []
+    for shard in kv_shards(arch, parallel):
+        part = blocks[:, shard.layers.start : shard.layers.stop, :, shard.heads.start : shard.heads.stop]
+        pools.append(RankPool(shard, np.ascontiguousarray(part).reshape(len(blocks), len(shard.layers), 2, -1)))
+    return pools
+
+
+def labelled(layers: int, kv_heads: int) -> NDArray[np.uint8]:
+    """A pool of one rank, in which hardly any two bytes are alike."""
+    shape = (NUM_BLOCKS, layers, 2, kv_heads, HEAD_BYTES)
+    return np.random.default_rng(layers * kv_heads).integers(1, 256, shape, np.uint8)
+
+
+@given(
+    layers=st.integers(3, 7),
+    kv_heads=st.sampled_from([1, 2, 4, 8]),
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    stages=st.integers(1, 3),
+    blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, unique=True),
+)
+def test_blocks_are_those_of_one_rank(layers: int, kv_heads: int, tensor: int, stages: int, blocks: list[int]) -> None:
+    whole = labelled(layers, kv_heads)
+    pages = RankPages(pools_of(layers, kv_heads, tensor, stages, whole), IDLE)
+    assert pages.bytes_per_block == whole[0].size
+    read = bytearray(len(blocks) * pages.bytes_per_block)
+    assert pages.read(blocks, memoryview(read)).done()
+    assert bytes(read) == whole[blocks].tobytes()
+
+    empty = pools_of(layers, kv_heads, tensor, stages, np.zeros_like(whole))
+    RankPages(empty, IDLE).write(memoryview(bytes(read)), blocks).wait()
+    wanted = np.zeros_like(whole)
+    wanted[blocks] = whole[blocks]
+    expected = pools_of(layers, kv_heads, tensor, stages, wanted)
+    assert all((one.blocks == other.blocks).all() for one, other in zip(empty, expected, strict=True))
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="give --tensor-parallel-size 1, 2, 4"):
+        pools_of(3, 4, 3, 1, labelled(3, 4))
+
+
+def test_a_read_waits_until_all_ranks_are_done_with_the_steps_that_were_taken() -> None:
+    finished = chain([3, 3, 4], repeat(9))
+    fence = StepFence(lambda: next(finished), lambda: False, 2)
+    fence.num_launched, fence.num_taken = 5, 4
+    fence.before_read()
+    assert next(finished) == 9
+
+
+@pytest.mark.parametrize(
+    ("max_in_flight", "launched", "taken", "awaited"),
+    [(1, 8, 8, 8), (1, 9, 8, 8), (2, 9, 8, 9), (2, 8, 8, 8), (3, 9, 8, 9), (3, 11, 8, 10)],
+)
+def test_a_write_waits_for_steps_that_may_still_touch_its_blocks(
+    max_in_flight: int, launched: int, taken: int, awaited: int
+) -> None:
+    finished = chain(range(4, awaited + 1), repeat(99))
+    fence = StepFence(lambda: next(finished), lambda: False, max_in_flight)
+    fence.num_launched, fence.num_taken = launched, taken
+    fence.before_write()
+    assert next(finished) == 99
+
+
+def test_nobody_waits_for_ranks_that_are_gone() -> None:
+    gone = chain([False, False], repeat(True))
+    fence = StepFence(lambda: 0, lambda: next(gone), 1)
+    fence.num_launched = fence.num_taken = 1
+    with pytest.raises(OSError, match="the engine's ranks are gone"):
+        fence.before_write()
