@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
-from pagefleet_engine.core.step import ScheduledRow, StepPlan
+from pagefleet_engine.core.step import ScheduledRow, ScheduledRows, StepPlan
 from pagefleet_engine.executor.messages import Launch, Take, decode_command, encode
 from pagefleet_engine.executor.ring import RingHandles, RingReader, RingWriter, make_ring
 
@@ -50,7 +50,7 @@ def plan_of(num_rows: int, step: int) -> StepPlan:
         ScheduledRow(f"chatcmpl-{row:032x}", 500 + step, 1, ((row,),) if row % 16 == step % 16 else (), True)
         for row in range(num_rows)
     ]
-    return StepPlan(step, (), (), rows, num_rows)
+    return StepPlan(step, (), (), ScheduledRows.of(rows), num_rows)
 
 
 def measure(num_ranks: int, num_rows: int, num_steps: int) -> tuple[float, float, float]:

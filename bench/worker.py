@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from pagefleet_engine.core.step import NewRow, ScheduledRow
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows
 from pagefleet_engine.worker.request_table import RequestTable
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
@@ -61,8 +61,10 @@ def time_inputs(num_rows: int, repeats: int) -> float:
     prompt = list(range(PROMPT_TOKENS))
     for row in range(num_rows):
         table.add(NewRow(f"r{row}", prompt, PROMPT_TOKENS, KINDS["greedy"], ()))
-        table.extend([ScheduledRow(f"r{row}", 0, 1, (range(row * blocks, (row + 1) * blocks),), False)])
-    plan = [ScheduledRow(f"r{row}", PROMPT_TOKENS - 1, 1, (), True) for row in range(num_rows)]
+        table.extend(
+            ScheduledRows.of([ScheduledRow(f"r{row}", 0, 1, (range(row * blocks, (row + 1) * blocks),), False)])
+        )
+    plan = ScheduledRows.of([ScheduledRow(f"r{row}", PROMPT_TOKENS - 1, 1, (), True) for row in range(num_rows)])
 
     def build() -> None:
         rows = StepRows.of_plan(plan, table.extend(plan))

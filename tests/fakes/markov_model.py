@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan, StepResult
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan, StepResult
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
@@ -89,7 +89,8 @@ class Requests:
     def step(self, *names: str, chunk: int = 10_000) -> StepResult:
         """Compute up to `chunk` tokens of each of these requests (by default all), in this order."""
         rows = [self._row(name, chunk) for name in names or tuple(self.tokens)]
-        plan = StepPlan(self._num_steps, self._leaving, self._entering, rows, sum(row.num_new_tokens for row in rows))
+        num_tokens = sum(row.num_new_tokens for row in rows)
+        plan = StepPlan(self._num_steps, self._leaving, self._entering, ScheduledRows.of(rows), num_tokens)
         self._num_steps += 1
         self._leaving, self._entering = [], []
         result = self.runner.execute(plan)

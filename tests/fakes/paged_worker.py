@@ -22,7 +22,15 @@ from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.core.request import FinishReason, Request
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import (
+    FailureKind,
+    NewRow,
+    ScheduledRow,
+    ScheduledRows,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from pagefleet_engine.engine_core.masks import stretch
 from pagefleet_kv.port import KVConnector
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope
@@ -372,7 +380,7 @@ class FakeEngine:
         if self.in_flight:
             self.sample_masked()
         if self.in_flight and self.in_flight[-1][0].step_id not in self._sampled:
-            return StepPlan(0, (), (), (), 0)
+            return StepPlan(0, (), (), ScheduledRows.of(()), 0)
         self.take(self.scheduler.settle())
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()

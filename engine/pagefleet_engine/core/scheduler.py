@@ -25,7 +25,7 @@ from pagefleet_engine.core.kv_loads import KVLoads, KVSaves
 from pagefleet_engine.core.outputs import HeldAnswers, RequestUpdate, SchedulerStats, StepSizes
 from pagefleet_engine.core.parking import NOTHING_SUPPLIED, Parking, Suppliers
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
-from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult
+from pagefleet_engine.core.step import FailureKind, NewRow, StepPlan, StepResult
 from pagefleet_engine.core.step_draft import StepDraft
 from pagefleet_engine.core.stop import check_resumed
 from pagefleet_engine.core.waiting_queue import WaitingQueue
@@ -181,7 +181,7 @@ class Scheduler:
         failed = result.failed
         any_ended = False
         requests = self.in_flight.land(plan.step_id)
-        for request, row, sampled in zip(requests, plan.rows, result.sampled, strict=True):
+        for request, row, sampled in zip(requests, plan.rows.numbers(), result.sampled, strict=True):
             if request is None or request.status is not running:  # preempted or ended since the step was launched
                 continue
             if failed and request.request_id in failed:
@@ -348,7 +348,7 @@ class Scheduler:
             removed, self._removed = self._removed, []
         num_common_blocks = self._kv_cache.num_common_blocks() if self._cascade else 0
         return StepPlan(
-            self._num_steps, removed, draft.new, draft.rows, num_tokens, num_common_blocks, draft.masked, draft.told
+            self._num_steps, removed, draft.new, draft.rows(), num_tokens, num_common_blocks, draft.masked, draft.told
         )
 
     def _preempt(self, request: Request, draft: StepDraft) -> None:
@@ -375,16 +375,17 @@ class Scheduler:
     # --- the parts of update()
 
     def _advance(
-        self, step_id: int, request: Request, row: ScheduledRow, sampled: Sequence[int], result: StepResult
+        self, step_id: int, request: Request, row: tuple[int, int, int], sampled: Sequence[int], result: StepResult
     ) -> RequestUpdate | None:
         """Move one request on by its row and its sampled tokens; what comes after a stop is dropped."""
         num_again = None if sampled else self.in_flight.sat_out(step_id, request)
-        computed = row.num_computed_tokens + row.num_new_tokens - (num_again or 0)
-        if computed // self._block_size > row.num_computed_tokens // self._block_size:
+        before, num_new, samples = row
+        computed = before + num_new - (num_again or 0)
+        if computed // self._block_size > before // self._block_size:
             self._kv_cache.publish_computed(request, computed)
-            self._saves.computed(request, row.num_computed_tokens, computed)
+            self._saves.computed(request, before, computed)
         prompt_logprobs = new_prompt_logprobs(request, result) if result.prompt_logprobs else None
-        if not row.samples or num_again is not None:
+        if not samples or num_again is not None:
             return RequestUpdate(request.request_id, (), prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if not sampled:
             return self._fail(request, FailureKind.STEP_FAILED)

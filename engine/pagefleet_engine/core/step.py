@@ -13,13 +13,15 @@ none comes sit the step out.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from pagefleet_protocol.sampling_params import SamplingParams
+
+Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,8 @@ class NewRow:
     """Token ids that end the model's answer; masked until `min_tokens` are out."""
 
 
-class ScheduledRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One request's share of the step. `num_computed_tokens` tokens have their K/V in pages already.
-
-    A msgspec struct, not a dataclass: one is made per running request and step, and a frozen dataclass costs ten times
-    as much to make.
-    """
+class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
+    """One request's share of the step. `num_computed_tokens` tokens have their K/V in pages already."""
 
     request_id: str
     num_computed_tokens: int
@@ -52,6 +50,64 @@ class ScheduledRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """True when the step computes the last known token, so that its logits give the next one."""
 
 
+class ScheduledRows(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """The rows of a step, in batch order: a column of each number, as the worker computes with them and ranks are sent
+    them. An object per row and step would cost more than all the rest of a plan."""
+
+    request_ids: Sequence[str]
+    computed: Int64Array
+    """`num_computed_tokens` of each."""
+    new: Int64Array
+    """`num_new_tokens` of each."""
+    samples: Int64Array
+    """1 for rows that sample, 0 for others."""
+    new_blocks: Mapping[int, Sequence[Sequence[int]]]
+    """Of the rows that get any: index of the row -> see ScheduledRow."""
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRow]) -> ScheduledRows:
+        """These rows."""
+        return cls.of_columns(
+            [row.request_id for row in rows],
+            [row.num_computed_tokens for row in rows],
+            [row.num_new_tokens for row in rows],
+            [row.samples for row in rows],
+            {index: row.new_blocks for index, row in enumerate(rows) if row.new_blocks},
+        )
+
+    @classmethod
+    def of_columns(
+        cls,
+        request_ids: Sequence[str],
+        computed: Sequence[int],
+        new: Sequence[int],
+        samples: Sequence[bool],
+        new_blocks: Mapping[int, Sequence[Sequence[int]]],
+    ) -> ScheduledRows:
+        """Rows of which each number is in a list of its own."""
+        int64 = np.int64
+        return cls(request_ids, np.array(computed, int64), np.array(new, int64), np.array(samples, int64), new_blocks)
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __getitem__(self, index: int) -> ScheduledRow:
+        return ScheduledRow(
+            self.request_ids[index],
+            int(self.computed[index]),
+            int(self.new[index]),
+            self.new_blocks.get(index, ()),
+            bool(self.samples[index]),
+        )
+
+    def __iter__(self) -> Iterator[ScheduledRow]:
+        return (self[index] for index in range(len(self)))
+
+    def numbers(self) -> Iterator[tuple[int, int, int]]:
+        """Per row: tokens that are computed already, new ones, whether it samples."""
+        return zip(self.computed.tolist(), self.new.tolist(), self.samples.tolist(), strict=True)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass. `removed` is applied first, then `new`, then `told`, then `rows`, in batch order."""
@@ -59,7 +115,7 @@ class StepPlan:
     step_id: int
     removed: Sequence[str]
     new: Sequence[NewRow]
-    rows: Sequence[ScheduledRow]
+    rows: ScheduledRows
     num_tokens: int
     """Sum of num_new_tokens over rows; at least 1 for a plan that is executed."""
     num_common_blocks: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagefleet_engine.core.request import Request
-from pagefleet_engine.core.step import NewRow, ScheduledRow
+from pagefleet_engine.core.step import NewRow, ScheduledRows
 
 
 @dataclass(slots=True)
@@ -18,7 +18,11 @@ class StepDraft:
     chunk: int
     """Most tokens for one request."""
     requests: list[Request | None] = field(default_factory=list)
-    rows: list[ScheduledRow] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+    new_tokens: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    new_blocks: dict[int, Sequence[Sequence[int]]] = field(default_factory=dict)
     new: list[NewRow] = field(default_factory=list)
     masked: list[int] = field(default_factory=list)
     told: dict[str, Sequence[int]] = field(default_factory=dict)
@@ -32,10 +36,19 @@ class StepDraft:
         if samples:
             request.num_pending += 1
             if request.matcher is not None:
-                self.masked.append(len(self.rows))
+                self.masked.append(len(self.requests))
         if request.untold:
             self.told[request.request_id] = tuple(request.untold)
             request.untold.clear()
         self.budget -= num_new
+        if blocks:
+            self.new_blocks[len(self.requests)] = blocks
         self.requests.append(request)
-        self.rows.append(ScheduledRow(request.request_id, num_computed, num_new, blocks, samples))
+        self.request_ids.append(request.request_id)
+        self.computed.append(num_computed)
+        self.new_tokens.append(num_new)
+        self.samples.append(samples)
+
+    def rows(self) -> ScheduledRows:
+        """All that were put."""
+        return ScheduledRows.of_columns(self.request_ids, self.computed, self.new_tokens, self.samples, self.new_blocks)

@@ -141,4 +141,4 @@ class StepQueue:
 
 
 def _all_failed(plan: StepPlan, kind: FailureKind) -> StepResult:
-    return StepResult(sampled=[()] * len(plan.rows), failed={row.request_id: kind for row in plan.rows})
+    return StepResult(sampled=[()] * len(plan.rows), failed=dict.fromkeys(plan.rows.request_ids, kind))

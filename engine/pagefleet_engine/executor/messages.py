@@ -16,7 +16,7 @@ from pagefleet_protocol.load_progress import LoadPhase
 from pagefleet_protocol.version import VERSION
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
+from pagefleet_engine.core.step import Int64Array, StepMasks, StepPlan, StepResult
 from pagefleet_engine.executor.ring import Buffer, RingHandles
 from pagefleet_engine.ranks.parallelism import RankPart
 from pagefleet_engine.ranks.shared_handles import SharedHandles
@@ -137,8 +137,17 @@ def digest(config: EngineConfig) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-_encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(Command)
+def _bytes_of(column: object) -> memoryview:
+    assert isinstance(column, np.ndarray)
+    return column.data
+
+
+def _column(_: type, words: bytes) -> Int64Array:
+    return np.frombuffer(words, np.int64)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_bytes_of)
+_commands = msgspec.msgpack.Decoder(Command, dec_hook=_column)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 

@@ -146,7 +146,7 @@ class RankLoop:
             self._count_finish()
         if self._rank == 0:
             if step.masked_rows_lost:
-                lost = {step.plan.rows[row].request_id: FailureKind.OUT_OF_MEMORY for row in step.plan.masked}
+                lost = {step.plan.rows.request_ids[row]: FailureKind.OUT_OF_MEMORY for row in step.plan.masked}
                 result = replace(result, failed={**lost, **result.failed})
             self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds))
 

@@ -19,14 +19,14 @@ from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.nonfinite import flag_nonfinite, scrub_slots
 from torch import Tensor
 
-from pagefleet_engine.core.step import FailureKind, StepMasks, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import FailureKind, Int64Array, StepMasks, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.layers.embedding import LMHead
 from pagefleet_engine.worker.device_timer import make_idle_timer
 from pagefleet_engine.worker.forward import CausalModel, Forward, StepShape
 from pagefleet_engine.worker.logits_processors import LogitsProcessor
 from pagefleet_engine.worker.masked_rows import Drawn, MaskedRows, MaskedSampling
 from pagefleet_engine.worker.prompt_logprobs import PendingPromptLogprobs, PromptLogprobs
-from pagefleet_engine.worker.request_table import Int64Array, RequestTable
+from pagefleet_engine.worker.request_table import RequestTable
 from pagefleet_engine.worker.sampler import NOT_NUMBERS, NOTHING_LEFT, DeviceSamples, Sampler, SampleRows
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepRows
 from pagefleet_engine.worker.transfer import Array, Download, make_upload, start_download
@@ -248,19 +248,20 @@ class LaunchedStep:
         """Wait for the step and bring its numbers into the plan's terms."""
         bad_T, *more = self.download.wait()
         failed = self._bad_rows(bad_T) if bad_T.any() else {}
-        sampled: list[Sequence[int]] = [()] * len(self.plan.rows)
+        ids = self.plan.rows.request_ids
+        sampled: list[Sequence[int]] = [()] * len(ids)
         logprobs: dict[str, Sequence[TokenLogprobs]] = {}
         for drawn in self._drawn(more):
             for index in drawn.failed:
-                failed[self.plan.rows[drawn.rows[index]].request_id] = FailureKind.PROCESSOR_FAILED
+                failed[ids[drawn.rows[index]]] = FailureKind.PROCESSOR_FAILED
             for row, token in zip(drawn.rows, drawn.token_ids, strict=True):
                 if token >= 0:
                     sampled[row] = (token,)
                 else:
-                    failed.setdefault(self.plan.rows[row].request_id, _FAILURES[token])
+                    failed.setdefault(ids[row], _FAILURES[token])
             if drawn.logprobs is not None:
                 for index, entry in drawn.logprobs.collect().items():
-                    logprobs[self.plan.rows[drawn.rows[index]].request_id] = (entry,)
+                    logprobs[ids[drawn.rows[index]]] = (entry,)
         prompt_logprobs: dict[str, Sequence[TokenLogprobs]] = {}
         if self.prompts is not None:
             for request_id, entries in self.prompts.collect().items():
@@ -286,4 +287,4 @@ class LaunchedStep:
 
     def _bad_rows(self, bad_T: np.ndarray[tuple[int], np.dtype[np.generic]]) -> dict[str, FailureKind]:
         rows = np.searchsorted(self.rows.first_S1, np.flatnonzero(bad_T), side="right") - 1
-        return {self.plan.rows[row].request_id: FailureKind.NOT_NUMBERS for row in rows}
+        return {self.plan.rows.request_ids[row]: FailureKind.NOT_NUMBERS for row in rows}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pagefleet_kernels.sampling_rows import send
 from torch import Tensor
 
-from pagefleet_engine.core.step import NewRow, ScheduledRow, TokenLogprobs
+from pagefleet_engine.core.step import NewRow, ScheduledRows, TokenLogprobs
 from pagefleet_engine.worker.logprobs import MAX_LOGITS, describe_tokens, join_parts, read_entries
 from pagefleet_engine.worker.transfer import Download, start_download
 
@@ -68,7 +68,7 @@ class PromptLogprobs:
         self._prompts.pop(request_id, None)
 
     def launch(
-        self, rows: Sequence[ScheduledRow], first_token_S1: NDArray[np.int64], hidden_TD: Tensor
+        self, rows: ScheduledRows, first_token_S1: NDArray[np.int64], hidden_TD: Tensor
     ) -> PendingPromptLogprobs | None:
         """Describe the prompt tokens that this step's hidden states predict: those one further than it computes.
 
@@ -83,15 +83,15 @@ class PromptLogprobs:
         if not self._prompts:
             return None
         found: dict[str, _Described] = {}
-        for index, row in enumerate(rows):
-            prompt = self._prompts.get(row.request_id)
+        for index, request_id in enumerate(rows.request_ids):
+            prompt = self._prompts.get(request_id)
             if prompt is None:
                 continue
-            first = row.num_computed_tokens + 1
-            targets = prompt.token_ids[first : first + row.num_new_tokens]
+            first = int(rows.computed[index]) + 1
+            targets = prompt.token_ids[first : first + int(rows.new[index])]
             if targets:
                 start = int(first_token_S1[index])
-                found[row.request_id] = self._describe(hidden_TD[start : start + len(targets)], targets, prompt.num_top)
+                found[request_id] = self._describe(hidden_TD[start : start + len(targets)], targets, prompt.num_top)
         return PendingPromptLogprobs(found) if found else None
 
     def _describe(self, hidden_MD: Tensor, targets: Sequence[int], num_top: int) -> _Described:

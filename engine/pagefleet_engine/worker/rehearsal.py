@@ -13,7 +13,7 @@ from pagefleet_kernels.token_mask import num_words
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from pagefleet_engine.core.kv_groups import num_blocks_for
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepMasks, StepPlan
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RunnerLimits
 from pagefleet_engine.worker.step_inputs import StepInputBuilder
@@ -86,12 +86,14 @@ def rehearse(
         if and_decode and length + 2 <= limits.max_model_len:
             outputs.append(ScheduledRow(name, length, 1, (), True))
     masked = range(len(prompts) if kind.masked_from is None else kind.masked_from, len(prompts))
-    plan = StepPlan(0, (), new, prompts, sum(row_lens), kind.num_common_blocks, masked)
+    plan = StepPlan(0, (), new, ScheduledRows.of(prompts), sum(row_lens), kind.num_common_blocks, masked)
     first = runner.execute(plan, _allow_all(masked, limits))
     alive = [row for row in outputs if row.request_id not in first.failed]
     if alive:
         masked = range(masked.start, len(alive))
-        runner.execute(StepPlan(0, (), (), alive, len(alive), masked=masked), _allow_all(masked, limits))
+        runner.execute(
+            StepPlan(0, (), (), ScheduledRows.of(alive), len(alive), masked=masked), _allow_all(masked, limits)
+        )
     runner.release([row.request_id for row in new])
     return not first.failed
 

@@ -18,10 +18,8 @@ from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.step_inputs import scatter_writes
 from torch import Tensor
 
-from pagefleet_engine.core.step import NewRow, ScheduledRow
+from pagefleet_engine.core.step import Int64Array, NewRow, ScheduledRows
 from pagefleet_engine.worker.transfer import Upload
-
-Int64Array = NDArray[np.int64]
 
 
 class ArenaWriter(Protocol):
@@ -133,13 +131,12 @@ class RequestTable:
         self._free.append(slot)
         return slot
 
-    def extend(self, rows: Sequence[ScheduledRow]) -> Int64Array:
+    def extend(self, rows: ScheduledRows) -> Int64Array:
         """Append the rows' new blocks; returns the rows' slots, in their order."""
-        slots = self._slots
-        for row in rows:
-            if row.new_blocks:
-                self._extend_slot(slots[row.request_id], row)
-        return np.array([slots[row.request_id] for row in rows], dtype=np.int64)
+        slots = [self._slots[request_id] for request_id in rows.request_ids]
+        for index, blocks in rows.new_blocks.items():
+            self._extend_slot(slots[index], blocks, rows.request_ids[index])
+        return np.array(slots, dtype=np.int64)
 
     def num_blocks(self, slots_S: Int64Array) -> Int64Array:
         """Length of these slots' shortest table."""
@@ -173,11 +170,11 @@ class RequestTable:
         """Bring what was added, appended and extended to the device."""
         self._writer.flush(upload)
 
-    def _extend_slot(self, slot: int, row: ScheduledRow) -> None:
-        for group, blocks in enumerate(row.new_blocks):
+    def _extend_slot(self, slot: int, new_blocks: Sequence[Sequence[int]], request_id: str) -> None:
+        for group, blocks in enumerate(new_blocks):
             held = int(self._num_blocks_GS[group, slot])
             stop = held + len(blocks)
-            assert stop <= self.max_blocks, f"{row.request_id} has {stop} blocks, a context {self.max_blocks}"
+            assert stop <= self.max_blocks, f"{request_id} has {stop} blocks, a context {self.max_blocks}"
             self._writer.put(self._first_entry[group][slot] + held, blocks)
             self._num_blocks_GS[group, slot] = stop
 

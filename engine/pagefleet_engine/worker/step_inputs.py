@@ -8,7 +8,6 @@ Shapes: T tokens of the step, S rows, R rows that sample, G KV groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,8 @@ from pagefleet_kernels.step_inputs import StepBuffers, prepare_step
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import BatchGeometry
-from pagefleet_engine.core.step import ScheduledRow
-from pagefleet_engine.worker.request_table import Int64Array, RequestTable
+from pagefleet_engine.core.step import Int64Array, ScheduledRows
+from pagefleet_engine.worker.request_table import RequestTable
 
 Int32Array = NDArray[np.int32]
 
@@ -41,15 +40,11 @@ class StepRows:
     """Indices of the rows that sample."""
 
     @classmethod
-    def of_plan(cls, rows: Sequence[ScheduledRow], slots_S: Int64Array) -> StepRows:
+    def of_plan(cls, rows: ScheduledRows, slots_S: Int64Array) -> StepRows:
         """`slots_S` are the rows' in the request table."""
-        num_rows = len(rows)
-        computed_S = np.fromiter((row.num_computed_tokens for row in rows), np.int64, num_rows)
-        new_S = np.fromiter((row.num_new_tokens for row in rows), np.int64, num_rows)
-        samples_S = np.fromiter((row.samples for row in rows), np.bool_, num_rows)
-        first_S1 = np.zeros(num_rows + 1, dtype=np.int64)
-        new_S.cumsum(out=first_S1[1:])
-        return cls(slots_S, computed_S, new_S, first_S1, samples_S.nonzero()[0])
+        first_S1 = np.zeros(len(rows) + 1, dtype=np.int64)
+        rows.new.cumsum(out=first_S1[1:])
+        return cls(slots_S, rows.computed, rows.new, first_S1, rows.samples.nonzero()[0])
 
     def check(self, table: RequestTable) -> None:
         """Assert that the rows ask for what the table has."""

@@ -39,7 +39,7 @@ def test_a_request_runs_from_prompt_to_length() -> None:
 def test_with_nothing_to_do_the_plan_is_empty_and_the_engine_idle() -> None:
     engine = FakeEngine()
     plan = engine.scheduler.schedule()
-    assert (plan.num_tokens, plan.rows, plan.new, plan.removed) == (0, [], [], ())
+    assert (plan.num_tokens, len(plan.rows), plan.new, plan.removed) == (0, 0, [], ())
     assert not engine.scheduler.has_work
     assert engine.scheduler.stats().steps == 0
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pagefleet_engine.config import EngineConfig, ModelConfig
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepMasks, StepPlan
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.engine_core.step_queue import StepQueue
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor import processes, vital_signs
@@ -56,7 +56,7 @@ def start() -> Iterator[Start]:
 
 def plan(step_id: int, *names: str, num_tokens: int = 1, masked: tuple[int, ...] = (), new: bool = True) -> StepPlan:
     fresh = [NewRow(name, (5,) * num_tokens, num_tokens, SamplingParams(), ()) for name in names] if new else []
-    rows = [ScheduledRow(name, 0, num_tokens, ((0,),), True) for name in names]
+    rows = ScheduledRows.of([ScheduledRow(name, 0, num_tokens, ((0,),), True) for name in names])
     return StepPlan(step_id, (), fresh, rows, num_tokens * len(names), masked=masked)
 
 

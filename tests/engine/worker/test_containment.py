@@ -9,7 +9,7 @@ import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.layout import KVLayout
@@ -55,7 +55,7 @@ def plan_of(name: str, prompt: list[int], num_new: int, removed: tuple[str, ...]
     """All four blocks for one request, of which the step computes `num_new` tokens."""
     sampling = SamplingParams(temperature=0.0, logprobs=2)
     row = ScheduledRow(name, 0, num_new, (range(4),), num_new == len(prompt))
-    return StepPlan(1, removed, [NewRow(name, prompt, len(prompt), sampling, ())], [row], num_new)
+    return StepPlan(1, removed, [NewRow(name, prompt, len(prompt), sampling, ())], ScheduledRows.of([row]), num_new)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -75,4 +75,4 @@ def test_without_cleaning_the_next_request_would_be_harmed() -> None:
     sampling = SamplingParams(temperature=0.0)
     new = [NewRow("long", [1] * 10, 10, sampling, ()), NewRow("short", [2, 3], 2, sampling, ())]
     rows = [ScheduledRow("long", 0, 10, (range(3),), True), ScheduledRow("short", 0, 2, ([3],), True)]
-    assert set(runner.execute(StepPlan(1, (), new, rows, 12)).failed) == {"short"}
+    assert set(runner.execute(StepPlan(1, (), new, ScheduledRows.of(rows), 12)).failed) == {"short"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepMasks, StepPlan, StepResult
+from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import StepOutOfMemory
 from pagefleet_engine.worker.model_runner import ModelRunner
 from pagefleet_engine.worker.sampler import Sampler
@@ -50,10 +50,12 @@ class Scene:
     def step(self, at: int, masked: Sequence[int], masks: StepMasks | None, **more: object) -> StepResult:
         """Compute the token number `at` of each."""
         new = self.new if at == 0 else ()
-        rows = [
-            ScheduledRow(str(place), at, 1, ((range(place * 9, place * 9 + 9),) if at == 0 else ()), True)
-            for place in range(len(self.new))
-        ]
+        rows = ScheduledRows.of(
+            [
+                ScheduledRow(str(place), at, 1, ((range(place * 9, place * 9 + 9),) if at == 0 else ()), True)
+                for place in range(len(self.new))
+            ]
+        )
         return self.runner.execute(StepPlan(at, (), new, rows, len(rows), 0, masked, **more), masks)  # type: ignore[arg-type]
 
 
@@ -83,7 +85,7 @@ def test_a_row_without_a_mask_sits_out_and_is_computed_again() -> None:
     scene = Scene(GREEDY, GREEDY)
     assert scene.step(0, [0, 1], masks(r1=[9])).sampled == [(), (9,)]
     rows = [ScheduledRow("0", 0, 1, (), True), ScheduledRow("1", 1, 1, (), True)]
-    result = scene.runner.execute(StepPlan(1, (), (), rows, 2, 0, [0]), masks(r0=[6, 7]))
+    result = scene.runner.execute(StepPlan(1, (), (), ScheduledRows.of(rows), 2, 0, [0]), masks(r0=[6, 7]))
     assert result.sampled == [(best(3, [6, 7]),), (best(9, range(VOCAB)),)]
 
 
@@ -98,7 +100,7 @@ def test_no_room_to_sample_masked_rows_leaves_the_others_theirs(monkeypatch: pyt
 
     scene = Scene(GREEDY, GREEDY)
     rows = [ScheduledRow(str(place), 0, 1, (range(place * 9, place * 9 + 9),), True) for place in range(2)]
-    launched = scene.runner.launch(StepPlan(0, (), scene.new, rows, 2, 0, [0]))
+    launched = scene.runner.launch(StepPlan(0, (), scene.new, ScheduledRows.of(rows), 2, 0, [0]))
     monkeypatch.setattr(Sampler, "sample", no_room)
     with pytest.raises(StepOutOfMemory, match="of 1 masked rows"):
         launched.sample(masks(r0=[7]))
@@ -110,7 +112,7 @@ def test_forced_tokens_are_told_and_counted() -> None:
     scene = Scene(penalised)
     assert scene.step(0, [0], masks()).sampled == [()]
     rows = [ScheduledRow("0", 1, 3, (), True)]
-    result = scene.runner.execute(StepPlan(1, (), (), rows, 3, told={"0": [11, 12, 11]}))
+    result = scene.runner.execute(StepPlan(1, (), (), ScheduledRows.of(rows), 3, told={"0": [11, 12, 11]}))
     once, twice = TABLE_VV[11].clone(), 11
     once[12] -= 2.0 + 2.0
     once[twice] -= 2.0 + 2 * 2.0

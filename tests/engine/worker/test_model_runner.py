@@ -6,7 +6,15 @@ import math
 
 import pytest
 import torch
-from pagefleet_engine.core.step import FailureKind, NewRow, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from pagefleet_engine.core.step import (
+    FailureKind,
+    NewRow,
+    ScheduledRow,
+    ScheduledRows,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from pagefleet_engine.worker import prompt_logprobs, request_table
 from pagefleet_engine.worker.sampler import Sampler
 from pagefleet_kernels.dispatch import Backend
@@ -232,7 +240,7 @@ def test_a_launch_that_fails_half_way_harms_no_later_step(
 
     monkeypatch.setattr(Sampler, "add", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        runner.launch(StepPlan(7, (), new, rows, 4))
+        runner.launch(StepPlan(7, (), new, ScheduledRows.of(rows), 4))
     monkeypatch.setattr(Sampler, "add", add)
     runner.release(["first", "second", "never seen"])
     requests.add("after", [7], GREEDY)

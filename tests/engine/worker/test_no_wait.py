@@ -9,7 +9,7 @@ import pytest
 import torch
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
@@ -68,7 +68,7 @@ def plan(
     removed: Sequence[str] = (),
 ) -> StepPlan:
     scheduled = [ScheduledRow(*row) for row in rows]
-    return StepPlan(0, removed, new, scheduled, sum(row.num_new_tokens for row in scheduled))
+    return StepPlan(0, removed, new, ScheduledRows.of(scheduled), sum(row.num_new_tokens for row in scheduled))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagefleet_engine.core.step import NewRow, ScheduledRow
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows
 from pagefleet_engine.worker.request_table import RequestTable, StagedWriter
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
 from pagefleet_engine.worker.transfer import HostUpload
@@ -47,6 +47,11 @@ def staged_table(num_slots: int = NUM_SLOTS) -> RequestTable:
 
 def prepare(builder: StepInputBuilder, rows: StepRows, num_rows: int, num_tokens: int) -> None:
     builder.prepare(torch.from_numpy(rows.row_table(num_rows, num_tokens)), num_tokens)
+
+
+def step_rows(table: RequestTable, plan: list[ScheduledRow]) -> StepRows:
+    rows = ScheduledRows.of(plan)
+    return StepRows.of_plan(rows, table.extend(rows))
 
 
 def check(inputs: StepInputs, rows: list[ScheduledRow], known: dict[str, Known]) -> None:
@@ -109,7 +114,7 @@ def test_inputs_equal_those_built_token_by_token(staged: bool, data: st.DataObje
                 next_block += num_missing
                 held.extend(new_blocks[-1])
             plan.append(ScheduledRow(name, request.num_computed, num_new, new_blocks, stop == len(request.tokens)))
-        rows = StepRows.of_plan(plan, table.extend(plan))
+        rows = step_rows(table, plan)
         rows.check(table)
         table.flush(HostUpload())
         prepare(builder, rows, len(plan), rows.num_tokens)
@@ -131,7 +136,7 @@ def test_a_batch_is_filled_up_with_rows_that_touch_nothing() -> None:
     table = RequestTable(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_GROUPS, CPU)
     table.add(new_row("r", [5, 6, 7]))
     plan = [ScheduledRow("r", 0, 3, ([4], [9]), True)]
-    rows = StepRows.of_plan(plan, table.extend(plan))
+    rows = step_rows(table, plan)
     builder = StepInputBuilder(table, NUM_SLOTS, 16)
     prepare(builder, rows, 3, 8)
     inputs = builder.view(3, 8, 8)
@@ -149,9 +154,9 @@ def test_a_batch_is_filled_up_with_rows_that_touch_nothing() -> None:
 def test_a_reused_slot_has_no_blocks_of_its_former_request() -> None:
     table = RequestTable(1, 64, 4, 1, CPU)
     table.add(new_row("a", [1] * 12))
-    table.extend([ScheduledRow("a", 0, 12, ([7, 8, 9],), True)])
+    table.extend(ScheduledRows.of([ScheduledRow("a", 0, 12, ([7, 8, 9],), True)]))
     assert table.remove("a") == table.add(new_row("b", [2]))
-    slots = table.extend([ScheduledRow("b", 0, 1, ([5],), True)])
+    slots = table.extend(ScheduledRows.of([ScheduledRow("b", 0, 1, ([5],), True)]))
     assert table.num_blocks(slots).tolist() == [1]
     assert table.block_tables_GSB[0, slots[0], 0] == 5
 
@@ -168,7 +173,7 @@ def test_a_reused_slot_has_no_blocks_of_its_former_request() -> None:
 def test_a_plan_that_cannot_be_is_our_own_bug(row: ScheduledRow, what: str) -> None:
     table = RequestTable(1, 64, 4, 1, CPU)
     table.add(new_row("r", [1] * 5))
-    rows = StepRows.of_plan([row], table.extend([row]))
+    rows = step_rows(table, [row])
     with pytest.raises(AssertionError, match=what):
         rows.check(table)
 
@@ -179,7 +184,7 @@ def test_tensors_of_a_step_keep_their_addresses() -> None:
     builder = StepInputBuilder(table, 1, 64)
     pointers = []
     for row in (ScheduledRow("r", 0, 3, ([1],), False), ScheduledRow("r", 3, 2, ([2],), True)):
-        rows = StepRows.of_plan([row], table.extend([row]))
+        rows = step_rows(table, [row])
         prepare(builder, rows, 1, rows.num_tokens)
         inputs = builder.inputs(rows)
         pointers.append((inputs.token_ids_T.data_ptr(), inputs.geometry.block_tables[0].data_ptr()))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pagefleet_engine.core.step import NewRow, ScheduledRow, TokenLogprobs
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, TokenLogprobs
 from pagefleet_engine.worker.prompt_logprobs import PromptLogprobs
 from pagefleet_engine.worker.sampler import DeviceSamples, Sampler, SampleRows
 from pagefleet_kernels import sampling
@@ -128,7 +128,9 @@ def prompts(compute_logits: Any) -> PromptLogprobs:
     return described
 
 
-ROWS = [ScheduledRow("c", 0, 1, (), True), ScheduledRow("a", 1, 4, (), True), ScheduledRow("b", 1, 1, (), True)]
+ROWS = ScheduledRows.of(
+    [ScheduledRow("c", 0, 1, (), True), ScheduledRow("a", 1, 4, (), True), ScheduledRow("b", 1, 1, (), True)]
+)
 
 
 def test_prompts_are_described_in_parts_without_a_wait() -> None:
@@ -165,7 +167,7 @@ def test_a_prompt_whose_logits_are_no_numbers_is_named() -> None:
 
 def test_a_step_without_such_prompts_has_nothing_to_read() -> None:
     described = prompts(lambda hidden: hidden)
-    assert described.launch(ROWS[:1], np.array([0, 1]), torch.zeros(1, 8)) is None
+    assert described.launch(ScheduledRows.of([ROWS[0]]), np.array([0, 1]), torch.zeros(1, 8)) is None
     described.remove("a")
     described.remove("b")
     assert described.launch(ROWS, np.array([0, 1, 5, 6]), torch.zeros(6, 8)) is None

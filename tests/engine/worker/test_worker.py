@@ -17,7 +17,7 @@ from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.request import Request
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import NewRow, ScheduledRow, StepPlan
+from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.models.decoder import DecoderModel
@@ -131,7 +131,9 @@ def test_cached_prefixes_change_nothing(folder: Path, prompts: Prompts) -> None:
 
 def plan_of(name: str, prompt: list[int]) -> StepPlan:
     new = NewRow(name, prompt, len(prompt), SamplingParams(temperature=0.0), (2,))
-    return StepPlan(1, (), [new], [ScheduledRow(name, 0, len(prompt), (range(4),), True)], len(prompt))
+    return StepPlan(
+        1, (), [new], ScheduledRows.of([ScheduledRow(name, 0, len(prompt), (range(4),), True)]), len(prompt)
+    )
 
 
 def test_the_executor_runs_plans_until_it_is_shut_down(folder: Path) -> None:
@@ -182,7 +184,11 @@ def test_warming_up_fits_the_smallest_engines(folder: Path, cache: CacheConfig, 
     config = replace(make_config(folder, cache, None), scheduler=settings)
     worker = Worker(config, folder, llama_arch())
     plan = StepPlan(
-        1, (), [NewRow("a", [4], 1, SamplingParams(temperature=0.0), ())], [ScheduledRow("a", 0, 1, ([0],), True)], 1
+        1,
+        (),
+        [NewRow("a", [4], 1, SamplingParams(temperature=0.0), ())],
+        ScheduledRows.of([ScheduledRow("a", 0, 1, ([0],), True)]),
+        1,
     )
     assert len(worker.launch(plan).result().sampled[0]) == 1
 
@@ -224,5 +230,5 @@ def test_a_step_without_memory_keeps_none(folder: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ModelRunner, "launch", out_of_memory)
     with pytest.raises(StepOutOfMemory, match="a step of 5 tokens in 0 requests: tried to allocate 2 GiB"):
-        worker.launch(StepPlan(1, (), (), (), 5))
+        worker.launch(StepPlan(1, (), (), ScheduledRows.of(()), 5))
     assert [reference() for reference in computed] == [None]
