@@ -1,8 +1,12 @@
-"""How long a step's plan takes to rank processes: sent, there at the last rank, decoded by the last rank."""
+"""How long a step's plan takes to rank processes: sent, there at the last rank, decoded by the last rank.
+
+Ranks note their times in shared memory: as in the engine, nobody answers a plan, and so no answer delays another rank.
+"""
 
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import statistics
 import subprocess
@@ -21,7 +25,7 @@ from pagefleet_engine.executor.ring import RingHandles, RingReader, RingWriter, 
 from bench.report import write_report
 
 PAUSE_S = 0.002
-"""Between two plans, as a step takes its time; ranks are asleep then."""
+"""After each plan, as a step takes its time; ranks are asleep then."""
 
 
 class Handles(msgspec.Struct):
@@ -29,19 +33,27 @@ class Handles(msgspec.Struct):
 
     index: int
     commands: RingHandles
-    replies: RingHandles
+    stamps: int
+    """Descriptor of the memory for times."""
+
+
+def map_stamps(memory: int, num_ranks: int) -> memoryview:
+    """Per rank: when it had the last plan, and when it had decoded that; nanoseconds of CLOCK_MONOTONIC."""
+    return memoryview(mmap.mmap(memory, num_ranks * 16)).cast("Q", (num_ranks, 2))
 
 
 def read(handles: Handles) -> None:
-    """Be a rank: answer each plan by when it was there and when it was decoded, both of CLOCK_MONOTONIC."""
-    reader, writer = RingReader(handles.commands, handles.index), RingWriter(handles.replies)
+    """Be a rank: note of each plan when it was there and when it was decoded."""
+    reader = RingReader(handles.commands, handles.index)
+    stamps = map_stamps(handles.stamps, len(handles.commands.frames))
     while True:
         parts = reader.receive()
         assert parts is not None
         came = time.monotonic_ns()
         if not isinstance(decode_command(parts), Launch):
             return
-        writer.send([msgspec.msgpack.encode((came, time.monotonic_ns()))], lambda: None)
+        stamps[handles.index, 0] = came
+        stamps[handles.index, 1] = time.monotonic_ns()
 
 
 def plan_of(num_rows: int, step: int) -> StepPlan:
@@ -56,33 +68,32 @@ def plan_of(num_rows: int, step: int) -> StepPlan:
 def measure(num_ranks: int, num_rows: int, num_steps: int) -> tuple[float, float, float]:
     """Median microseconds from the beginning of `encode` until the plan is sent, at the last rank, decoded there."""
     commands = make_ring(num_ranks, 1 << 22)
-    replies = [make_ring(1, 1 << 16) for _ in range(num_ranks)]
+    memory = os.memfd_create("stamps")
+    os.ftruncate(memory, num_ranks * 16)
+    stamps, ranks = map_stamps(memory, num_ranks), range(num_ranks)
     children = []
-    for index, ring in enumerate(replies):
-        text = msgspec.json.encode(Handles(index, commands, ring)).decode()
-        fds = (*commands.fds, *ring.fds)
-        children.append(subprocess.Popen([sys.executable, __file__, "--reader", text], pass_fds=fds))
-    writer, readers = RingWriter(commands), [RingReader(ring) for ring in replies]
+    for index in ranks:
+        text = msgspec.json.encode(Handles(index, commands, memory)).decode()
+        children.append(
+            subprocess.Popen([sys.executable, __file__, "--reader", text], pass_fds=(*commands.fds, memory))
+        )
+    writer = RingWriter(commands)
     took: list[Sequence[float]] = []
     for step in range(num_steps):
         plan = plan_of(num_rows, step)
-        time.sleep(PAUSE_S)
         began = time.monotonic_ns()
         writer.send(encode(Launch(plan)), lambda: None)
         sent = time.monotonic_ns()
-        told = []
-        for reader in readers:
-            parts = reader.receive(60)
-            assert parts is not None
-            told.append(msgspec.msgpack.decode(parts[0]))
-        came, decoded = (max(column) for column in zip(*told, strict=True))
+        time.sleep(PAUSE_S)
+        while min(stamps[rank, 1] for rank in ranks) < began:
+            time.sleep(PAUSE_S)
+        came, decoded = (max(stamps[rank, which] for rank in ranks) for which in (0, 1))
         took.append([(at - began) / 1e3 for at in (sent, came, decoded)])
     writer.send(encode(Take()), lambda: None)
     for child in children:
         child.wait()
-    for ring in (commands, *replies):
-        for fd in ring.fds:
-            os.close(fd)
+    for fd in (*commands.fds, memory):
+        os.close(fd)
     sent_us, came_us, decoded_us = (statistics.median(column) for column in zip(*took[num_steps // 5 :], strict=True))
     return sent_us, came_us, decoded_us
 
