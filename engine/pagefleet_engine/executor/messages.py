@@ -121,7 +121,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The step failed on this rank. Every rank tells it."""
+    """The step failed on this rank. Every rank tells it, and at once: others may wait for it in the model."""
 
     step_id: int
     out_of_memory: bool

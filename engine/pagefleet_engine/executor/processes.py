@@ -309,7 +309,11 @@ class ProcessExecutor:
         for step_id, failed in self._failed.items():
             if step_id <= self._newest_taken or step_id == but_now:
                 number, reply = min(failed.items())
-                self._die(f"{self._name(number)} could not compute a step that others could: {reply.message}")
+                before = "lower --gpu-memory-utilization or --max-num-batched-tokens; " if reply.out_of_memory else ""
+                self._die(
+                    f"{self._name(number)} could not compute a step that others could ({reply.message}): {before}the "
+                    "engine must be started again"
+                )
 
     def _failure(self, step_id: int) -> Exception:
         failed = self._failed.pop(step_id)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from pagefleet_engine.core.step import FailureKind, StepMasks, StepPlan
+from pagefleet_engine.core.step import StepMasks, StepPlan
 from pagefleet_engine.errors import StepOutOfMemory
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.messages import (
@@ -58,9 +58,7 @@ class BuiltRank:
 class _Step:
     plan: StepPlan
     pending: PendingStep | None
-    error: Exception | None = None
-    masked_rows_lost: bool = False
-    """The device had no room to sample them."""
+    """None: it failed, as was told."""
 
 
 class RankLoop:
@@ -101,13 +99,14 @@ class RankLoop:
                     self._take()
 
     def _launch(self, plan: StepPlan) -> None:
+        step = _Step(plan, None)
         try:
-            step = _Step(plan, self._worker.launch(plan))
-        except Exception as error:  # whatever a device may raise, it is told when the step is taken
-            step = _Step(plan, None, error)
+            step.pending = self._worker.launch(plan)
+        except Exception as error:  # whatever a device may raise; at once, as others may wait for this rank
+            self._tell_failure(plan, error)
         self._steps.append(step)
         self._count_launch()
-        if plan.masked and self._rank == 0:
+        if plan.masked and self._rank == 0 and step.pending is not None:
             self._to_tell = step
             self._tell_computed()
 
@@ -123,32 +122,28 @@ class RankLoop:
             return
         try:
             step.pending.sample(masks)
-        except StepOutOfMemory:  # the other rows are sampled already
-            step.masked_rows_lost = True
-        except Exception as error:  # as at a launch
-            step.error = error
+        except Exception as error:  # as at a launch; where rows have no room on one rank, tokens of others are lost too
+            step.pending = None
+            self._tell_failure(step.plan, error)
 
     def _take(self) -> None:
         step = self._steps.popleft()
         result = None
         try:
-            if step.error is not None:
-                raise step.error
-            assert step.pending is not None
-            result = step.pending.result()
+            if step.pending is not None:
+                result = step.pending.result()
         except Exception as error:  # as at a launch
-            out_of_memory = isinstance(error, StepOutOfMemory)
-            if not out_of_memory:
-                _log.error("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows), exc_info=error)
-            self._reply(StepFailed(step.plan.step_id, out_of_memory, describe(error)))
-            return
+            self._tell_failure(step.plan, error)
         finally:
             self._count_finish()
-        if self._rank == 0:
-            if step.masked_rows_lost:
-                lost = {step.plan.rows.request_ids[row]: FailureKind.OUT_OF_MEMORY for row in step.plan.masked}
-                result = replace(result, failed={**lost, **result.failed})
+        if result is not None and self._rank == 0:
             self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds))
+
+    def _tell_failure(self, plan: StepPlan, error: Exception) -> None:
+        out_of_memory = isinstance(error, StepOutOfMemory)
+        if not out_of_memory:
+            _log.error("step %d failed with %d requests", plan.step_id, len(plan.rows), exc_info=error)
+        self._reply(StepFailed(plan.step_id, out_of_memory, describe(error)))
 
     def _reply(self, reply: Reply) -> None:
         self._replies.send(encode(reply), wait_on)

@@ -195,6 +195,21 @@ def test_a_step_that_fails_on_one_rank_ends_all(start: Start, fault: str) -> Non
     assert are_gone(executor)
 
 
+@pytest.mark.parametrize("masked", [(), (0,)])
+def test_a_rank_that_has_no_room_while_others_wait_for_it_is_named_at_once(
+    start: Start, masked: tuple[int, ...]
+) -> None:
+    executor = start()
+    executor.launch(plan(0, "a")).result()
+    step = executor.launch(plan(1, "hang-0", "oom-1", masked=masked))  # rank 0 hangs as it would in a sum
+    while masked and not step.is_computed:
+        select.select(executor.bells, [], [], 10)
+    says = rf"rank 1 on {HOST} could not compute .*\(StepOutOfMemory: no room\): lower --gpu-memory-utilization or "
+    with pytest.raises(EngineDead, match=says):
+        step.result()
+    assert are_gone(executor)
+
+
 def end_of(executor: ProcessExecutor, step: PendingStep | None = None) -> None:
     """Wait until the executor gives up: what rank 0 sampled may be told before another rank's failure is known."""
     if step is not None:
