@@ -21,6 +21,7 @@ from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
 from pagefleet_protocol.trace_collector import TracesError, make_tracer
 from pagefleet_protocol.tracing import Tracer
 from pagefleet_protocol.version import VERSION
+from pagefleet_protocol.workers.siblings import CONSOLE, FIGURES, Siblings
 
 from pagefleet_router.admission.gate import Gate, GateLimits, collect_admission
 from pagefleet_router.admission.room import FleetRooms
@@ -53,8 +54,8 @@ from pagefleet_router.wire.access import ApiKeys
 from pagefleet_router.wire.client_connection import ClientConnection, ConnectionRules, ConnectionTiming
 from pagefleet_router.wire.memory import BodyMemory, SpareMemory, keep_bodies
 from pagefleet_router.wire.pool import UpstreamPools
+from pagefleet_router.workers.figures import WorkersFigures
 from pagefleet_router.workers.seat import BACKLOG, Seat
-from pagefleet_router.workers.siblings import CONSOLE, FIGURES, Siblings
 
 if TYPE_CHECKING:
     from pagefleet_router.picker.server import PickerServer
@@ -150,9 +151,10 @@ class Router:
 
     def _make_siblings(self, seat: Seat) -> Siblings:
         answers = {FIGURES: self.metrics.text, CONSOLE: lambda: self._board.own_part() if self._board else b""}
-        siblings = Siblings(seat.figures_path, seat.sibling_paths, answers)
-        self.metrics.gather = siblings.figures
-        self.metrics.include(siblings.collect)
+        siblings = Siblings(seat.folder, seat.index, seat.num_workers, answers)
+        figures = WorkersFigures(self.metrics.text, siblings)
+        self.metrics.gather = figures.gather
+        self.metrics.include(figures.collect)
         return siblings
 
     def _make_dispatcher(self, *, has_transfers: bool, faults: FaultBook | None) -> Dispatcher:

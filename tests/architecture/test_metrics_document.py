@@ -24,6 +24,7 @@ from pagefleet_operator.handlers.autoscaler import ScalingGauge
 from pagefleet_operator.handlers.metrics import Gauges, OperatorMetrics, TrialGauge
 from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_protocol.tracing import NO_TRACER
+from pagefleet_protocol.workers.siblings import Siblings
 from pagefleet_router.admission.gate import GateLimits, collect_admission
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.engines.endpoints import EndpointTable, EngineView, PolledLoad, Snapshot, build_snapshot
@@ -34,7 +35,7 @@ from pagefleet_router.picker.picks import Picks
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_router.wire.client_request import ClientRequest
-from pagefleet_router.workers.siblings import Siblings
+from pagefleet_router.workers.figures import WorkersFigures
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.connector_kinds import connected
@@ -143,7 +144,7 @@ def of_router() -> str:
     picks = Picks()
     picks.refused(no_engine(), ClientRequest())
     metrics.include(picks.collect)
-    metrics.include(Siblings(Path("0.sock"), (), {}).collect)
+    metrics.include(WorkersFigures(metrics.text, Siblings(Path("."), 0, 1, {})).collect)
     return metrics.text().decode()
 
 

@@ -11,6 +11,7 @@ from pagefleet_console.pages import read_pages
 from pagefleet_protocol.cors import allow
 from pagefleet_protocol.fault_book import FaultBook
 from pagefleet_protocol.service_news import ServiceNews
+from pagefleet_protocol.workers.siblings import CONSOLE, Siblings
 
 from pagefleet_router.admission.gate import Gate
 from pagefleet_router.config import RouterConfig
@@ -23,7 +24,6 @@ from pagefleet_router.signals.monitor import Monitor
 from pagefleet_router.telemetry.metrics import RouterMetrics
 from pagefleet_router.telemetry.recent_requests import RecentRequests
 from pagefleet_router.wire.client_connection import ClientConnection
-from pagefleet_router.workers.siblings import CONSOLE, Siblings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,49 +1,55 @@
-"""Workers tell each other their figures, so that whichever is scraped can answer for all of them."""
+"""Processes that serve one port ask each other, so that whichever is asked from outside can answer for all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from prometheus_client.core import CounterMetricFamily, Metric
-
-from pagefleet_router.workers.exposition import merge
 
 TIMEOUT_S = 2.0
 """For all siblings: one that hangs is left out."""
 MAX_BYTES = 16 * 2**20
 FIGURES, CONSOLE = b"figures\n", b"console\n"
-"""Questions: for a worker's exposition, and for its part of what the console shows."""
+"""Questions: for a process's exposition, and for its part of what the console shows."""
+
+
+def answer_path(folder: Path, index: int) -> Path:
+    """Return where a process answers its siblings, in the folder that is private to them."""
+    return folder / f"{index}.sock"
 
 
 class Siblings:
-    """This worker's ear and mouth.
+    """This process's ear and mouth.
 
     Args:
-        path: the socket on which it answers.
-        sibling_paths: those of the others.
-        own: returns its answer to a question; FIGURES is one.
+        folder: private to the processes.
+        index: of this one.
+        num: of processes.
+        own: returns its answer to a question.
         timeout: seconds for all siblings to answer.
     """
 
     def __init__(
-        self, path: Path, sibling_paths: Sequence[Path], own: Mapping[bytes, Callable[[], bytes]],
+        self,
+        folder: Path,
+        index: int,
+        num: int,
+        own: Mapping[bytes, Callable[[], bytes]],
         timeout: float = TIMEOUT_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.num_silent = 0
         """Times that a sibling was left out of a sum."""
-        self._path = path
-        self._sibling_paths = sibling_paths
+        self._path = answer_path(folder, index)
+        self._sibling_paths: Sequence[Path] = [answer_path(folder, other) for other in range(num) if other != index]
         self._own = own
         self._timeout = timeout
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Begin to answer siblings."""
-        self._path.unlink(missing_ok=True)  # of the worker that had this seat before
+        self._path.unlink(missing_ok=True)  # of the process that had this place before
         self._server = await asyncio.start_unix_server(self._tell, self._path)
         os.chmod(self._path, 0o600)
 
@@ -53,10 +59,6 @@ class Siblings:
             self._server.close()
             await self._server.wait_closed()
             self._path.unlink(missing_ok=True)
-
-    async def figures(self) -> bytes:
-        """Return the exposition of all workers that answer in time."""
-        return merge(self._own[FIGURES](), await self.ask(FIGURES))
 
     async def ask(self, question: bytes) -> list[bytes]:
         """Return the answers of the siblings that give one in time."""
@@ -70,11 +72,6 @@ class Siblings:
                 texts.append(task.result())
         self.num_silent += len(tasks) - len(texts)
         return texts
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what this worker counts of the others."""
-        text = "Times that a process of this router did not tell its figures in time."
-        yield CounterMetricFamily("pagefleet_router_silent_workers", text, value=self.num_silent)
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -94,7 +91,7 @@ async def _ask(path: Path, question: bytes) -> bytes:
         while data := await reader.read(2**16):
             text += data
             if len(text) > MAX_BYTES:
-                raise ConnectionError("a worker says too much")
+                raise ConnectionError("a process says too much")
         return bytes(text)
     finally:
         writer.close()
