@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if server.check:
             _check_folders(engine)
             return 0
-        from pagefleet_engine.server.app import serve  # noqa: PLC0415 --help must not wait for it
+        from pagefleet_engine.server.serve import serve  # noqa: PLC0415 --help must not wait for it
 
         return serve(engine, server)
     except ConfigError as error:

@@ -246,6 +246,9 @@ class ServerConfig:
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0 takes a free one."""
+    api_server_count: Annotated[int, Between(1, 64)] = 1
+    """Processes that answer HTTP on the port and turn text into tokens and back, over the same engine: more than one
+    where a core of the processor is busy with that. Responses that can be asked for again are the first one's."""
     api_key_file: str | None = None
     """File of API keys, one a line; default: no key is asked for."""
     api_key: tuple[str, ...] = field(default=(), repr=False)

@@ -39,7 +39,7 @@ _TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 
 class EngineMetrics:
-    """All series of one engine.
+    """All series of one engine: those of the engine itself, and what this process counts, of perhaps several.
 
     Args:
         model_name: value of the label on every series.
@@ -56,12 +56,13 @@ class EngineMetrics:
         max_num_seqs: int = 0,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._for_vllm: CollectorRegistry | None = None
+        self._of_engine = CollectorRegistry()
+        self._vllm_names = False
         self._model = model_name
-        self._registry.register(_CoreCollector(model_name, core_stats))
+        self._of_engine.register(_CoreCollector(model_name, core_stats))
         self._info()
         self._startup(startup_seconds or {})
-        most = Gauge(names.ENGINE_REQUESTS_MAX, "Requests that run at once.", ("model_name",), registry=self._registry)
+        most = Gauge(names.ENGINE_REQUESTS_MAX, "Requests that run at once.", ("model_name",), registry=self._of_engine)
         most.labels(self._model).set(max_num_seqs)
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_S
@@ -91,7 +92,7 @@ class EngineMetrics:
     def cache_config(self, settings: Mapping[str, object]) -> None:
         """Tell how the KV cache was made: a label for each setting."""
         labels = ("model_name", *settings)
-        info = Gauge(_PREFIX + "cache_config_info", "Always 1.", labels, registry=self._registry)
+        info = Gauge(_PREFIX + "cache_config_info", "Always 1.", labels, registry=self._of_engine)
         info.labels(self._model, *map(str, settings.values())).set(1)
 
     def finished(self, reason: str) -> None:
@@ -102,27 +103,46 @@ class EngineMetrics:
         """Count one answered HTTP request; `route` is a pattern of the route table, never a client's path."""
         self._http.labels(self._model, route, str(status)).inc()
 
-    def include(self, stats: Callable[[], Mapping[str, float]]) -> None:
-        """Add what others tell whenever somebody asks, as `listed_series` reads it."""
-        self._registry.register(_ListedCollector(self._model, stats))
+    def include(self, stats: Callable[[], Mapping[str, float]], *, of_engine: bool = False) -> None:
+        """Add what others tell whenever somebody asks, as `listed_series` reads it.
+
+        Args:
+            stats: returns the series.
+            of_engine: whether every process of the engine tells the same.
+        """
+        (self._of_engine if of_engine else self._registry).register(_ListedCollector(self._model, stats))
 
     def render(self) -> bytes:
-        """Return the text format of Prometheus."""
-        own = generate_latest(self._registry)
-        return own if self._for_vllm is None else own + generate_latest(self._for_vllm)
+        """Return all in the text format of Prometheus."""
+        return self.counted_here() + self.of_engine()
+
+    def counted_here(self) -> bytes:
+        """Return what this process counts; over all processes of the engine it adds up."""
+        return self._text(self._registry)
+
+    def of_engine(self) -> bytes:
+        """Return what is the same whichever process tells it."""
+        return self._text(self._of_engine)
 
     def add_vllm_names(self) -> None:
         """Tell, besides, what vLLM tells too under vLLM's names."""
-        self._for_vllm = CollectorRegistry()
-        self._for_vllm.register(VllmNames(self._registry.collect))
+        self._vllm_names = True
+
+    def _text(self, registry: CollectorRegistry) -> bytes:
+        own = generate_latest(registry)
+        if not self._vllm_names:
+            return own
+        renamed = CollectorRegistry()
+        renamed.register(VllmNames(registry.collect))
+        return own + generate_latest(renamed)
 
     def _info(self) -> None:
-        info = Gauge(_PREFIX + "info", "Always 1.", ("model_name", "version"), registry=self._registry)
+        info = Gauge(_PREFIX + "info", "Always 1.", ("model_name", "version"), registry=self._of_engine)
         info.labels(self._model, VERSION).set(1)
 
     def _startup(self, seconds: Mapping[str, float]) -> None:
         text = "What the engine's start spent its time on."
-        phases = Gauge(names.ENGINE_STARTUP_SECONDS, text, ("model_name", "phase"), registry=self._registry)
+        phases = Gauge(names.ENGINE_STARTUP_SECONDS, text, ("model_name", "phase"), registry=self._of_engine)
         for phase, value in seconds.items():
             phases.labels(self._model, phase).set(value)
 

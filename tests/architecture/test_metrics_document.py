@@ -15,6 +15,8 @@ from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.grammars.compiler import GrammarCompiler
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
 from pagefleet_engine.metrics import EngineMetrics, energy_series, rank_series
+from pagefleet_engine.server.api_processes import restart_series
+from pagefleet_engine.server.figures import silent_series
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.responses_api.shelf import ResponseShelf
@@ -103,6 +105,8 @@ def of_engine() -> str:
     metrics = EngineMetrics("m", lambda: stats, {"weights": 1.0})
     metrics.include(lambda: span_stats(NO_TRACER))
     store = ResponseStore(sqlite3.connect(":memory:"), None, StoreLimits(1, 1.0))
+    metrics.include(lambda: silent_series(Siblings(Path("."), 0, 2)))
+    metrics.include(lambda: restart_series(0))
     metrics.include(ResponseShelf(store, Drain(1), OpenRequests()).stats)
     metrics.cache_config(
         dict.fromkeys(

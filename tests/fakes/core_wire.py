@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,10 +27,12 @@ class Wire:
         before: Callable[[StepPlan], None] = lambda plan: None,
         max_in_flight: int = 1,
         connector: KVConnector | None = None,
+        num_askers: int = 1,
     ) -> None:
         self.watched: list[int] = []
-        self.inbox: list[bytes] = []
+        self.inbox: list[tuple[int, bytes]] = []
         self.sent: list[FromCore] = []
+        self.told: dict[int, list[FromCore]] = {}
         self.waits: list[float] = []
         self.during_step: list[Progress] = []
         self.reader = ProgressReader(folder / "progress")
@@ -40,27 +42,34 @@ class Wire:
         self.core: EngineCore = scripted_core(
             self.config, self._before_step, max_in_flight=max_in_flight, suppliers=Suppliers(connector)
         )
-        self.loop = CoreLoop(self.core, self, ProgressWriter(folder / "progress"))  # type: ignore[arg-type]
+        progress = ProgressWriter(folder / "progress")
+        self.loop = CoreLoop(self.core, self, progress, num_askers=num_askers)  # type: ignore[arg-type]
 
     def watch(self, bell: int) -> None:
         self.watched.append(bell)
 
-    def receive(self, timeout_s: float) -> list[bytes]:
+    def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
         self.waits.append(timeout_s)
         messages, self.inbox = self.inbox, []
         return messages
 
-    def send(self, message: FromCore) -> None:
+    def send(self, message: FromCore, asker: int = 0) -> None:
         self.sent.append(message)
+        self.told.setdefault(asker, []).append(message)
 
-    def turn(self, *messages: ToCore | bytes) -> None:
-        self.inbox += [m if isinstance(m, bytes) else msgspec.msgpack.encode(m) for m in messages]
+    def turn(self, *messages: ToCore | bytes, asker: int = 0) -> None:
+        self.inbox += [(asker, m if isinstance(m, bytes) else msgspec.msgpack.encode(m)) for m in messages]
         self.loop.turn(5.0)
 
     @property
     def outputs(self) -> list[RequestOutput]:
-        return [output for message in self.sent if isinstance(message, StepOutputs) for output in message.outputs]
+        return outputs_of(self.sent)
 
     def _before_step(self, plan: StepPlan) -> None:
         self.during_step.append(self.reader.read())
         self._before(plan)
+
+
+def outputs_of(messages: Sequence[FromCore]) -> list[RequestOutput]:
+    """Return what messages tell of requests."""
+    return [output for message in messages if isinstance(message, StepOutputs) for output in message.outputs]

@@ -17,11 +17,13 @@ from pagefleet_protocol.block_hash import PrefixScope
 from pagefleet_protocol.load_progress import LoadProgress
 from pagefleet_text.tokenizer import Tokenizer
 
+from pagefleet_engine.client.api_seat import ALONE, ApiSeat
 from pagefleet_engine.client.balance import Balance, Seat
 from pagefleet_engine.client.beam_search import beam_answers
 from pagefleet_engine.client.core_link import CoreLink
-from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess, Surroundings
+from pagefleet_engine.client.core_process import CORE_COMMAND, CoreAtHand, CoreProcess, RunningCore, Surroundings
 from pagefleet_engine.client.data_ranks import core_processes, joint_ready, joint_stats, rank_rooms
+from pagefleet_engine.client.shared_notebook import SharedNotebook
 from pagefleet_engine.client.stream import Chunks, Generation, Mailbox, OutputStream
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
@@ -29,6 +31,7 @@ from pagefleet_engine.engine_core.admission import check_resumed
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
+    AskerGone,
     CoreStats,
     Drain,
     Ready,
@@ -59,19 +62,29 @@ class AsyncEngineClient:
         processes: of the cores, one for each data rank.
         tokenizer: the model's.
         on_death: called once, when a core ends without being asked to.
+        seat: of this API process.
+
+    Attributes:
+        notebook: what all API processes note, once the cores have loaded; None where there is one.
     """
 
     def __init__(
-        self, processes: Sequence[CoreProcess], tokenizer: Tokenizer, on_death: Callable[[], None] | None
+        self,
+        processes: Sequence[CoreProcess | CoreAtHand],
+        tokenizer: Tokenizer,
+        on_death: Callable[[], None] | None,
+        seat: ApiSeat = ALONE,
     ) -> None:
         self._config = processes[0].config
         self._tokenizer = tokenizer
         self._on_death = on_death
+        self._seat = seat
         self._cores = [
-            CoreLink(process, self._deliver_all, partial(self._core_died, rank))
+            CoreLink(process, self._deliver_all, partial(self._core_died, rank), seat.index)
             for rank, process in enumerate(processes)
         ]
         self._balance = Balance([])
+        self.notebook: SharedNotebook | None = None
         self._streams: dict[str, OutputStream] = {}
         self._serial = itertools.count()
         self._death: EngineDead | None = None
@@ -113,9 +126,18 @@ class AsyncEngineClient:
         except BaseException:
             await self.close()
             raise
-        self._balance = Balance(
-            rank_rooms(self._config, ready), prefix_caching=self._config.cache.enable_prefix_caching
-        )
+        self._share_ranks(ready)
+
+    def join(self, ready: Sequence[Ready]) -> None:
+        """Take part in cores that have loaded the model, as these said of themselves."""
+        for core, said in zip(self._cores, ready, strict=True):
+            core.join(said)
+        self._share_ranks(ready)
+
+    def _share_ranks(self, ready: Sequence[Ready]) -> None:
+        rooms, caching = rank_rooms(self._config, ready), self._config.cache.enable_prefix_caching
+        self.notebook = self._seat.notebook(rooms)
+        self._balance = Balance(rooms, prefix_caching=caching, notebook=self.notebook)
 
     def loading(self) -> Sequence[LoadProgress]:
         """Return how far the loading of each core is, without waiting or asking one."""
@@ -148,6 +170,19 @@ class AsyncEngineClient:
         return self._cores[0].process.incarnation
 
     @property
+    def running_cores(self) -> list[RunningCore]:
+        """The cores, as other API processes are told of them."""
+        return [
+            RunningCore(str(core.process.folder), core.process.pid, core.process.incarnation, core.ready)
+            for core in self._cores
+        ]
+
+    def asker_gone(self, asker: int) -> None:
+        """Abort what an API process asked for that has ended."""
+        for core in self._cores:
+            core.send(AskerGone(asker))
+
+    @property
     def core_pids(self) -> list[int]:
         """Process ids of the cores."""
         return [core.process.pid for core in self._cores]
@@ -171,7 +206,7 @@ class AsyncEngineClient:
             return
         mailbox, open_ids = Mailbox(), list[str]()
         # Ids are ours, and unique, so that a late output of an aborted request cannot reach a new one of the same name.
-        ids = (f"{asked.request_id[:_ID_CHARS]}#{serial}" for serial in self._serial)
+        ids = (f"{asked.request_id[:_ID_CHARS]}#{self._seat.mark}{serial}" for serial in self._serial)
         try:
             ranks: dict[int, int] = {}
             for message, index, so_far in asked.messages(ids, self._tokenizer.eos_token_ids):

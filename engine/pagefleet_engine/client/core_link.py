@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from pagefleet_protocol.load_progress import LoadProgress
 
-from pagefleet_engine.client.core_process import CoreProcess
+from pagefleet_engine.client.core_process import CoreAtHand, CoreProcess
 from pagefleet_engine.engine_core.messages import (
     CoreStats,
     FromCore,
@@ -24,7 +24,7 @@ from pagefleet_engine.engine_core.messages import (
     ToCore,
 )
 from pagefleet_engine.engine_core.progress import EngineHealth, ProgressReader, judge
-from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core
+from pagefleet_engine.engine_core.transport import BadMessage, ClientSocket, decode_from_core, socket_address
 from pagefleet_engine.errors import AddressTaken, ConfigError, EngineDead, EngineError, ModelLoadError, ProfileRefused
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class CoreLink:
         process: of the core.
         deliver: gets the outputs of each step.
         on_death: called once, in words, when the core ends without being asked to.
+        asker: number of this API process.
 
     Attributes:
         process: of the core.
@@ -47,9 +48,10 @@ class CoreLink:
 
     def __init__(
         self,
-        process: CoreProcess,
+        process: CoreProcess | CoreAtHand,
         deliver: Callable[[list[RequestOutput]], Awaitable[None]],
         on_death: Callable[[str], None],
+        asker: int = 0,
     ) -> None:
         self.process = process
         self.stats: CoreStats | None = None
@@ -58,8 +60,8 @@ class CoreLink:
         self.owes_nothing.set()
         self._deliver = deliver
         self._on_death = on_death
-        self._socket = ClientSocket(f"ipc://{process.folder / 'core.sock'}")
-        self._progress = ProgressReader(process.folder / "progress")
+        self._socket = ClientSocket(socket_address(process.folder, asker))
+        self._progress = ProgressReader(process.folder / "progress", is_first=asker == 0)
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._reader: asyncio.Task[None] | None = None
         self._num_open = 0
@@ -75,10 +77,13 @@ class CoreLink:
             ConfigError: a setting cannot work, in the core's words.
             ModelLoadError: the model cannot be loaded, in the core's words.
         """
-        self.process.start(self._core_ended)
-        self._reader = asyncio.get_running_loop().create_task(self._read())
-        self._reader.add_done_callback(self._reader_ended)
+        self._begin()
         return await self._started
+
+    def join(self, ready: Ready) -> None:
+        """Take part in a core that runs already, as it said of itself."""
+        self._started.set_result(ready)
+        self._begin()
 
     @property
     def loading(self) -> LoadProgress:
@@ -142,6 +147,11 @@ class CoreLink:
         self.end()
         if self._reader is not None:
             await asyncio.wait([self._reader])
+
+    def _begin(self) -> None:
+        self.process.start(self._core_ended)
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+        self._reader.add_done_callback(self._reader_ended)
 
     async def _read(self) -> None:
         while True:

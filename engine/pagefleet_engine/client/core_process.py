@@ -1,21 +1,20 @@
-"""Starts the engine core's process and notices its end, however it ends."""
+"""An engine core's process: of those who start it, and of those who are told of one that runs."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from pagefleet_kv.config import KvEventsConfig
 from pagefleet_protocol.private_folder import PrivateFolder
 
+from pagefleet_engine.client.child_process import ChildProcess
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import CoreStart
 
 CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
@@ -35,13 +34,12 @@ class Surroundings:
     """In the log."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """Variables by which it sees no devices but its own."""
+    num_askers: int = 1
+    """API processes."""
 
 
 class CoreProcess:
     """One child process, with the private folder that both sides share.
-
-    Its end is seen through a pipe of which the child holds the only writing end, so it costs no thread and no waiting,
-    and works in every event loop.
 
     Args:
         config: of the engine.
@@ -62,72 +60,83 @@ class CoreProcess:
         self._private = PrivateFolder("pagefleet-engine-")
         self.folder = self._private.path
         self.incarnation = uuid.uuid4().hex
-        self._command = command
         self.config = config
         self._around = around or Surroundings()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._sentinel: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._child = ChildProcess(command, self._around.devices)
 
     @property
     def pid(self) -> int:
         """Of the running child."""
-        assert self._process is not None
-        return self._process.pid
+        return self._child.pid
 
     def start(self, on_exit: Callable[[], None]) -> None:
         """Start the child; `on_exit` is called in the running event loop when it ends."""
-        reading, writing = os.pipe()
-        try:
-            environment = {**os.environ, **self._around.devices}
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment)
-        finally:
-            os.close(writing)
-        self._sentinel = reading
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(reading, self._ended, on_exit)
-        assert self._process.stdin is not None
-        start = CoreStart(
-            str(self.folder),
-            writing,
-            self.config,
-            self.incarnation,
-            self._around.kv_events,
-            self._around.fleet_key_file,
-            self._around.profiler_dir,
-            self._around.name,
-        )
-        with contextlib.suppress(BrokenPipeError):  # it ended already, which the sentinel tells
-            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
-            self._process.stdin.flush()
+
+        def told(sentinel: int) -> bytes:
+            return msgspec.json.encode(
+                CoreStart(
+                    str(self.folder),
+                    sentinel,
+                    self.config,
+                    self.incarnation,
+                    self._around.kv_events,
+                    self._around.fleet_key_file,
+                    self._around.profiler_dir,
+                    self._around.name,
+                    self._around.num_askers,
+                )
+            )
+
+        self._child.start(told, on_exit)
 
     def exit_status(self) -> str:
         """Say in words how the child ended."""
-        if self._process is None:
-            return "was never started"
-        try:
-            code = self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return "closed its side"
-        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        return self._child.exit_status()
 
     def stop(self) -> None:
         """End the child at once and remove the folder. A second call does nothing."""
-        self._unwatch()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._child.stop()
         self._private.remove()
 
-    def _ended(self, on_exit: Callable[[], None]) -> None:
-        self._unwatch()
-        on_exit()
 
-    def _unwatch(self) -> None:
-        if self._sentinel is not None and self._loop is not None:
-            self._loop.remove_reader(self._sentinel)
-            os.close(self._sentinel)
-            self._sentinel = None
+class RunningCore(msgspec.Struct, frozen=True):
+    """A core that has loaded its model, as one API process tells another."""
+
+    folder: str
+    pid: int
+    incarnation: str
+    ready: Ready
+
+
+class CoreAtHand:
+    """A core that another process has started: implements what `CoreLink` needs of one.
+
+    Args:
+        core: that runs.
+        config: of the engine.
+    """
+
+    def __init__(self, core: RunningCore, config: EngineConfig) -> None:
+        self.folder = Path(core.folder)
+        self.pid = core.pid
+        self.incarnation = core.incarnation
+        self.config = config
+        self._on_exit: Callable[[], None] | None = None
+
+    def start(self, on_exit: Callable[[], None]) -> None:
+        """Have `on_exit` called when `ended` is."""
+        self._on_exit = on_exit
+
+    def ended(self) -> None:
+        """Note that the process which started it said so, or is gone itself."""
+        on_exit, self._on_exit = self._on_exit, None
+        if on_exit is not None:
+            on_exit()
+
+    def exit_status(self) -> str:
+        """Say in words that it ended: only its parent knows how."""
+        return "ended"
+
+    def stop(self) -> None:
+        """Hear no more of it."""
+        self._on_exit = None

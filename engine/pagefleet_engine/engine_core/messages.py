@@ -46,6 +46,12 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True, ar
     """Forget every cached block that no request holds."""
 
 
+class AskerGone(msgspec.Struct, tag="asker_gone", frozen=True, array_like=True):
+    """An API process has ended: so do its requests. Sent by the one that started it."""
+
+    asker: int
+
+
 class Drain(msgspec.Struct, tag="drain", frozen=True, array_like=True):
     """The engine is to end soon: take nothing on for other engines any more."""
 
@@ -58,7 +64,7 @@ class StopProfile(msgspec.Struct, tag="stop_profile", frozen=True, array_like=Tr
     """Write down what was recorded; answered by `Profiled`."""
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | Drain | StartProfile | StopProfile
+ToCore = AddRequest | AbortRequests | AskerGone | ResetPrefixCache | Drain | StartProfile | StopProfile
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

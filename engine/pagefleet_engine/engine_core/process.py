@@ -26,11 +26,13 @@ from pagefleet_protocol.settings.log import set_up_logging
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.cache_events import CacheEvents
+from pagefleet_engine.engine_core.askers import Askers
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
+    AskerGone,
     Drain,
     Profiled,
     Ready,
@@ -43,7 +45,7 @@ from pagefleet_engine.engine_core.messages import (
 )
 from pagefleet_engine.engine_core.profiler import StepProfiler
 from pagefleet_engine.engine_core.progress import ProgressWriter
-from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core
+from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core, socket_address
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelLoadError, ProfileRefused
 from pagefleet_engine.startup import StartupTimes
@@ -61,7 +63,7 @@ class CoreStart(msgspec.Struct, frozen=True):
     """What the API process tells a new core."""
 
     folder: str
-    """Private folder of both processes, with `core.sock` and `progress`."""
+    """Private folder of both processes, with their sockets and `progress`."""
     sentinel: int
     """File descriptor that the other side watches: it closes when this process ends, however it ends."""
     config: EngineConfig
@@ -75,20 +77,23 @@ class CoreStart(msgspec.Struct, frozen=True):
     """An existing folder for profiles; None: none is recorded."""
     name: str = "engine core"
     """In the log."""
+    num_askers: int = 1
+    """API processes."""
 
 
 BuildCore = Callable[[CoreStart, CacheEvents | None, StartupTimes], tuple[EngineCore, Ready]]
 
 
 class CoreLoop:
-    """Moves messages between the socket and the core until the core gives up.
+    """Moves messages between the sockets and the core until the core gives up.
 
     Args:
         core: to drive.
-        socket: to the API process.
+        socket: to the API processes.
         progress: stamped around each step.
         publisher: of KV events, if any: told after each turn that there may be some.
         profiler: of this thread, if any.
+        num_askers: API processes.
     """
 
     def __init__(
@@ -98,7 +103,9 @@ class CoreLoop:
         progress: ProgressWriter,
         publisher: KvEventPublisher | None = None,
         profiler: StepProfiler | None = None,
+        num_askers: int = 1,
     ) -> None:
+        self._askers = Askers(num_askers)
         self._profiler = profiler
         self._core = core
         self._socket = socket
@@ -110,6 +117,7 @@ class CoreLoop:
         self._dropped = 0
         self._sent_at = 0.0
         self._settled = True
+        self._is_news_to_all = False
         for bell in core.bells:
             socket.watch(bell)
 
@@ -126,8 +134,8 @@ class CoreLoop:
     def turn(self, idle_wait_s: float) -> None:
         """Take messages, run a step where there is work, and send what there is to tell."""
         core = self._core
-        for data in self._socket.receive(self._wait(idle_wait_s)):
-            self._handle(data)
+        for asker, data in self._socket.receive(self._wait(idle_wait_s)):
+            self._handle(asker, data)
         if core.has_work:
             self._step()
         else:
@@ -166,50 +174,59 @@ class CoreLoop:
         self._garbage.when_idle()
         self._sent_at = 0.0
         self._settled = True
+        self._is_news_to_all = self._askers.num > 1  # who got the last outputs alone knows that there are none left
 
     def _flush(self) -> None:
         if self._publisher is not None:
             self._publisher.flush()
         now = time.monotonic()
         may_change = self._core.has_work or self._core.has_connector or self._publishing() != self._published
-        due = may_change and now - self._sent_at > STATS_INTERVAL_S
-        if self._outputs or due:
-            self._published = self._publishing()
-            stats = msgspec.structs.replace(
-                self._core.stats(),
-                messages_dropped=self._dropped,
-                kv_events=self._published[0],
-                kv_events_dropped=self._published[1],
-            )
-            outputs, self._outputs = self._outputs, []
-            self._socket.send(StepOutputs(outputs, stats))
-            self._sent_at = now
+        due = self._is_news_to_all or (may_change and now - self._sent_at > STATS_INTERVAL_S)
+        shares = self._askers.share_out(self._outputs)
+        self._outputs = []
+        if not shares and not due:
+            return
+        self._published = self._publishing()
+        stats = msgspec.structs.replace(
+            self._core.stats(),
+            messages_dropped=self._dropped,
+            kv_events=self._published[0],
+            kv_events_dropped=self._published[1],
+        )
+        for asker in range(self._askers.num) if due else shares:
+            self._socket.send(StepOutputs(shares.get(asker, []), stats), asker)
+        if due or self._askers.num == 1:
+            self._sent_at, self._is_news_to_all = now, False
 
     def _publishing(self) -> tuple[int, int]:
         """Batches published, and what was dropped."""
         publisher = self._publisher
         return (0, 0) if publisher is None else (publisher.num_published, publisher.num_dropped)
 
-    def _handle(self, data: bytes) -> None:
+    def _handle(self, asker: int, data: bytes) -> None:
         try:
             message = decode_to_core(data)
         except BadMessage as error:
             self._dropped += 1
             _log.warning("dropped a message of %d bytes: %s", len(data), error.reason)
             if error.request_id is not None:
+                self._askers.begin([error.request_id], asker)
                 self._outputs.append(refusal(error.request_id, InvalidRequest(error.reason, error.param, error.code)))
             return
         match message:
             case AddRequest():
+                self._askers.begin(message.output_ids, asker)
                 self._outputs += self._core.add(message)
             case AbortRequests():
                 self._outputs += self._core.abort(message.request_ids)
+            case AskerGone():
+                self._core.abort(self._askers.forget(message.asker))
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
             case Drain():
                 self._core.drain()
             case StartProfile() | StopProfile():
-                self._socket.send(self._profile(message))
+                self._socket.send(self._profile(message), asker)
 
     def _profile(self, message: StartProfile | StopProfile) -> Profiled:
         """Begin or end a profile, which may take longer than a step ever does."""
@@ -252,7 +269,7 @@ def run_core(build: BuildCore) -> int:
     folder = Path(start.folder)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     progress = ProgressWriter(folder / "progress")
-    socket = CoreSocket(f"ipc://{folder / 'core.sock'}")
+    socket = CoreSocket([socket_address(folder, asker) for asker in range(start.num_askers)])
     with contextlib.ExitStack() as stack:
         try:
             publisher = None
@@ -269,7 +286,7 @@ def run_core(build: BuildCore) -> int:
         socket.send(ready)
         try:
             profiler = None if start.profiler_dir is None else StepProfiler(Path(start.profiler_dir))
-            CoreLoop(core, socket, progress, publisher, profiler).run()
+            CoreLoop(core, socket, progress, publisher, profiler, start.num_askers).run()
         except EngineDead as error:  # which says all; the operator looks for this name in the log
             _log.error("EngineDead: %s", error)
         except Exception:  # the process's top: whatever it was, this core is done

@@ -51,10 +51,11 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """The API process's side; creates the file."""
+    """An API process's side; the first creates the file."""
 
-    def __init__(self, file: Path) -> None:
-        file.write_bytes(_LAYOUT.pack(0, time.monotonic_ns(), 0) + bytes(_LOADING.size))
+    def __init__(self, file: Path, is_first: bool = True) -> None:
+        if is_first:
+            file.write_bytes(_LAYOUT.pack(0, time.monotonic_ns(), 0) + bytes(_LOADING.size))
         self._map = _mapped(file)
         self._began = time.monotonic()
 

@@ -1,10 +1,14 @@
-"""The socket between the API process and the engine core: one ZMQ pair over `ipc://`, msgpack in both directions.
+"""The sockets between API processes and an engine core: a ZMQ pair for each over `ipc://`, msgpack in both directions.
 
-The socket lives in a private folder (mode 0700), and a pair accepts one peer only. Queues have no limit of their own:
-what is under way is bounded by the admission limits and by each request's `max_tokens`.
+Sockets live in a private folder (mode 0700), and a pair accepts one peer only; where that ends, the one that takes its
+place binds the same address anew. Queues have no limit of their own: what is under way is bounded by the admission
+limits and by each request's `max_tokens`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -18,47 +22,67 @@ MAX_TURN_BYTES = 1024 * 1024
 """Taken at once: to decode and check so much takes a few tens of milliseconds, for which running requests wait."""
 
 
-class CoreSocket:
-    """The core's end: blocking, used by one thread."""
+def socket_address(folder: Path, asker: int = 0) -> str:
+    """Return where a core in `folder` and an API process meet."""
+    return f"ipc://{folder / f'{asker}.sock'}"
 
-    def __init__(self, address: str) -> None:
+
+class CoreSocket:
+    """The core's ends: blocking, used by one thread.
+
+    Args:
+        addresses: of the API processes, in the order of their numbers.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        _set_options(self._socket)
-        self._socket.connect(address)
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._sockets: list[zmq.Socket[bytes]] = []
+        for address in addresses:
+            socket = self._context.socket(zmq.PAIR)
+            _set_options(socket)
+            socket.connect(address)
+            self._poller.register(socket, zmq.POLLIN)
+            self._sockets.append(socket)
 
     def watch(self, bell: int) -> None:
         """From now on, wait no longer than until this file descriptor is readable."""
         self._poller.register(bell, zmq.POLLIN)
 
-    def receive(self, timeout_s: float) -> list[bytes]:
-        """Wait up to `timeout_s` for a message or the bell and return what has come, up to a limit of its size."""
+    def receive(self, timeout_s: float) -> list[tuple[int, bytes]]:
+        """Wait up to `timeout_s` for a message or the bell.
+
+        Returns:
+            What has come, up to a limit of its size, each message with the number of its sender.
+        """
         if timeout_s > 0 and not self._poller.poll(int(timeout_s * 1000)):
             return []
-        messages: list[bytes] = []
-        size = 0
-        while size < MAX_TURN_BYTES:
-            try:
-                messages.append(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                break
-            size += len(messages[-1])
+        messages: list[tuple[int, bytes]] = []
+        most = MAX_TURN_BYTES // len(self._sockets)
+        for asker, socket in enumerate(self._sockets):
+            size = 0
+            while size < most:
+                try:
+                    data = socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                size += len(data)
+                messages.append((asker, data))
         return messages
 
-    def send(self, message: FromCore) -> None:
+    def send(self, message: FromCore, asker: int = 0) -> None:
         """Send one message; it is queued where the other side is slow."""
-        self._socket.send(msgspec.msgpack.encode(message), copy=False)
+        self._sockets[asker].send(msgspec.msgpack.encode(message), copy=False)
 
     def close(self) -> None:
         """Deliver what is queued, for at most a second, and close."""
-        self._socket.close(linger=1000)
+        for socket in self._sockets:
+            socket.close(linger=1000)
         self._context.term()
 
 
 class ClientSocket:
-    """The API process's end, for an event loop."""
+    """An API process's end, for an event loop."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.asyncio.Context()

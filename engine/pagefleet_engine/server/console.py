@@ -10,17 +10,20 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pagefleet_console.pages import Page, wants_page
 from pagefleet_protocol.console_state import (
     MAX_NOTES,
     ConsoleState,
     EngineState,
+    FaultState,
     Phase,
     RequestState,
     ServiceState,
+    decode_state,
     encode_state,
 )
 from pagefleet_protocol.engine_facts import EngineFacts
@@ -29,13 +32,14 @@ from pagefleet_protocol.fault_book import FaultBook, FaultKind, shown_time
 from pagefleet_protocol.load_progress import LoadProgress
 from pagefleet_protocol.openapi import openapi_document
 from pagefleet_protocol.version import VERSION
+from pagefleet_protocol.workers.siblings import CONSOLE
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server.access import keyed_asker
 from pagefleet_engine.server.errors import HttpRefusal
+from pagefleet_engine.server.figures import EngineFigures
 from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.ports import Engine, ServedModel
 
@@ -116,7 +120,7 @@ class Shown:
     model: ServedModel
     facts: EngineFacts
     drain: Drain
-    metrics: EngineMetrics
+    figures: EngineFigures
 
 
 class EngineBoard:
@@ -135,11 +139,16 @@ class EngineBoard:
         self._clock = clock
         self._wall_clock = wall_clock
         self._name = socket.gethostname()
+        if shown.figures.siblings is not None:
+            shown.figures.siblings.answer(CONSOLE, self.own_part)
         self._faults = FaultBook(wall_clock)
         self._passed: deque[_Passed] = deque(maxlen=_MAX_KEPT)
         self._history = EngineHistory()
         self._counters: Counters | None = None
         self._built_at: float | None = None
+        self._looking = asyncio.Lock()
+        self._elsewhere: list[ConsoleState] = []
+        """What other processes of the engine noted."""
         self._documents: dict[str | None, tuple[str, bytes]] = {}
 
     def passed(self, scope: Scope, request_id: str, route: str, status: int, seconds: float) -> None:
@@ -179,42 +188,51 @@ class EngineBoard:
     async def state(self, request: Request) -> Response:
         """Answer `/console/state` for whoever asks."""
         asker = keyed_asker(request.scope)
-        etag, body = self._document(None if asker is None else asker.tenant)
+        etag, body = await self._document(None if asker is None else asker.tenant)
         headers = {"etag": etag, "cache-control": "private, no-cache"}
         if etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(body, headers=headers, media_type="application/json")
 
-    def _document(self, tenant: str | None) -> tuple[str, bytes]:
-        now = self._clock()
-        if self._built_at is None or now - self._built_at >= KEPT_S:
-            self._built_at = now
-            self._documents = {}
-            self._look(now)
+    def own_part(self) -> bytes:
+        """Return what this process noted, for the others."""
+        return encode_state(self._state(None))[1]
+
+    async def _document(self, tenant: str | None) -> tuple[str, bytes]:
+        async with self._looking:
+            now = self._clock()
+            if self._built_at is None or now - self._built_at >= KEPT_S:
+                await self._look(now)
+                self._built_at = now
+                self._documents = {}
         found = self._documents.get(tenant)
         if found is None:
-            found = self._documents[tenant] = encode_state(self._state(tenant))
+            found = self._documents[tenant] = encode_state(self._state(tenant, self._elsewhere))
         return found
 
-    def _look(self, now: float) -> None:
-        counters, before = self._history.note(self._shown.metrics.render(), now), self._counters
+    async def _look(self, now: float) -> None:
+        shown = self._shown
+        if (siblings := shown.figures.siblings) is not None:
+            self._elsewhere = [decode_state(part) for part in await siblings.ask(CONSOLE)]
+        counters, before = self._history.note(await shown.figures.text(), now), self._counters
         if counters is not None:
             self._counters = counters
             if before is not None and counters.nan_requests > before.nan_requests:
                 self._faults.note(NOT_A_NUMBER, count=int(counters.nan_requests - before.nan_requests))
 
-    def _state(self, tenant: str | None) -> ConsoleState:
-        faults = self._faults.states()
-        requests = (one.state for one in reversed(self._passed) if tenant in (None, one.tenant))
+    def _state(self, tenant: str | None, elsewhere: Sequence[ConsoleState] = ()) -> ConsoleState:
+        faults = _newest(self._faults.states(), [other.faults for other in elsewhere])
+        own = tuple(one.state for one in reversed(self._passed) if tenant in (None, one.tenant))
+        theirs = [[one for one in other.requests if tenant in (None, one.tenant)] for other in elsewhere]
         return ConsoleState(
             at=shown_time(self._wall_clock()),
             source="engine",
             tenant=tenant,
-            workers=1,
+            workers=1 + len(elsewhere),
             service=ServiceState(name=None, namespace=None, models=self._shown.model.names, version=VERSION),
             engines=(self._engine(len(faults)),),
             faults=faults,
-            requests=tuple(requests)[:MAX_NOTES],
+            requests=_newest(own, theirs),
         )
 
     def _engine(self, num_faults: int) -> EngineState:
@@ -251,6 +269,17 @@ class EngineBoard:
             "unreachable",
             f"its core made no step for {health.stalled_s:.0f} s" if health.alive else "its core ended",
         )
+
+
+_Noted = TypeVar("_Noted", FaultState, RequestState)
+
+
+def _newest(own: tuple[_Noted, ...], others: Iterable[Sequence[_Noted]]) -> tuple[_Noted, ...]:
+    found = list(own)
+    for other in others:
+        found += other
+    found.sort(key=lambda one: one.at, reverse=True)
+    return tuple(found[:MAX_NOTES])
 
 
 def loading_state(model: str, progress: LoadProgress) -> ConsoleState:

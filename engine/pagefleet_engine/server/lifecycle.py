@@ -14,8 +14,10 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import uvicorn
+from pagefleet_protocol.workers.listeners import bind_together
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pagefleet_engine.client.balance import Counts
 from pagefleet_engine.errors import AddressTaken, ConfigError, QueueFull
 from pagefleet_engine.server.access import is_counted
 from pagefleet_engine.server.errors import ServerStoppingError
@@ -28,12 +30,17 @@ class Drain:
 
     Args:
         max_in_flight: more than the engine would run and queue are refused before their bodies are read.
+        in_flight: how many each of its processes works on; None: there is one.
+        index: of this process.
     """
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, in_flight: Counts | None = None, index: int = 0) -> None:
         self.draining = False
         self._max_in_flight = max_in_flight
+        self._all: Counts = [0] if in_flight is None else in_flight
+        self._index = index
         self._in_flight = 0
+        self._passed_on = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,15 +61,31 @@ class Drain:
         """
         if self.draining:
             raise ServerStoppingError
-        if self._in_flight >= self._max_in_flight:
-            raise QueueFull(f"The server works on {self._in_flight} requests already. Try again later.", 1.0)
-        self._in_flight += 1
-        self._idle.clear()
+        if (in_flight := sum(self._all)) >= self._max_in_flight:
+            raise QueueFull(f"The server works on {in_flight} requests already. Try again later.", 1.0)
+        self._count(1)
 
     def leave(self) -> None:
         """Count a request's end."""
-        self._in_flight -= 1
-        if not self._in_flight:
+        self._count(-1)
+
+    @contextlib.contextmanager
+    def passing_on(self) -> Iterator[None]:
+        """Wait for a request too that another process works on, and counts."""
+        self._passed_on += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._passed_on -= 1
+            self._count(0)
+
+    def _count(self, change: int) -> None:
+        self._in_flight += change
+        self._all[self._index] = self._in_flight
+        if self._in_flight or self._passed_on:
+            self._idle.clear()
+        else:
             self._idle.set()
 
 
@@ -97,8 +120,10 @@ T = TypeVar("T")
 class Listener:
     """A bound socket, closed with the `with` block. It listens from the moment its `FrontDoor` is there."""
 
-    def __init__(self, sock: socket.socket, host: str) -> None:
+    def __init__(self, sock: socket.socket, host: str, others: Sequence[socket.socket] = ()) -> None:
         self.sock = sock
+        self.others = others
+        """Of other API processes, on the same port."""
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{sock.getsockname()[1]}"
 
@@ -106,27 +131,33 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.sock.close()
+        for sock in (self.sock, *self.others):
+            sock.close()
 
 
-def bind(host: str, port: int) -> Listener:
-    """Bind before the model loads, so that a port in use is told at once.
+def bind(host: str, port: int, num: int = 1) -> Listener:
+    """Bind before the model loads, so that a port in use is told at once; `num` processes have a socket each.
 
     Raises:
         ConfigError: the address cannot be used; AddressTaken: somebody else uses it.
     """
+    try:
+        sock, *others = (_bind_alone(host, port),) if num == 1 else bind_together(host, port, num)
+    except OSError as error:
+        reason = error.strerror or "unknown host"
+        refusal = AddressTaken if error.errno == errno.EADDRINUSE else ConfigError
+        raise refusal(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
+    return Listener(sock, host, others)
+
+
+def _bind_alone(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as on_error:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            sock = on_error.enter_context(socket.socket(family, kind, protocol))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except OSError as error:
-            reason = error.strerror or "unknown host"
-            refusal = AddressTaken if error.errno == errno.EADDRINUSE else ConfigError
-            raise refusal(f"cannot listen on {host} port {port} ({reason}): give another host or port") from error
+        sock = on_error.enter_context(socket.socket(family, kind, protocol))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
         on_error.pop_all()
-    return Listener(sock, host)
+    return sock
 
 
 class StopSignals:
@@ -177,20 +208,32 @@ class LastTransfers(Protocol):
         ...
 
 
+class OtherProcesses(Protocol):
+    """API processes of the same engine."""
+
+    def drain(self) -> None:
+        """Have them take no requests any more, and end with the last; a second time: end at once."""
+        ...
+
+    async def over(self) -> None:
+        """Return when all have ended."""
+        ...
+
+
 class FrontDoor:
-    """Answers on a listener from the start of the `async with` block: by `until_open`, and by another app after `open`.
+    """Answers on a socket from the start of the `async with` block: by `until_open`, and by another app after `open`.
 
     Until then the port tells how far the loading is; nobody has to guess from refused connections.
     """
 
-    def __init__(self, listener: Listener, until_open: ASGIApp) -> None:
+    def __init__(self, sock: socket.socket, until_open: ASGIApp) -> None:
         self._app = until_open
-        self._listener = listener
+        self._sock = sock
         self._server = _Server(_uvicorn_config(self._answer))
         self._serving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> FrontDoor:
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener.sock]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -202,6 +245,10 @@ class FrontDoor:
         """Done when nothing is answered any more."""
         assert self._serving is not None, "outside of the block"
         return self._serving
+
+    async def listening(self) -> None:
+        """Return when connections are taken."""
+        await self._server.up.wait()
 
     def open(self, app: ASGIApp, headers: Sequence[tuple[str, str]] = ()) -> None:
         """Let `app` answer from now on. `headers` are added to every answer, also to what is no HTTP."""
@@ -222,12 +269,16 @@ class Running:
     drain_timeout_s: float
     transfers: LastTransfers | None = None
     """Waited for after the open requests, within the same time."""
+    others: OtherProcesses | None = None
+    """They end too."""
 
 
 async def run_until_stopped(door: FrontDoor, signals: StopSignals, running: Running) -> int:
     """Serve until a signal or the engine's death; end every open request; return the exit status."""
     await _first_of(signals.first, running.engine_died, door.closed)
     running.drain.begin()
+    if running.others is not None:
+        running.others.drain()
     if not running.engine_died.is_set() and not door.closed.done():
         logger.info("stopping: waiting up to %.0f s for open requests", running.drain_timeout_s)
         idle = asyncio.create_task(_come_to_rest(running))
@@ -235,17 +286,25 @@ async def run_until_stopped(door: FrontDoor, signals: StopSignals, running: Runn
         idle.cancel()
     if not running.engine_died.is_set():
         running.open_requests.end_all(ServerStoppingError())
+        if running.others is not None:
+            running.others.drain()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(running.drain.wait_until_idle(), LAST_WORDS_S)
+        await asyncio.wait_for(_all_idle(running), LAST_WORDS_S)
     return 1 if running.engine_died.is_set() else 0
 
 
 async def _come_to_rest(running: Running) -> None:
     if running.transfers is not None:
         running.transfers.drain()
-    await running.drain.wait_until_idle()
+    await _all_idle(running)
     if running.transfers is not None:
         await running.transfers.transfers_over()
+
+
+async def _all_idle(running: Running) -> None:
+    if running.others is not None:
+        await running.others.over()
+    await running.drain.wait_until_idle()
 
 
 async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: float | None = None) -> None:
@@ -259,6 +318,14 @@ async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: floa
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: signals are the drain's."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
 
     def add_headers(self, headers: Sequence[tuple[str, str]]) -> None:
         """Add headers to every answer from now on; what uvicorn has ready is made anew once a second only."""

@@ -17,8 +17,9 @@ from starlette.responses import Response, StreamingResponse
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.messages import Ready
-from pagefleet_engine.metrics import CONTENT_TYPE, EngineMetrics
+from pagefleet_engine.metrics import CONTENT_TYPE
 from pagefleet_engine.server.errors import HttpRefusal
+from pagefleet_engine.server.figures import EngineFigures
 from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.ports import Engine
 from pagefleet_engine.server.responses import json_response
@@ -52,9 +53,9 @@ class ProbeRoutes:
 class InformationRoutes:
     """What the server is and how it does."""
 
-    def __init__(self, service: Service, metrics: EngineMetrics) -> None:
+    def __init__(self, service: Service, figures: EngineFigures) -> None:
         self._service = service
-        self._metrics = metrics
+        self._figures = figures
         model = service.model
         self._cards = {
             name: ModelCard(id=name, created=model.created, max_model_len=model.limits.max_model_len)
@@ -77,7 +78,7 @@ class InformationRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Return Prometheus text."""
-        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(await self._figures.text(), headers={"content-type": CONTENT_TYPE})
 
 
 def _unavailable(alive: bool, stalled_s: float) -> HttpRefusal:

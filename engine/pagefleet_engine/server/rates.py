@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from prometheus_client import Counter
+from pagefleet_protocol import metric_names as names
+from pagefleet_protocol.exposition import metric_mark, sample_values
 
 from pagefleet_engine.engine_core.messages import CoreStats
-from pagefleet_engine.metrics import EngineMetrics
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
+_MARKS = metric_mark(names.ENGINE_PROMPT_TOKENS), metric_mark(names.ENGINE_GENERATION_TOKENS)
 _NOTHING = CoreStats(0, 0, 0.0, 0, 0, 0, 0)
 
 
@@ -46,22 +47,22 @@ def rates_line(before: Totals, now: Totals) -> str | None:
     )
 
 
-async def tell_rates(metrics: EngineMetrics, stats: Callable[[], CoreStats | None]) -> None:
-    """Log a line every ten seconds in which there was traffic, until cancelled."""
-    before = _totals(metrics, stats)
+async def tell_rates(figures: Callable[[], Awaitable[bytes]], stats: Callable[[], CoreStats | None]) -> None:
+    """Log a line every ten seconds in which there was traffic, until cancelled.
+
+    Args:
+        figures: returns the engine's exposition.
+        stats: returns the core's latest figures.
+    """
+    before = _totals(await figures(), stats())
     while True:
         await asyncio.sleep(PERIOD_S)
-        now = _totals(metrics, stats)
+        now = _totals(await figures(), stats())
         if (line := rates_line(before, now)) is not None:
             logger.info("%s", line)
         before = now
 
 
-def _totals(metrics: EngineMetrics, stats: Callable[[], CoreStats | None]) -> Totals:
-    counted = _value(metrics.prompt_tokens), _value(metrics.generation_tokens)
-    return Totals(time.monotonic(), *counted, stats() or _NOTHING)
-
-
-def _value(counter: Counter) -> float:
-    samples = (sample for family in counter.collect() for sample in family.samples)
-    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
+def _totals(text: bytes, stats: CoreStats | None) -> Totals:
+    prompt, generated = (sum(map(float, sample_values(b"\n" + text, mark))) for mark in _MARKS)
+    return Totals(time.monotonic(), prompt, generated, stats or _NOTHING)

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 TIMEOUT_S = 2.0
 """For all siblings: one that hangs is left out."""
@@ -27,7 +28,7 @@ class Siblings:
         folder: private to the processes.
         index: of this one.
         num: of processes.
-        own: returns its answer to a question.
+        own: by question, what returns its answer.
         timeout: seconds for all siblings to answer.
     """
 
@@ -36,16 +37,20 @@ class Siblings:
         folder: Path,
         index: int,
         num: int,
-        own: Mapping[bytes, Callable[[], bytes]],
+        own: Mapping[bytes, Callable[[], bytes]] = MappingProxyType({}),
         timeout: float = TIMEOUT_S,
     ) -> None:
         self.num_silent = 0
         """Times that a sibling was left out of a sum."""
         self._path = answer_path(folder, index)
         self._sibling_paths: Sequence[Path] = [answer_path(folder, other) for other in range(num) if other != index]
-        self._own = own
+        self._own = dict(own)
         self._timeout = timeout
         self._server: asyncio.Server | None = None
+
+    def answer(self, question: bytes, source: Callable[[], bytes]) -> None:
+        """Answer a question by what `source` returns."""
+        self._own[question] = source
 
     async def start(self) -> None:
         """Begin to answer siblings."""

@@ -140,7 +140,7 @@ def test_what_a_cache_cannot_hold_any_more_is_forgotten_ends_first() -> None:
     one._compares = True
     for number in range(30):
         end(one.place(prompt(number, 6 * PIECE), 1, NOBODY))
-    assert len(one._sent[0]._pieces) == 100
+    assert len(one._sent[0]._pieces) == 100  # type: ignore[attr-defined]
     assert one.place(prompt(29, 6 * PIECE), 1, NOBODY).prefill_tokens == 0
     oldest_kept = one.place(prompt(13, 6 * PIECE), 1, NOBODY)  # 16 whole prompts fit, and 4 pieces of one more
     assert oldest_kept.prefill_tokens == 2 * PIECE

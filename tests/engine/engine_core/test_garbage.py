@@ -93,7 +93,7 @@ def test_no_collection_starts_inside_a_step_and_garbage_stays_bounded(tmp_path: 
     wire = Wire(tmp_path, before=step)
     receive = wire.receive
 
-    def turn_begins(timeout_s: float) -> list[bytes]:
+    def turn_begins(timeout_s: float) -> list[tuple[int, bytes]]:
         assert not watch.in_step
         return receive(timeout_s)
 

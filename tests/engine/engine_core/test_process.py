@@ -11,12 +11,13 @@ from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import (
     AbortRequests,
     AddRequest,
+    AskerGone,
     ResetPrefixCache,
     StepOutputs,
 )
 from pagefleet_protocol.sampling_params import SamplingParams
 
-from tests.fakes.core_wire import Wire
+from tests.fakes.core_wire import Wire, outputs_of
 
 
 @pytest.fixture
@@ -100,3 +101,42 @@ def test_integrity_is_checked_when_it_becomes_idle(wire: Wire, monkeypatch: pyte
     wire.turn(add("a", max_tokens=1))
     with pytest.raises(IntegrityError):
         wire.turn()
+
+
+def last_stats(wire: Wire, asker: int) -> tuple[int, int]:
+    """Requests that run and steps, as a process knows them."""
+    last = wire.told[asker][-1]
+    assert isinstance(last, StepOutputs)
+    return last.stats.requests_running, last.stats.steps
+
+
+def test_each_process_hears_of_its_own_requests_and_all_hear_of_the_end(tmp_path: Path) -> None:
+    wire = Wire(tmp_path, num_askers=3)
+    wire.turn(add("a"), asker=0)
+    wire.turn(add("b"), asker=1)
+    for _ in range(3):
+        wire.turn()
+    assert [(o.request_id, o.new_token_ids) for o in outputs_of(wire.told[0])] == [("a", [6]), ("a", [7])]
+    assert [(o.request_id, o.new_token_ids) for o in outputs_of(wire.told[1])] == [("b", [6]), ("b", [7])]
+    assert outputs_of(wire.told[2]) == []
+    assert {last_stats(wire, asker) for asker in range(3)} == {(0, 3)}
+
+
+def test_requests_end_with_the_process_that_asked(tmp_path: Path) -> None:
+    wire = Wire(tmp_path, num_askers=2)
+    wire.turn(add("a", 3), asker=0)
+    wire.turn(add("b", 100), add("c", 100), asker=1)
+    wire.turn(AskerGone(1))
+    wire.turn()
+    assert outputs_of(wire.told[0])[-1].finish_reason == "length"
+    assert not wire.core.has_work
+    assert all(o.finish_reason is None for o in outputs_of(wire.told[1]))
+
+
+def test_a_refusal_goes_to_who_asked(tmp_path: Path) -> None:
+    wire = Wire(tmp_path, num_askers=2)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(add("a")))
+    fields[3] = {"top_p": 7}
+    wire.turn(msgspec.msgpack.encode(fields), asker=1)
+    assert [o.error_kind for o in outputs_of(wire.told[1])] == ["invalid"]
+    assert 0 not in wire.told

@@ -169,7 +169,7 @@ def test_the_socket_waits_for_the_bell_too(tmp_path: Path) -> None:
     context = zmq.Context()
     other = context.socket(zmq.PAIR)
     other.bind(f"ipc://{tmp_path}/s")
-    socket = CoreSocket(f"ipc://{tmp_path}/s")
+    socket = CoreSocket([f"ipc://{tmp_path}/s"])
     ear, hand = os.pipe()
     socket.watch(ear)
     try:
@@ -180,7 +180,7 @@ def test_the_socket_waits_for_the_bell_too(tmp_path: Path) -> None:
         ringer.join()
         os.read(ear, 1)
         other.send(b"hello")
-        assert socket.receive(60.0) == [b"hello"]
+        assert socket.receive(60.0) == [(0, b"hello")]
     finally:
         socket.close()
         other.close(linger=0)

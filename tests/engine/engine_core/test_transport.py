@@ -15,6 +15,7 @@ from pagefleet_engine.engine_core.transport import (
     CoreSocket,
     decode_from_core,
     decode_to_core,
+    socket_address,
 )
 from pagefleet_protocol.sampling_params import SamplingParams
 
@@ -57,14 +58,14 @@ def test_a_token_that_is_no_integer_is_refused(token: object) -> None:
 def test_both_ends_talk(tmp_path: Path) -> None:
     async def talk() -> None:
         client = ClientSocket(f"ipc://{tmp_path / 's'}")
-        core = CoreSocket(f"ipc://{tmp_path / 's'}")
+        core = CoreSocket([f"ipc://{tmp_path / 's'}"])
         client.send(ResetPrefixCache())
         client.send_bytes(b"\xc1")
-        received: list[bytes] = []
+        received: list[tuple[int, bytes]] = []
         while len(received) < 2:
             received += await asyncio.to_thread(core.receive, 5.0)
-        assert decode_to_core(received[0]) == ResetPrefixCache()
-        assert received[1] == b"\xc1"
+        assert decode_to_core(received[0][1]) == ResetPrefixCache()
+        assert received[1] == (0, b"\xc1")
         core.send(StartFailed("why"))
         assert decode_from_core(await client.receive()) == StartFailed("why")
         assert core.receive(0.0) == []
@@ -74,10 +75,40 @@ def test_both_ends_talk(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
+def test_several_processes_talk_to_one_core_and_one_may_be_replaced(tmp_path: Path) -> None:
+    async def receive(core: CoreSocket, num: int) -> list[tuple[int, bytes]]:
+        received: list[tuple[int, bytes]] = []
+        while len(received) < num:
+            received += await asyncio.to_thread(core.receive, 5.0)
+        return received
+
+    async def talk() -> None:
+        core = CoreSocket([socket_address(tmp_path, asker) for asker in range(2)])
+        first, second = (ClientSocket(socket_address(tmp_path, asker)) for asker in range(2))
+        first.send_bytes(b"one")
+        second.send_bytes(b"two")
+        assert sorted(await receive(core, 2)) == [(0, b"one"), (1, b"two")]
+        core.send(StartFailed("to the second"), 1)
+        core.send(StartFailed("to the first"))
+        assert decode_from_core(await first.receive()) == StartFailed("to the first")
+        assert decode_from_core(await second.receive()) == StartFailed("to the second")
+        second.close()
+        third = ClientSocket(socket_address(tmp_path, 1))
+        third.send_bytes(b"three")
+        assert await receive(core, 1) == [(1, b"three")]
+        core.send(StartFailed("to the third"), 1)
+        assert decode_from_core(await third.receive()) == StartFailed("to the third")
+        core.close()
+        for client in (first, third):
+            client.close()
+
+    asyncio.run(talk())
+
+
 def test_a_flood_is_taken_in_parts(tmp_path: Path) -> None:
     async def talk() -> list[int]:
         client = ClientSocket(f"ipc://{tmp_path / 's'}")
-        core = CoreSocket(f"ipc://{tmp_path / 's'}")
+        core = CoreSocket([f"ipc://{tmp_path / 's'}"])
         for _ in range(5):
             client.send_bytes(bytes(MAX_TURN_BYTES // 2))
         parts: list[int] = []

@@ -114,7 +114,7 @@ class LiveServer:
                 self.engine,
             )
             self._up.set()
-            async with FrontDoor(self.listener, app) as door:
+            async with FrontDoor(self.listener.sock, app) as door:
                 door.open(app, identity_headers(self.parts.facts))
                 self.status = await run_until_stopped(door, self.signals, running)
             assert self.parts.shelf is not None

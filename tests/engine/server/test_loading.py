@@ -39,7 +39,7 @@ def with_door(test: Callable[[FrontDoor, httpx.AsyncClient], Awaitable[None]], p
         with bind("127.0.0.1", 0) as listener:
             async with (
                 httpx.AsyncClient(base_url=listener.url, timeout=60) as http,
-                FrontDoor(listener, LoadingApp(lambda: HALF, page)) as door,
+                FrontDoor(listener.sock, LoadingApp(lambda: HALF, page)) as door,
             ):
                 while True:
                     try:

@@ -9,6 +9,7 @@ import pytest
 from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_engine.server import rates
+from pagefleet_engine.server.figures import EngineFigures
 from pagefleet_engine.server.rates import Totals, rates_line, tell_rates
 
 
@@ -45,7 +46,7 @@ def test_the_counters_of_the_metrics_are_what_is_told(
     metrics = EngineMetrics("m", lambda: None)
 
     async def run() -> None:
-        telling = asyncio.create_task(tell_rates(metrics, lambda: None))
+        telling = asyncio.create_task(tell_rates(EngineFigures(metrics).text, lambda: None))
         await asyncio.sleep(0.05)
         assert not caplog.messages
         metrics.generation_tokens.inc(7)
