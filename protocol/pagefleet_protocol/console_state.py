@@ -208,7 +208,8 @@ class ConsoleState(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None
     """Whose key asks; None: no keys are asked for."""
     workers: int
-    """Processes of the router or API processes of the engine, whose figures these are together; those that did not answer in time are left out."""
+    """Processes of the router or API processes of the engine, whose figures these are together; those that did not
+    answer in time are left out."""
     service: ServiceState
     engines: tuple[EngineState, ...]
     pairs: tuple[PairState, ...] = ()
