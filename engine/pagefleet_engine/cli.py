@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if server.check:
             _check_folders(engine)
             return 0
+        if server.headless:
+            from pagefleet_engine.server.headless import serve_headless  # noqa: PLC0415 as below
+
+            return serve_headless(engine, server)
         from pagefleet_engine.server.serve import serve  # noqa: PLC0415 --help must not wait for it
 
         return serve(engine, server)

@@ -226,6 +226,11 @@ class EngineConfig:
                 f"kv_connector p2p passes K/V to one cache, and data_parallel_size {self.parallel.data_parallel_size} "
                 "makes several: start an engine for each, with `pagefleet route` before them"
             )
+        if self.kv_transfer.connectors and self.parallel.is_networked:
+            raise ConfigError(
+                "kv_connector needs all ranks on one machine, started by the engine: leave kv_connector out, or nnodes "
+                "and distributed_executor_backend"
+            )
         if self.parallel.world_size == 1:
             return
         name = "tensor_parallel_size" if self.parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
@@ -295,6 +300,8 @@ class ServerConfig:
     """Bytes of stored responses, of which the least recently used go first; 0: none is stored."""
     response_store_days: Annotated[float, Between(0, 3650, over=True)] = 30.0
     """Days since its last use after which a stored response goes."""
+    headless: bool = False
+    """Run the ranks of one of nnodes machines and no server: port answers /livez and /readyz alone."""
     deployment_revision: str | None = None
     """Hash of the settings that whoever starts this engine gives it, for the console; default: none is shown."""
 
@@ -334,6 +341,12 @@ class ServerConfig:
             )
 
 
+NO_FLEET_KEY = (
+    "nnodes is more than 1, and without a secret anybody could join: make one (`openssl rand -hex 32 > fleet.key`), "
+    "and give all nodes that file by --fleet-key-file"
+)
+
+
 def check_together(engine: EngineConfig, server: ServerConfig) -> None:
     """Check what settings of one mean for the other.
 
@@ -343,6 +356,7 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
     if server.kv_events is not None and not engine.cache.enable_prefix_caching:
         raise ConfigError("kv_events_port is given and prefix caching is off: leave one of them out")
     count = engine.parallel.data_parallel_size
+    _check_nodes(engine.parallel, server)
     if server.kv_events is not None and count > 1:
         raise ConfigError(
             f"kv_events_port tells of one cache, and data_parallel_size {count} makes several: leave it out "
@@ -352,6 +366,15 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError(
             "profiler_dir records one process, and here the steps run in several: leave it out, or use one rank"
         )
+
+
+def _check_nodes(parallel: Parallelism, server: ServerConfig) -> None:
+    if server.headless and parallel.node_rank == 0:
+        raise ConfigError("headless is for node_rank 1 and on: node 0 has the server; give this one its --node-rank")
+    if parallel.node_rank > 0 and not server.headless:
+        raise ConfigError(f"node_rank is {parallel.node_rank}, and the server is node 0's: add --headless")
+    if parallel.nnodes > 1 and server.fleet_key_file is None:
+        raise ConfigError(NO_FLEET_KEY)
 
 
 def _is_loopback(host: str) -> bool:

@@ -38,6 +38,11 @@ def known_settings(keywords: Mapping[str, Any]) -> dict[str, Any]:
         else:
             near = near_words(name, ENGINE_SETTINGS)
             raise TypeError(f"LLM() has no setting {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+    if int(values.get("nnodes", 1)) > 1:
+        raise ConfigError(
+            "nnodes is for `pagefleet serve`, whose other nodes run --headless: here give "
+            'distributed_executor_backend="ray", or ranks on this machine alone'
+        )
     if neutral:
         _log.info("LLM(): nothing changes by %s: ignored", ", ".join(neutral))
     return values

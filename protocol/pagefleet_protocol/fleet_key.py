@@ -15,8 +15,9 @@ from typing import Literal
 MIN_BYTES = 32
 MAX_BYTES = 4096
 
-FleetRole = Literal["engine", "router", "engine-peer"]
-"""`engine` listens; `router` and `engine-peer` (an engine that asks another for K/V) connect to it."""
+FleetRole = Literal["engine", "router", "engine-peer", "node"]
+"""`engine` listens; `router`, `engine-peer` (an engine that asks another for K/V) and `node` (a machine of some of its
+ranks) connect to it."""
 
 
 class FleetKeyError(ValueError):

@@ -20,6 +20,7 @@ VALUES = {
     "scheduling_policy": "priority",
     "guided_decoding_backend": "xgrammar",
     "device": "cpu",
+    "distributed_executor_backend": "ray",
     "gpu_memory_utilization": "0.5",
 }
 """What options take that do not take any word or number."""

@@ -32,7 +32,7 @@ def on_ranks(size: int, work: Callable[[RankGroup], _T]) -> list[_T]:
     store = HashStore()
 
     def rank(index: int) -> _T:
-        return work(gloo_group(store, index, size, timedelta(seconds=60)))
+        return work(gloo_group(store, index, size, timedelta(seconds=60))[0])
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(rank, range(size)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from pagefleet_engine.grammars.vocabulary import VocabularyFiles
 from pagefleet_engine.loader.memory import free_bytes
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
 from pagefleet_engine.worker.logits_processors import load_processor_kinds
@@ -63,8 +65,7 @@ def build_core(
         arch = read_arch(folder)
         _check_layers(config, arch)
         processors = load_processor_kinds(config.execution.processor_names)
-    make = InProcessExecutor if config.parallel.world_size == 1 else ProcessExecutor
-    executor = make(config, folder, arch, times)
+    executor = _executor(config, folder, arch, times, identity)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
     kv_cache = KVCache(
@@ -98,6 +99,18 @@ def build_core(
     )
     _log.info("%s", times.describe())
     return EngineCore(scheduler, executor, limits, name, grammars, processors), ready
+
+
+def _executor(
+    config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes, identity: EngineIdentity
+) -> InProcessExecutor | ProcessExecutor:
+    parallel = config.parallel
+    if parallel.world_size == 1 and not parallel.is_networked:
+        return InProcessExecutor(config, folder, arch, times)
+    if parallel.nnodes == 1:
+        return ProcessExecutor(config, folder, arch, times)
+    several = partial(SeveralMachines, folder=folder, fleet_key_file=identity.fleet_key_file)
+    return ProcessExecutor(config, folder, arch, times, machines=several)
 
 
 def _grammars(config: EngineConfig, folder: Path, arch: ModelArch) -> GrammarCompiler | None:

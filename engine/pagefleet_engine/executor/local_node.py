@@ -9,6 +9,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -16,11 +17,13 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.local_rank import LocalRank
 from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
-from pagefleet_engine.executor.rank_cores import allowed_cores, share_cores
+from pagefleet_engine.executor.rank_cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.executor.rank_memory import RankMemory
 from pagefleet_engine.executor.rank_pages import KVShard, RankPool, map_rank_pool
 from pagefleet_engine.executor.ring import Buffer, RingWriter
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
+from pagefleet_engine.ranks.network import interface_of
+from pagefleet_engine.ranks.rendezvous import MAX_BYTES, Rendezvous
 
 
 class LocalNode:
@@ -28,37 +31,49 @@ class LocalNode:
 
     Args:
         ranks: their numbers, which follow each other.
+        config: of the engine.
         device: that they compute on.
-        has_connectors: whether their K/V goes elsewhere.
+        rendezvous: answers what they ask.
+        address: of this machine, where there are others.
 
     Raises:
         ConfigError: the system gives no memory, or no more descriptors.
     """
 
-    def __init__(self, ranks: range, device: torch.device, has_connectors: bool) -> None:
+    def __init__(
+        self, ranks: range, config: EngineConfig, device: torch.device, rendezvous: Rendezvous, address: str = ""
+    ) -> None:
         self.ranks = ranks
         self.host = socket.gethostname()
+        self._config = config
         self._device = device
+        self._rendezvous = rendezvous
+        self._address = address
         self._ranks: list[LocalRank] = []
+        if device.type == "cuda" and (found := torch.cuda.device_count()) < len(ranks):
+            raise ConfigError(
+                f"{len(ranks)} ranks are to run on {self.host}, which shows {found} GPUs: lower tensor_parallel_size, "
+                "or give more nodes"
+            )
         try:
-            self._share(device.type == "cpu", has_connectors)
+            with_group = device.type == "cpu" and config.parallel.tensor_parallel_size <= len(ranks)
+            self._share(with_group, bool(config.kv_transfer.connectors))
         except OSError as error:
             raise ConfigError(_too_few("the ranks' memory cannot be made", error)) from error
 
-    def start(self, config: EngineConfig, folder: str, command: Sequence[str]) -> None:
+    def start(self, folder: str, command: Sequence[str], num_threads: int | None = None) -> None:
         """Start the processes.
 
         Args:
-            config: of the engine.
             folder: of the model.
             command: of a rank's process.
+            num_threads: of each rank on a CPU; default: its share of this machine's.
 
         Raises:
             ConfigError: the system starts no more.
         """
-        size, memory, on_cpu = len(self.ranks), self._memory, self._device.type == "cpu"
-        threads = config.model.num_threads or _threads_of_environment()
-        shares = share_cores(size, allowed_cores(), threads)
+        config, size, memory, on_cpu = self._config, len(self.ranks), self._memory, self._device.type == "cpu"
+        shares = _shares(config, size)
         # Where there are other copies of the model, they use the same cores.
         is_bound = on_cpu and config.parallel.data_parallel_size == 1
         for place, rank in enumerate(self._ranks):
@@ -69,7 +84,7 @@ class LocalNode:
                 num_places=size,
                 sentinel=rank.writing,
                 config=config,
-                num_threads=shares[place].num_threads,
+                num_threads=num_threads or shares[place].num_threads,
                 folder=folder,
                 cores=shares[place].cores if is_bound else (),
                 log_level=logging.getLogger("pagefleet_engine").getEffectiveLevel(),
@@ -77,10 +92,11 @@ class LocalNode:
                 replies=memory.replies[place],
                 signs=memory.signs,
                 group=memory.group,
-                store=memory.store,
+                store=rank.asked.fileno(),
+                address=self._address,
                 pool=memory.pool(place),
             )
-            environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place]}
+            environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place], **self._network()}
             try:
                 rank.start(start, command, environment, memory.fds(place))
             except OSError as error:
@@ -108,6 +124,8 @@ class LocalNode:
             if rank.replies.fileno() in ready:
                 while (parts := rank.replies.receive(0)) is not None:
                     yield number, decode_reply(parts)
+            if rank.asking.fileno() in ready:
+                self._answer(rank.asking)
 
     def ended(self) -> tuple[int, str] | None:
         """See RankNode."""
@@ -160,13 +178,26 @@ class LocalNode:
         self._bells.close()
         self._memory.close()
 
-    def _share(self, on_cpu: bool, has_connectors: bool) -> None:
+    def _answer(self, asking: socket.socket) -> None:
+        if request := asking.recv(MAX_BYTES):
+            self._rendezvous.ask(request, partial(_send, asking))
+        else:
+            self._bells.unregister(asking)
+
+    def _network(self) -> dict[str, str]:
+        """What leads NCCL to the other machines, unless the environment says that already."""
+        if not self._address or "NCCL_SOCKET_IFNAME" in os.environ:
+            return {}
+        name = interface_of(self._address)
+        return {} if name is None else {"NCCL_SOCKET_IFNAME": f"={name}"}
+
+    def _share(self, with_group: bool, has_connectors: bool) -> None:
         """Make what the ranks share, and the ends that are this process's. Raises OSError, and leaves nothing then."""
         size = len(self.ranks)
         with contextlib.ExitStack() as on_failure:
             self._bells = select.epoll()
             on_failure.callback(self._bells.close)
-            self._memory = RankMemory.make(size, on_cpu, has_connectors)
+            self._memory = RankMemory.make(size, with_group, has_connectors)
             on_failure.callback(self._memory.close)
             self._signs = VitalSigns(self._memory.signs, size)
             self._commands = RingWriter(self._memory.commands)
@@ -176,7 +207,22 @@ class LocalNode:
                 self._ranks.append(rank)
                 self._bells.register(rank.sentinel, select.EPOLLIN)
                 self._bells.register(rank.replies.fileno(), select.EPOLLIN)
+                self._bells.register(rank.asking, select.EPOLLIN)
             on_failure.pop_all()
+
+
+def default_threads(config: EngineConfig, num_ranks: int) -> int:
+    """Return the threads of each of so many ranks on this machine's CPU."""
+    return _shares(config, num_ranks)[0].num_threads
+
+
+def _shares(config: EngineConfig, num_ranks: int) -> list[CoreShare]:
+    return share_cores(num_ranks, allowed_cores(), config.model.num_threads or _threads_of_environment())
+
+
+def _send(asking: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(OSError):  # a rank that is gone is told otherwise
+        asking.send(answer)
 
 
 def _too_few(what: str, error: OSError) -> str:

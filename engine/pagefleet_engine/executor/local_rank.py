@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,19 @@ class LocalRank:
         sentinel: a descriptor that is readable when the process has ended.
         writing: the other end, which the process inherits.
         replies: what it tells.
+        asking: a socket on which it asks the `Rendezvous`.
+        asked: the other end, which the process inherits.
     """
 
     def __init__(self, replies: RingHandles) -> None:
         self.replies = RingReader(replies)
-        self.sentinel, self.writing = os.pipe()
+        self.asking, self.asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.sentinel, self.writing = os.pipe()
+        except OSError:
+            self.asking.close()
+            self.asked.close()
+            raise
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(
@@ -40,10 +49,13 @@ class LocalRank:
         """
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, pass_fds=(self.writing, *fds), env={**os.environ, **environment}
+                command,
+                stdin=subprocess.PIPE,
+                pass_fds=(self.writing, self.asked.fileno(), *fds),
+                env={**os.environ, **environment},
             )
         finally:
-            self._close_writing()
+            self._close_theirs()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended already, which the sentinel tells
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
@@ -81,7 +93,8 @@ class LocalRank:
                 self._process.kill()
                 self._process.wait()
         self.replies.close()
-        self._close_writing()
+        self._close_theirs()
+        self.asking.close()
         os.close(self.sentinel)
 
     def kill(self) -> None:
@@ -89,7 +102,8 @@ class LocalRank:
         if self._process is not None:
             self._process.kill()
 
-    def _close_writing(self) -> None:
+    def _close_theirs(self) -> None:
+        self.asked.close()
         if self.writing >= 0:
             os.close(self.writing)
             self.writing = -1

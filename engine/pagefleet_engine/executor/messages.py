@@ -17,6 +17,7 @@ from pagefleet_protocol.version import VERSION
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.step import Int64Array, StepMasks, StepPlan, StepResult
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.ring import Buffer, RingHandles
 from pagefleet_engine.ranks.parallelism import RankPart
 from pagefleet_engine.ranks.shared_handles import SharedHandles
@@ -47,9 +48,11 @@ class RankStart(msgspec.Struct, frozen=True):
     signs: int
     """Descriptor of the memory that its signs of life are in."""
     group: SharedHandles | None
-    """The ranks' memory, where they compute on CPUs."""
+    """The memory of tensor ranks that compute on CPUs of one machine."""
     store: int
-    """Descriptor of the file by which they meet, where they do not."""
+    """Descriptor of the socket on which others ask the `Rendezvous`."""
+    address: str
+    """Of this machine, by which ranks of others reach this one; empty: there are none."""
     pool: int
     """Descriptor of the memory for its KV pool, on a CPU, where connectors are to reach that; else -1."""
 
@@ -104,6 +107,11 @@ class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     fault: StartFault
     message: str
+
+    def error(self, name: str) -> ConfigError:
+        """Return what to raise of a rank of that name."""
+        kind = ModelLoadError if self.fault in ("model", "memory") else ConfigError
+        return kind(f"{name}: {self.message}")
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True, tag=2):

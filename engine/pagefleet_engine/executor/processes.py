@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import select
-import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, Ste
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.local_rank import RANK_COMMAND
+from pagefleet_engine.executor.machines import Machines, ThisMachine
 from pagefleet_engine.executor.messages import (
     Computed,
     Launch,
@@ -57,6 +57,9 @@ END_S = 3.0
 AGREE_S = 1.0
 """Between the failures of the same step on several ranks."""
 
+MakeMachines = Callable[[EngineConfig, torch.device], Machines]
+"""Of an engine, by the device that its ranks compute on."""
+
 _KILLED = "was killed by signal 9"
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class ProcessExecutor:
         arch: its shape.
         times: learns what the first rank's loading takes, and how far all are.
         command: of a rank's process.
+        machines: that the ranks are on; by default this one.
 
     Attributes:
         dtype: name of the type that the model computes in.
@@ -89,17 +93,13 @@ class ProcessExecutor:
         arch: ModelArch,
         times: StartupTimes | None = None,
         command: Sequence[str] = RANK_COMMAND,
+        machines: MakeMachines = ThisMachine,
     ) -> None:
         device = resolve_device(config.model.device)
         _check(config, device, arch)
         self._size = config.parallel.world_size
-        local = LocalNode(range(self._size), device, bool(config.kv_transfer.connectors))
-        self._nodes: list[RankNode] = [local]
-        """In the order of their ranks."""
         self._watch = HangWatch()
         self._poll = select.poll()
-        for node in self._nodes:
-            self._poll.register(node.bell, select.POLLIN)
         self._loaded: dict[int, Loaded] = {}
         self._computed = self._newest_taken = -1
         self._taken: dict[int, StepResult] = {}
@@ -109,22 +109,25 @@ class ProcessExecutor:
         """See Executor."""
         self._over = ""
         """Why no rank is there any more. Descriptors that were closed may be somebody else's by now."""
+        self._machines = machines(config, device)
         try:
-            local.start(config, str(folder), command)
+            self._machines.start(folder, command)
+            for node in self._nodes:
+                self._poll.register(node.bell, select.POLLIN)
             self._wait_until_loaded(times or StartupTimes())
             first = self._agreed(digest(config))
-        except BaseException:
-            self._end(0.0)
+        except BaseException as error:
+            self._end(0.0, str(error) or type(error).__name__)
             raise
         self.dtype, self.cache_dtype = first.dtype, first.cache_dtype
         self.context_length, self.max_model_len = first.context_length, first.max_model_len
         self.max_in_flight = first.max_in_flight
         """See Executor."""
         groups = group_layers(arch.for_length(first.context_length).windows)
-        self._fence = StepFence(local.num_finished, lambda: bool(self._over), first.max_in_flight)
+        self._fence = StepFence(self._num_finished, lambda: bool(self._over), first.max_in_flight)
         self._pages: RankPages | None = None
         if config.kv_transfer.connectors:
-            pools = local.map_pools(kv_shards(arch, config.parallel), self._loaded)
+            pools = self._here.map_pools(kv_shards(arch, config.parallel), self._loaded)
             self._pages = RankPages(pools, self._fence)
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
@@ -206,6 +209,19 @@ class ProcessExecutor:
 
     # --- the ranks' life
 
+    @property
+    def _here(self) -> LocalNode:
+        """All ranks, where there are connectors."""
+        assert self._machines.here is not None, "the configuration refuses connectors over machines"
+        return self._machines.here
+
+    def _num_finished(self) -> int:
+        return self._here.num_finished()
+
+    @property
+    def _nodes(self) -> Sequence[RankNode]:
+        return self._machines.nodes
+
     def _wait_until_loaded(self, times: StartupTimes) -> None:
         while len(self._loaded) < self._size:
             self._take_in(LOAD_LOOK_S)
@@ -241,6 +257,7 @@ class ProcessExecutor:
         deadline = time.monotonic() + within_s
         for node in self._nodes:
             node.end(max(0.0, deadline - time.monotonic()))
+        self._machines.close()
 
     # --- what they tell
 
@@ -253,7 +270,7 @@ class ProcessExecutor:
         now = time.monotonic()
         if self._watch.is_due(now):
             self._look(now)
-        for node in self._nodes:
+        for node in reversed(self._nodes):  # other machines are further away
             node.send(parts, self.check)
 
     def _take_in(self, timeout_s: float) -> None:
@@ -286,9 +303,8 @@ class ProcessExecutor:
                 self._failed.setdefault(step_id, {})[number] = reply
             case Loaded():
                 self._loaded[number] = reply
-            case StartFailed(fault, message):
-                kind = ModelLoadError if fault in ("model", "memory") else ConfigError
-                raise kind(f"{self._name(number)}: {message}")
+            case StartFailed():
+                raise reply.error(self._name(number))
 
     def _look(self, now: float) -> None:
         if len(self._loaded) < self._size:
@@ -361,10 +377,6 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     size = config.parallel.world_size
     if not hasattr(os, "eventfd"):
         raise ConfigError(f"tensor_parallel_size is {size}, and ranks need Linux: leave it out")
-    if device.type == "cuda" and (found := torch.cuda.device_count()) < size:
-        raise ConfigError(
-            f"tensor_parallel_size is {size}, and {socket.gethostname()} shows {found} GPUs: give that many at most"
-        )
     if device.type == "cuda" and config.kv_transfer.connectors:
         raise ConfigError(
             f"tensor_parallel_size is {size}, and kv_connector moves the K/V of CPU ranks only: leave kv_connector out"

@@ -23,15 +23,13 @@ class RankMemory:
     replies: Sequence[RingHandles]
     signs: int
     group: SharedHandles | None
-    """Of ranks that compute on CPUs."""
-    store: int
-    """In which others meet."""
+    """Of ranks that exchange tensors in it; None: they do it otherwise."""
     pools: Sequence[int]
     """Of each rank, for its KV pool, where connectors are to reach it; else there are none."""
 
     @classmethod
-    def make(cls, size: int, on_cpu: bool, has_connectors: bool) -> RankMemory:
-        """Make it for `size` ranks; `on_cpu`: which compute on CPUs; `has_connectors`: whose K/V goes elsewhere.
+    def make(cls, size: int, with_group: bool, has_connectors: bool) -> RankMemory:
+        """Make it for `size` ranks; `has_connectors`: whose K/V goes elsewhere.
 
         Raises:
             OSError: the system gives no memory, or no more descriptors.
@@ -41,29 +39,21 @@ class RankMemory:
             for _ in range(size):
                 replies.append(make_ring(1, REPLY_BYTES))
                 made.extend(replies[-1].fds)
-            group = make_shared_group(size) if on_cpu else None
+            group = make_shared_group(size) if with_group else None
             made.extend(() if group is None else group.fds)
             commands = make_ring(size, COMMAND_BYTES)
             made.extend(commands.fds)
             made.append(signs := make_signs(size))
-            made.append(store := os.memfd_create("pagefleet-store"))
             pools = []
             for _ in range(size if has_connectors else 0):
                 pools.append(os.memfd_create("pagefleet-pool"))
                 made.append(pools[-1])
-            return cls(commands, replies, signs, group, store, pools)
+            return cls(commands, replies, signs, group, pools)
 
     def fds(self, rank: int) -> tuple[int, ...]:
         """What a rank inherits."""
         group = () if self.group is None else self.group.fds
-        return (
-            *self.commands.fds,
-            *self.replies[rank].fds,
-            self.signs,
-            self.store,
-            *group,
-            *self.pools[rank : rank + 1],
-        )
+        return (*self.commands.fds, *self.replies[rank].fds, self.signs, *group, *self.pools[rank : rank + 1])
 
     def pool(self, rank: int) -> int:
         """Descriptor of the memory for a rank's pool; -1: its own will do."""

@@ -5,6 +5,7 @@ Every rank of a group makes the same calls in the same order; each call returns 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -111,19 +112,25 @@ class TorchGroup:
         self._group.barrier().wait()
 
 
-def gloo_group(store: Store, index: int, size: int, timeout: timedelta, interface: str = "lo") -> TorchGroup:
-    """Ranks of this machine, or of those that share the network `interface`, which meet in `store`.
+def gloo_group(
+    store: Store, index: int, size: int, timeout: timedelta, address: str = "127.0.0.1"
+) -> tuple[TorchGroup, Callable[[timedelta], None]]:
+    """Ranks on CPUs, which meet in `store`; and what sets the timeout anew. Waits until all have come.
 
-    Waits until all have come; `timeout` is for that, and for every call later.
+    `timeout` is for that, and for every call later. `address`: of this machine, by which the others reach it;
+    GLOO_SOCKET_IFNAME names the network interface instead.
 
     Raises:
-        RuntimeError: they did not come in time.
+        RuntimeError: they did not come in time, or the address is none of this machine's.
     """
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(interface=interface)]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    device = gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=address)
+    options._devices = [device]
     options._timeout = timeout
-    return TorchGroup(gloo(store, index, size, options))
+    group = gloo(store, index, size, options)
+    return TorchGroup(group), group._set_default_timeout
 
 
 def nccl_group(

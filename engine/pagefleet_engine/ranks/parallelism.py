@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pagefleet_protocol.settings.fields import Between, Words, check_limits
+from pagefleet_protocol.settings.fields import Between, HostName, Port, Seconds, Spellings, Words, check_limits
 
 from pagefleet_engine.errors import ConfigError
 
+ExecutorBackend = Annotated[Literal["mp", "ray"], Spellings({"uni": "mp"})]
 # More than any machine has devices; a rank is a process.
 _Ranks = Annotated[int, Between(1, 1024)]
 
@@ -45,8 +46,8 @@ class Parallelism:
     """The ranks of one engine."""
 
     tensor_parallel_size: _Ranks = 1
-    """Ranks that each layer is divided among, a process with a GPU of its own each, or with its share of the processor;
-    all on this machine."""
+    """Ranks that each layer is divided among, a process with a GPU of its own each, or with its share of the
+    processor."""
     pipeline_parallel_size: _Ranks = 1
     """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
     tensor_parallel_size."""
@@ -55,9 +56,22 @@ class Parallelism:
     data_parallel_size: _Ranks = 1
     """Copies of the model behind one port, each on GPUs of its own, or with its share of the processor: a request goes
     to the one that has its beginning cached, or has least to do. --max-num-seqs and the like are for each."""
+    nnodes: _Ranks = 1
+    """Machines that the ranks are on, as many on each, in their order; one runs the server, the others --headless."""
+    node_rank: Annotated[int, Between(0, 1023)] = 0
+    """Which of nnodes machines this is; 0 is the one with the server."""
+    master_addr: HostName | None = None
+    """Name or address of machine 0, by which the others reach it."""
+    master_port: Annotated[Port, Between(1, 65535)] = 29500
+    """Port of machine 0 where the others come."""
+    rank_wait_timeout: Annotated[Seconds, Between(0, over=True)] = 600.0
+    """Seconds that machine 0 waits for the others to come, before it gives up."""
+    distributed_executor_backend: ExecutorBackend = "mp"
+    """mp: ranks are processes that this program starts; ray: each is an actor that Ray places."""
 
     def __post_init__(self) -> None:
         check_limits(self, ConfigError)
+        self._check_nodes()
         if self.pipeline_layers is not None:
             self._given_layers()
 
@@ -65,6 +79,16 @@ class Parallelism:
     def world_size(self) -> int:
         """Ranks of one copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def is_networked(self) -> bool:
+        """Whether there are ranks that are reached over the network."""
+        return self.nnodes > 1 or self.distributed_executor_backend == "ray"
+
+    def ranks_of(self, node: int) -> range:
+        """The numbers of the ranks on a machine."""
+        each = self.world_size // self.nnodes
+        return range(node * each, (node + 1) * each)
 
     def part(self, rank: int) -> RankPart:
         """Of a rank, by its number: those of the first stage come first."""
@@ -98,6 +122,27 @@ class Parallelism:
                 )
         ends = [0, *itertools.accumulate(sizes)]
         return [range(start, stop) for start, stop in itertools.pairwise(ends)]
+
+    def _check_nodes(self) -> None:
+        nodes = self.nnodes
+        if self.node_rank >= nodes:
+            raise ConfigError(f"node_rank is {self.node_rank}, and nnodes {nodes}: give 0 to {nodes - 1}")
+        if nodes == 1:
+            return
+        if self.distributed_executor_backend == "ray":
+            raise ConfigError("Ray finds the machines by itself: leave nnodes out, or distributed_executor_backend")
+        if self.master_addr is None:
+            raise ConfigError(f"nnodes is {nodes}: name machine 0 by master_addr, as the others reach it")
+        if self.world_size % nodes:
+            raise ConfigError(
+                f"{self.world_size} ranks (tensor_parallel_size times pipeline_parallel_size) cannot be divided among "
+                f"{nodes} nodes: give a number of nodes that divides them"
+            )
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"nnodes is {nodes}, and data_parallel_size {self.data_parallel_size}: start an engine for each copy "
+                "of the model, with `pagefleet route` before them"
+            )
 
     def _given_layers(self) -> list[int]:
         words, stages = (self.pipeline_layers or "").split(","), self.pipeline_parallel_size

@@ -275,14 +275,14 @@ class Running:
 
 async def run_until_stopped(door: FrontDoor, signals: StopSignals, running: Running) -> int:
     """Serve until a signal or the engine's death; end every open request; return the exit status."""
-    await _first_of(signals.first, running.engine_died, door.closed)
+    await first_of(signals.first, running.engine_died, door.closed)
     running.drain.begin()
     if running.others is not None:
         running.others.drain()
     if not running.engine_died.is_set() and not door.closed.done():
         logger.info("stopping: waiting up to %.0f s for open requests", running.drain_timeout_s)
         idle = asyncio.create_task(_come_to_rest(running))
-        await _first_of(idle, signals.second, running.engine_died, timeout_s=running.drain_timeout_s)
+        await first_of(idle, signals.second, running.engine_died, timeout_s=running.drain_timeout_s)
         idle.cancel()
     if not running.engine_died.is_set():
         running.open_requests.end_all(ServerStoppingError())
@@ -307,7 +307,7 @@ async def _all_idle(running: Running) -> None:
     await running.drain.wait_until_idle()
 
 
-async def _first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: float | None = None) -> None:
+async def first_of(*waited: asyncio.Event | asyncio.Task[None], timeout_s: float | None = None) -> None:
     """Wait until any event is set or any task done. Tasks go on."""
     own = [asyncio.create_task(event.wait()) for event in waited if isinstance(event, asyncio.Event)]
     others = [task for task in waited if isinstance(task, asyncio.Task)]

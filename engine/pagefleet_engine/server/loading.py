@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -34,7 +36,7 @@ from pagefleet_engine.server.middleware import ErrorSeam, HeadCheck
 
 logger = logging.getLogger(__name__)
 
-_READINESS = ("/readyz", "/health")
+READINESS = ("/readyz", "/health")
 _JSON = "application/json"
 
 
@@ -87,7 +89,7 @@ class LoadingApp:
         status, path = 503, scope["path"]
         if path == "/livez":
             status, body = 200, b'{"status":"live"}'
-        elif path in _READINESS:
+        elif path in READINESS:
             body = encode_loading(self._progress())
         else:
             body = Fault(503, "The engine is not ready yet: try again soon.", code=LOADING).body(shape_of(path))
@@ -147,6 +149,17 @@ async def tell_loading(progress: Callable[[], Sequence[LoadProgress]], terminal:
             await asyncio.sleep(_BAR_PERIOD_S)
     finally:
         terminal.write(_over([""] * rows))
+
+
+@contextlib.asynccontextmanager
+async def telling(loading: Loading) -> AsyncIterator[None]:
+    """Tell while the block runs how far the loading is."""
+    told = asyncio.create_task(tell_loading(loading.ranks, Terminal.of(sys.stderr, os.environ)))
+    try:
+        yield
+    finally:
+        told.cancel()
+        await asyncio.wait({told})
 
 
 def _named(ranks: Sequence[LoadProgress]) -> Iterable[tuple[str, LoadProgress]]:

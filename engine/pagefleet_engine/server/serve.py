@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -42,7 +40,7 @@ from pagefleet_engine.server.assembly import (
     open_response_store,
 )
 from pagefleet_engine.server.lifecycle import FrontDoor, Listener, Running, StopSignals, bind, run_until_stopped
-from pagefleet_engine.server.loading import Loading, LoadingApp, Terminal, loading_page, tell_loading
+from pagefleet_engine.server.loading import Loading, LoadingApp, loading_page, telling
 from pagefleet_engine.server.operations import encoded_text, identity_headers, make_facts
 from pagefleet_engine.server.profile import made_profiler_dir
 from pagefleet_engine.server.rates import tell_rates
@@ -92,14 +90,14 @@ async def _serve(config: EngineConfig, server: ServerConfig, door: _Door) -> int
             parts, running = loaded.parts, loaded.running
             assert parts.figures is not None
             rates = tell_rates(parts.figures.text, lambda: parts.engine.stats)
-            telling = asyncio.create_task(rates) if server.log_rates else None
+            told = asyncio.create_task(rates) if server.log_rates else None
             try:
                 front.open(loaded.app, identity_headers(parts.facts))
                 logger.info("serving %s on %s", parts.model.name, door.listener.url)
                 return await run_until_stopped(front, signals, running)
             finally:
-                if telling is not None:
-                    telling.cancel()
+                if told is not None:
+                    told.cancel()
                 assert parts.shelf is not None
                 await parts.shelf.close()
 
@@ -116,7 +114,7 @@ async def _load(
 ) -> _Loaded:
     """Download the model, read its text, start all processes; what is given to `after` ends behind the door."""
     loop, died = asyncio.get_running_loop(), asyncio.Event()
-    async with _told(loading):
+    async with telling(loading):
         config = await bring_local_model(config, os.environ, loading.download)
         inputs = await loop.run_in_executor(pool, Inputs.read, config, server)
         after.push_async_callback(asyncio.to_thread, inputs.tracer.close)
@@ -157,13 +155,3 @@ async def _load(
             others.open(ApiOpen(engine.running_cores, facts, own.created), engine)
             await others.opened()
     return _Loaded(parts, app, Running(parts.drain, parts.open_requests, died, server.drain_timeout, engine, others))
-
-
-@asynccontextmanager
-async def _told(loading: Loading) -> AsyncIterator[None]:
-    telling = asyncio.create_task(tell_loading(loading.ranks, Terminal.of(sys.stderr, os.environ)))
-    try:
-        yield
-    finally:
-        telling.cancel()
-        await asyncio.wait({telling})

@@ -1,0 +1,61 @@
+"""The machines that an engine's ranks are on, as the leader sees them: this one, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.executor.local_node import LocalNode
+from pagefleet_engine.executor.node import RankNode
+from pagefleet_engine.ranks.rendezvous import RendezvousTable
+
+
+class Machines(Protocol):
+    """Where the ranks are."""
+
+    @property
+    def nodes(self) -> Sequence[RankNode]:
+        """In the order of their ranks."""
+        ...
+
+    @property
+    def here(self) -> LocalNode | None:
+        """The one that is this machine; None: it has none, or has not begun."""
+        ...
+
+    def start(self, folder: Path, command: Sequence[str]) -> None:
+        """Have all ranks started, as far as it takes no time; they load the model of a folder.
+
+        Raises:
+            ConfigError: some cannot be, or their machines did not come.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what is left when the nodes have ended; call this once."""
+        ...
+
+
+class ThisMachine:
+    """Implements `Machines` where all ranks are on this one.
+
+    Raises:
+        ConfigError: it has too little for them.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        self.here = LocalNode(range(config.parallel.world_size), config, device, RendezvousTable())
+        """See Machines."""
+        self.nodes: Sequence[RankNode] = [self.here]
+        """See Machines."""
+
+    def start(self, folder: Path, command: Sequence[str]) -> None:
+        """See Machines."""
+        self.here.start(str(folder), command)
+
+    def close(self) -> None:
+        """See Machines."""

@@ -1,0 +1,292 @@
+"""A machine of an engine whose core is on another one: starts its own ranks, and passes on what they are told and tell.
+
+It comes to the leader at once, fetches the model while it has its place, and ends when the leader or a rank does.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+from pagefleet_kv.curve import FAILED_HANDSHAKES, dial_with, received
+from pagefleet_protocol.fleet_key import FleetKey
+from pagefleet_protocol.version import VERSION
+from zmq.utils.monitor import parse_monitor_message
+
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.errors import ConfigError, EngineDead, EngineError, ModelLoadError
+from pagefleet_engine.executor.local_node import LocalNode
+from pagefleet_engine.executor.local_rank import RANK_COMMAND
+from pagefleet_engine.executor.messages import Loaded, StartFailed
+from pagefleet_engine.executor.messages import encode as encode_reply
+from pagefleet_engine.executor.vital_signs import RankProgress
+from pagefleet_engine.nodes.agreement import model_digest
+from pagefleet_engine.nodes.link import LINK_LIMITS
+from pagefleet_engine.nodes.messages import (
+    Answer,
+    Ask,
+    Beat,
+    Command,
+    End,
+    Ended,
+    Failed,
+    Hello,
+    Present,
+    Refused,
+    Start,
+    ToFollower,
+    Told,
+    ToLeader,
+    Welcome,
+    decode_to_follower,
+    encode,
+)
+from pagefleet_engine.ranks.doorbell import Doorbell
+from pagefleet_engine.ranks.network import address_towards
+from pagefleet_engine.worker.device import resolve_device
+
+BEAT_S = 0.5
+END_S = 3.0
+"""That ranks get to end by themselves."""
+_RECONNECT_MS = 200
+_STRANGE = 3
+"""Handshakes that fail one after another before it is the key."""
+_READ_MOST = 256
+_LAST_WORDS_MS = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAddress:
+    """Where the leader is, and the secret that it is known by."""
+
+    host: str
+    port: int
+    key: FleetKey
+
+    @property
+    def endpoint(self) -> str:
+        """As ZMQ writes it."""
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+class Follower:
+    """Runs from `run` on, in one thread; others may call the rest.
+
+    Args:
+        config: of the engine; its `node_rank` says which machine this is.
+        leader: whom it follows.
+        command: of a rank's process.
+    """
+
+    def __init__(self, config: EngineConfig, leader: LeaderAddress, command: Sequence[str] = RANK_COMMAND) -> None:
+        self._config = config
+        self._leader = leader
+        self._command = command
+        self._name = f"node {config.parallel.node_rank} on {socket.gethostname()}"
+        self._wake = Doorbell()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._folder: Path | None = None
+        self._local: LocalNode | None = None
+        self._asked: dict[int, Callable[[bytes], None]] = {}
+        """Requests of ranks to the `Rendezvous` that are not answered yet."""
+        self._num_asked = 0
+        self._num_strange = 0
+        self._num_loaded = 0
+        self._is_welcome = False
+        self.is_joined = False
+        """Whether the leader has let this machine in."""
+        self.is_ready = False
+        """Whether all ranks of this machine have loaded."""
+
+    def bring(self, folder: Path) -> None:
+        """Say where the model is; from any thread."""
+        self._post(lambda: self._present(folder))
+
+    def give_up(self, error: EngineError) -> None:
+        """Say that there is no model; from any thread. `run` raises the error."""
+        self._post(lambda: self._fail(error))
+
+    def stop(self) -> None:
+        """Leave at once; from any thread."""
+        self._post(self._stop)
+
+    def progress(self) -> Sequence[RankProgress]:
+        """Return how far the ranks have loaded; from any thread."""
+        local = self._local
+        return () if local is None else local.progress()
+
+    def run(self) -> None:
+        """Follow to the end.
+
+        Raises:
+            ConfigError: this machine does not belong to the leader's engine, or its ranks cannot be.
+            EngineDead: the leader or a rank has ended.
+        """
+        context = zmq.Context()
+        dealer = LINK_LIMITS.open(context, zmq.DEALER)
+        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        dial_with(dealer, self._leader.key, "node")
+        self._dealer = dealer
+        self._monitor = dealer.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
+        )
+        _log.info("waiting for the leader at %s port %d", self._leader.host, self._leader.port)
+        dealer.connect(self._leader.endpoint)
+        try:
+            self._follow()
+        except _Stopped:
+            return
+        finally:
+            if self._local is not None:
+                self._local.kill("")
+                self._local.end(END_S)
+            dealer.disable_monitor()
+            context.destroy(linger=_LAST_WORDS_MS)
+            self._wake.close()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._posted.append(call)
+        self._wake.ring()
+
+    # --- the thread that runs it
+
+    def _follow(self) -> None:
+        poller = zmq.Poller()
+        for inbound in (self._dealer, self._monitor, self._wake.fileno()):
+            poller.register(inbound, zmq.POLLIN)
+        local, beat_at = None, time.monotonic()
+        while True:
+            poller.poll(max(0, int((beat_at - time.monotonic()) * 1000)))
+            self._wake.take()
+            while self._posted:
+                self._posted.popleft()()
+            for frames in received(self._dealer, _READ_MOST):
+                self._take(frames)
+            self._see_events()
+            if self._local is not None:
+                if local is None:
+                    local = self._local
+                    poller.register(local.bell, zmq.POLLIN)
+                self._relay(local)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + BEAT_S
+                self._beat()
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        message: ToFollower = decode_to_follower(frames[0])
+        match message:
+            case Welcome():
+                _log.info("joined the leader at %s port %d", self._leader.host, self._leader.port)
+                self._is_welcome = self.is_joined = True
+                self._tell_present()
+            case Refused(line):
+                raise ConfigError(line)
+            case Start():
+                self._start(message)
+            case Command():
+                if self._local is not None:
+                    self._local.send(frames[1:], self._check_ranks)
+            case Answer(number):
+                self._asked.pop(number)(frames[1])
+            case End(why):
+                raise EngineDead(f"{self._name}: the leader has ended ({why})")
+
+    def _see_events(self) -> None:
+        for frames in received(self._monitor, _READ_MOST):
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._num_strange = 0
+                self._say_hello()
+            elif event == zmq.EVENT_DISCONNECTED:
+                if self._is_welcome:
+                    where = f"the leader at {self._leader.host}"
+                    raise EngineDead(f"{self._name}: {where} is out of reach: it ended, or the network failed")
+            elif (strange := self._num_strange + 1) >= _STRANGE or event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise ConfigError(
+                    f"{self._name}: who listens at {self._leader.host} port {self._leader.port} has another fleet key, "
+                    "or is no leader: give all nodes the same --fleet-key-file and --master-port"
+                )
+            else:
+                self._num_strange = strange
+
+    def _say_hello(self) -> None:
+        address = address_towards(self._leader.host, self._leader.port)
+        config = msgspec.Raw(msgspec.msgpack.encode(self._config))
+        self._say(Hello(VERSION, self._config.parallel.node_rank, socket.gethostname(), address, config))
+        self._address = address
+
+    def _present(self, folder: Path) -> None:
+        self._folder = folder
+        self._tell_present()
+
+    def _tell_present(self) -> None:
+        if self._folder is not None and self._is_welcome:
+            self._say(Present(model_digest(self._folder), resolve_device(self._config.model.device).type))
+
+    def _start(self, start: Start) -> None:
+        config = start.config
+        ranks = config.parallel.ranks_of(self._config.parallel.node_rank)
+        try:
+            local = LocalNode(ranks, config, resolve_device(config.model.device), self, self._address)
+            self._local = local
+            local.start(str(self._folder), self._command, start.num_threads)
+        except ConfigError as error:
+            self._fail(error)
+
+    def _relay(self, local: LocalNode) -> None:
+        for rank, reply in local.receive():
+            self._say(Told(rank), *encode_reply(reply))
+            if isinstance(reply, Loaded):
+                self._num_loaded += 1
+                if self._num_loaded == len(local.ranks):
+                    self.is_ready = True
+            elif isinstance(reply, StartFailed):
+                raise reply.error(f"rank {rank} on {local.host}")
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Raises EngineDead where a rank has ended, and tells the leader."""
+        if self._local is not None and (ended := self._local.ended()) is not None:
+            rank, status = ended
+            self._say(Ended(rank, status))
+            raise EngineDead(f"rank {rank} on {self._local.host} {status}: the engine must be started again")
+
+    def _beat(self) -> None:
+        if (local := self._local) is None:
+            return
+        now = time.monotonic()
+        signs = [(now - one.stamped_at, one.launched) for one in local.signs()]
+        self._say(Beat(signs, local.progress()))
+
+    def ask(self, request: bytes, answer: Callable[[bytes], None]) -> None:
+        """Implements `Rendezvous` for the ranks of this machine: the leader is asked."""
+        self._num_asked += 1
+        self._asked[self._num_asked] = answer
+        self._say(Ask(self._num_asked), request)
+
+    def _stop(self) -> None:
+        if self._local is not None:
+            self._say(Ended(self._local.ranks[0], "was ended with its node"))
+        raise _Stopped
+
+    def _fail(self, error: EngineError) -> None:
+        """Tell the leader that this machine cannot do its part, and raise the error."""
+        if self._is_welcome:
+            self._say(Failed(str(error), isinstance(error, ModelLoadError)))
+        raise error
+
+    def _say(self, message: ToLeader, *parts: bytes | bytearray | memoryview) -> None:
+        self._dealer.send_multipart([encode(message), *parts], zmq.NOBLOCK)
+
+
+class _Stopped(EngineError):
+    """Whoever runs the follower wants its end."""

@@ -1,0 +1,108 @@
+"""The leader's machines: this one, and those whose followers come to its port."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from pagefleet_protocol.fleet_key import FleetKey, FleetKeyError, read_fleet_key
+
+from pagefleet_engine.config import NO_FLEET_KEY, EngineConfig
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.local_node import LocalNode, default_threads
+from pagefleet_engine.executor.messages import StartFailed
+from pagefleet_engine.executor.node import RankNode
+from pagefleet_engine.nodes.agreement import model_digest
+from pagefleet_engine.nodes.link import NodeLink, Terms
+from pagefleet_engine.nodes.messages import Present
+from pagefleet_engine.ranks.network import address_towards
+
+_LOOK_S = 0.05
+_log = logging.getLogger(__name__)
+
+
+class SeveralMachines:
+    """Implements `Machines` where followers come to a port of this one.
+
+    Args:
+        config: of the engine; it names the port.
+        device: that ranks compute on.
+        folder: of the model.
+        fleet_key_file: of the secret that all have.
+
+    Raises:
+        ConfigError: there is no secret, or the port cannot be used.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device, folder: Path, fleet_key_file: str | None) -> None:
+        parallel = config.parallel
+        assert parallel.master_addr is not None
+        self._config, self._device = config, device
+        remote = [(node, parallel.ranks_of(node)) for node in range(1, parallel.nnodes)]
+        present = Present(model_digest(folder), device.type)
+        self._num_threads = default_threads(config, len(parallel.ranks_of(0)))
+        terms = Terms(config, present, self._num_threads)
+        self._link = NodeLink(terms, parallel.master_addr, parallel.master_port, read_key(fleet_key_file), remote)
+        self.here: LocalNode | None = None
+        """See Machines."""
+        self.nodes: list[RankNode] = [*self._link.nodes.values()]
+        """See Machines."""
+
+    def start(self, folder: Path, command: Sequence[str]) -> None:
+        """See Machines. Waits until all machines have come."""
+        link, parallel = self._link, self._config.parallel
+        await_nodes(link, parallel.rank_wait_timeout)
+        address = address_towards(next(iter(link.nodes.values())).address, link.port)
+        self.here = LocalNode(parallel.ranks_of(0), self._config, self._device, link.rendezvous, address)
+        self.nodes.insert(0, self.here)
+        link.begin()
+        self.here.start(str(folder), command, self._num_threads)
+
+    def close(self) -> None:
+        """See Machines."""
+        self._link.close()
+
+
+def await_nodes(link: NodeLink, within_s: float, look: Callable[[], None] = lambda: None) -> None:
+    """Wait until all machines have come. `look` is called meanwhile, and may raise.
+
+    Raises:
+        ConfigError: some never came, the message names them; or one that came cannot do its part.
+        ModelLoadError: one cannot have the model.
+    """
+    names = ", ".join(str(node.node) for node in link.missing())
+    _log.info("waiting up to %.0f s for node %s at port %d", within_s, names, link.port)
+    deadline = time.monotonic() + within_s
+    while missing := link.missing():
+        if time.monotonic() > deadline:
+            names = ", ".join(str(node.node) for node in missing)
+            refused = next(
+                (f" (the last one was refused: {one.last_refusal})" for one in missing if one.last_refusal), ""
+            )
+            raise ConfigError(
+                f"node {names} never came to port {link.port} within {within_s:.0f} s{refused}: start `pagefleet "
+                "serve` there with --node-rank and --headless, see its log, and whether its machine reaches this one"
+            )
+        look()
+        for node in link.nodes.values():
+            for rank, reply in node.receive():
+                if isinstance(reply, StartFailed):
+                    raise reply.error(f"rank {rank} on {node.host}")
+        time.sleep(_LOOK_S)
+
+
+def read_key(file: str | None) -> FleetKey:
+    """Read the secret of an engine on several machines.
+
+    Raises:
+        ConfigError: there is none, or the file holds none.
+    """
+    if file is None:
+        raise ConfigError(NO_FLEET_KEY)
+    try:
+        return read_fleet_key(Path(file))
+    except FleetKeyError as error:
+        raise ConfigError(f"fleet_key_file {file} {error}") from error
