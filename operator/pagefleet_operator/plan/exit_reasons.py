@@ -57,7 +57,7 @@ def exit_trouble(pod: PodSeen, container: ContainerSeen, probe_failure: str, nam
     """Say why `container` ended, if it did and is not ready again.
 
     Args:
-        probe_failure: the newest message of a failed probe; empty for none.
+        probe_failure: of the probe for which the kubelet ended it; empty for none.
         namespace: for commands in messages.
     """
     ended_now = container.state == "terminated"
@@ -118,7 +118,7 @@ def _mistake(pod: PodSeen, container: ContainerSeen, end: _Exit) -> Trouble | No
 
 
 def _crash(pod: PodSeen, container: ContainerSeen, end: _Exit, probe_failure: str) -> Trouble:
-    if end.code == _EXIT_KILLED and probe_failure and not probe_failure.startswith("Readiness"):
+    if end.code in (0, _EXIT_KILLED) and probe_failure:
         how = f"because it did not answer in time: {quoted(probe_failure)}"
     else:
         known = f", {end.reason}" if end.reason not in ("", "Error", "Completed") else ""

@@ -53,6 +53,7 @@ _SECRET = re.compile(
     r'secret "([^"]+)" not found|find key (\S+) in Secret \S*?([^/\s]+)$|non-existent secret key: (\S+)'
 )
 _EXTENDED_RESOURCE = re.compile(r"Insufficient ([\w.-]+/[\w.-]+?)[.,]?(?:\s|$)")
+_KILLED = re.compile(r"Container (\S+) failed (\w+) probe, will be restarted")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)')
 _CLAIM_TROUBLE = (
     "unbound immediate PersistentVolumeClaims",
@@ -177,7 +178,7 @@ def _broken_container(pod: PodSeen, log: EventLog, namespace: str) -> Trouble | 
             return _image(pod, container, log, namespace)
         if container.state == "waiting" and container.reason in _CONFIG_REASONS:
             return _configuration(pod, container, namespace)
-        trouble = exit_trouble(pod, container, _probe_failure(pod, log), namespace)
+        trouble = exit_trouble(pod, container, _killed_for(pod, container, log), namespace)
         if trouble:
             return trouble
     return None
@@ -260,6 +261,15 @@ def _slow(pod: PodSeen, log: EventLog, namespace: str) -> Trouble:
     if pod.component == "engine":
         return Trouble(Reason.LOADING_MODEL, f"{pod.name} loads the model")
     return Trouble(Reason.STARTING, f"{pod.name} runs and is not ready yet")
+
+
+def _killed_for(pod: PodSeen, container: ContainerSeen, log: EventLog) -> str:
+    """Return what the probe said for which the kubelet ended a container; empty: it ended for another reason."""
+    ended = (_KILLED.fullmatch(one.message) for one in log.about("Pod", pod.name, "Killing"))
+    probe = next((found[2] for found in ended if found and found[1] == container.name), None)
+    said = (one.message for one in log.about("Pod", pod.name, "Unhealthy"))
+    # The container that took its place fails its first probes, too.
+    return next((one for one in said if probe and one.lower().startswith(probe)), "")
 
 
 def _probe_failure(pod: PodSeen, log: EventLog) -> str:

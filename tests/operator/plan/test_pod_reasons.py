@@ -52,6 +52,11 @@ REGISTRY = (
 RANK_DIED = """EngineDead: rank 1 on qwen-engine-a was killed by signal 9: the engine must be started again
 2026-11-23 02:41:04 ERROR server: the engine core (pid 7) exited with status 1 with 3 open requests
 """
+KILLED_BY_PROBE = (
+    event("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 503"),
+    event("Killing", "Container engine failed liveness probe, will be restarted"),
+    event("Unhealthy", "Startup probe failed: dial tcp 10.244.0.6:8000: connect: connection refused"),
+)
 CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]] = {
     "no free GPU": (
         unscheduled(f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu.{PREEMPTION}"), (),
@@ -189,9 +194,16 @@ CASES: dict[str, tuple[PodSeen, tuple[EventSeen, ...], Reason, tuple[str, ...]]]
     ),
     "crash without words": (crashed(139), (), Reason.CRASH_LOOP, ("with exit code 139. All it said",)),
     "killed for not answering": (
-        crashed(137, "listening"),
-        (event("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 503"),),
+        crashed(137, "listening"), KILLED_BY_PROBE,
         Reason.CRASH_LOOP, ("did not answer in time: Liveness probe failed",),
+    ),
+    "drained for not answering": (
+        crashed(0, "stopping"), KILLED_BY_PROBE,
+        Reason.CRASH_LOOP, ("did not answer in time: Liveness probe failed",),
+    ),
+    "killed, and slow to come back": (
+        crashed(137), (event("Unhealthy", "Startup probe failed: connection refused"),),
+        Reason.CRASH_LOOP, ("with exit code 137. All it said",),
     ),
     "crash while it starts again": (
         pod(containers=(container(restarts=1, last_exit_code=1, last_reason="Error", last_message="boom"),)), (),
