@@ -17,7 +17,7 @@ class Timing:
 
     resync: float = 300.0
     """Longest time between two looks at one InferenceService, and between two audits of the watches."""
-    discovery: float = 180.0
+    discovery: float = 20.0
     """Between two questions for optional kinds."""
     audit_behind: float = 30.0
     """Between two audits while a watch is behind."""
