@@ -84,14 +84,16 @@ def _tile(width: int, quantize: QuantizeSpec | None, device: torch.device) -> in
 
 
 @jit()
-def _gelu_tanh(x):  # type: ignore[no-untyped-def]
+def gelu_tanh(x):  # type: ignore[no-untyped-def]
+    """Of float32."""
     # 0.5 x (1 + tanh(y)) = x / (1 + exp(-2 y)), y = sqrt(2 / pi) (x + 0.044715 x^3)
     near = tl.minimum(tl.maximum(x, -16.0), 16.0)  # the cube must not overflow, and beyond this nothing changes
-    return x * _sigmoid(1.5957691216057308 * (near + 0.044715 * near * near * near))
+    return x * sigmoid(1.5957691216057308 * (near + 0.044715 * near * near * near))
 
 
 @jit()
-def _sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """Of float32."""
     # exp of a negative number only, so that it cannot overflow
     decay = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, decay) / (1.0 + decay)
@@ -118,7 +120,7 @@ def _gated_activation_kernel(  # type: ignore[no-untyped-def]
     gate = tl.load(gate_up_ptr + token * stride_token + column, mask=mask, other=0.0)
     up = tl.load(gate_up_ptr + token * stride_token + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     x = gate.to(tl.float32)
-    active = _gelu_tanh(x) if GELU else x * _sigmoid(x)
+    active = gelu_tanh(x) if GELU else x * sigmoid(x)
     if QUANTIZE:
         row = token + tl.arange(0, 1)
         out = (active * up)[None, :]

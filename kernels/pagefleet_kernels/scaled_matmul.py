@@ -186,7 +186,7 @@ def _triton_matmul(
         X_IS_FP8=x_TI.dtype == FP8,
         WEIGHT_IS_FP8=weight_OI.dtype == FP8,
         NATIVE=has_native_fp8(x_TI.device),
-        dot_type=_multiplied_type(x_TI),
+        dot_type=multiplied_type(x_TI),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=min(block_k, block or block_k, max(32, next_power_of_2(num_inputs))),
@@ -197,7 +197,7 @@ def _triton_matmul(
     return out_TO
 
 
-def _multiplied_type(x_TI: torch.Tensor) -> object:
+def multiplied_type(x_TI: torch.Tensor) -> object:
     """The type that the tensor cores multiply: the activations' own, or one that holds their numbers exactly."""
     if x_TI.dtype == torch.int8:
         return tl.int8
@@ -209,7 +209,7 @@ def _multiplied_type(x_TI: torch.Tensor) -> object:
 
 
 @jit()
-def _operand(x, IS_FP8: tl.constexpr, NATIVE: tl.constexpr, dot_type: tl.constexpr):  # type: ignore[no-untyped-def]
+def operand(x, IS_FP8: tl.constexpr, NATIVE: tl.constexpr, dot_type: tl.constexpr):  # type: ignore[no-untyped-def]
     """Loaded numbers in the type that is multiplied."""
     if x.dtype == dot_type:
         operand = x
@@ -263,7 +263,7 @@ def _scaled_matmul_kernel(  # type: ignore[no-untyped-def]
         inside_k = k < INPUTS - start
         x = tl.load(x_tile_ptr + start, mask=inside_m[:, None] & inside_k[None, :], other=0)
         weight = tl.load(weight_tile_ptr + start, mask=inside_k[:, None] & inside_n[None, :], other=0)
-        x, weight = _operand(x, X_IS_FP8, NATIVE, dot_type), _operand(weight, WEIGHT_IS_FP8, NATIVE, dot_type)
+        x, weight = operand(x, X_IS_FP8, NATIVE, dot_type), operand(weight, WEIGHT_IS_FP8, NATIVE, dot_type)
         if SCALE_BLOCK == 0:
             sums = tl.dot(x, weight, sums, out_dtype=total, input_precision="ieee")
         else:

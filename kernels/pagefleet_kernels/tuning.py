@@ -67,6 +67,7 @@ class LaunchTable:
     max_splits: int
     tile_elements: int  # elements that a program of an elementwise kernel holds at once
     matmul: tuple[MatmulTile, ...]  # in the order of max_rows; the last one takes the rest
+    experts: tuple[MatmulTile, ...]  # the same for experts' products, by the rows that each has on average
 
 
 # float32 is multiplied without tensor cores, where larger tiles only spill registers
@@ -109,7 +110,12 @@ def table_from_json(text: str) -> LaunchTable:
     """Inverse of `table_to_json`. Raises LaunchTableError."""
     try:
         fields = json.loads(text)
-        for name, tile in (("prefill", AttentionTile), ("decode", AttentionTile), ("matmul", MatmulTile)):
+        for name, tile in (
+            ("prefill", AttentionTile),
+            ("decode", AttentionTile),
+            ("matmul", MatmulTile),
+            ("experts", MatmulTile),
+        ):
             fields[name] = tuple(tile(**values) for values in fields[name])
         table = LaunchTable(**fields)
     except (ValueError, TypeError, KeyError) as error:

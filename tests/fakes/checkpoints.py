@@ -25,12 +25,18 @@ _TINY = {
 _CLASSES = {
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
+    "glm4_moe": "Glm4Moe",
+    "granitemoe": "GraniteMoe",
     "llama": "Llama",
     "mistral": "Mistral",
+    "mixtral": "Mixtral",
     "olmo2": "Olmo2",
+    "olmoe": "Olmoe",
     "phi3": "Phi3",
     "qwen2": "Qwen2",
+    "qwen2_moe": "Qwen2Moe",
     "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
 }
 FAMILIES = tuple(_CLASSES)
 _CONFIGS = {"gemma3_text": "Gemma3TextConfig"}
@@ -61,7 +67,28 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "glm4_moe": {
+        "head_dim": 32,
+        "use_qk_norm": True,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    },
+    "granitemoe": {
+        "intermediate_size": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.5,
+    },
     "mistral": {"sliding_window": 24},
+    "mixtral": {"intermediate_size": 48, "num_local_experts": 4, "sliding_window": 24},
+    "olmoe": {"intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": 0},
     "phi3": {
         "sliding_window": 24,
         "max_position_embeddings": 4096,
@@ -69,7 +96,20 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "rope_parameters": LONGROPE,
         "pad_token_id": 0,
     },
+    "qwen2_moe": {
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+    },
     "qwen3": {"head_dim": 32},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "moe_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+    },
 }
 
 

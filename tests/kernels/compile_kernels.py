@@ -2,7 +2,7 @@
 
 Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets:
 compile_kernels.py CAPABILITY SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM:GROUP...`
-(all without a group), `products` or `others`.
+(all without a group), `products`, `experts` or `others`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pagefleet_kernels import (
     attention_launch,
     cascade_attention,
     decode_attention,
+    experts,
     fp8,
     heads,
     kv_cache,
@@ -52,6 +53,7 @@ MODULES = (
     attention_launch,
     cascade_attention,
     decode_attention,
+    experts,
     fp8,
     heads,
     kv_cache,
@@ -248,6 +250,34 @@ def compile_quantized() -> None:
             product(x, None, weight, weight_scales, None, x.dtype, block, backend="triton")
 
 
+def compile_experts() -> None:
+    """Every form of experts' products, at rows for each tile of the table."""
+    num_experts, top_k = 8, 2
+    for rows in (16, 128, 4096):
+        x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
+        chosen = torch.zeros((rows, top_k), dtype=torch.int32)
+        blocks = experts.align_experts(chosen, num_experts, backend="triton")
+        product = experts.grouped_matmul
+        plain = experts.ExpertWeights(torch.zeros((num_experts, 512, 1024), dtype=x.dtype))
+        product(x, plain, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
+        out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
+        experts.combine_experts(out, chosen.float(), chosen, backend="triton")
+        for spec in SPECS:
+            values = torch.zeros((num_experts, 512, 1024), dtype=spec.dtype)
+            scales = torch.zeros((num_experts, 512) if spec.group is None else (num_experts, 4, 8))
+            weights = experts.ExpertWeights(values, scales, spec.group)
+            numbers = quantize.quantize(x, spec, backend="triton")
+            for given in (numbers, x):
+                product(given, weights, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
+            product(
+                quantize.quantize(x.repeat(top_k, 1), spec, backend="triton"),
+                weights,
+                blocks,
+                x.dtype,
+                backend="triton",
+            )
+
+
 def compile_step() -> None:
     device = torch.device("cpu")
     buffers = step_inputs.StepBuffers.allocate(2, 256, 8192, 128, device)
@@ -300,6 +330,8 @@ def compile_set(name: str) -> None:
         compile_others()
     elif kind == "products":
         compile_quantized()
+    elif kind == "experts":
+        compile_experts()
     elif kind == "groups":
         compile_groups(int(options[0]), [int(group) for group in options[1:]] or range(1, 9))
     else:

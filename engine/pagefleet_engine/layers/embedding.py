@@ -70,7 +70,7 @@ class LMHead:
     is a second copy of the table: it is read whole for every step, the embedding only row by row.
     """
 
-    __slots__ = ("_kernel", "_num_rows", "_slots", "_softcap", "part")
+    __slots__ = ("_kernel", "_num_rows", "_scale", "_slots", "_softcap", "part")
 
     def __init__(
         self,
@@ -80,10 +80,12 @@ class LMHead:
         *,
         tied_to: Embedding | None = None,
         softcap: float | None = None,
+        scale: float = 1.0,
     ) -> None:
-        """`placement.path` names the head; `softcap` bounds the logits: cap * tanh(logit / cap)."""
+        """`placement.path` names the head; logits are multiplied by `scale`, and `softcap` bounds them: cap *
+        tanh(logit / cap)."""
         self._kernel: LinearKernel
-        self._softcap = softcap
+        self._scale, self._softcap = scale, softcap
         ranks = placement.tensor
         widths = tuple(map(len, shares(vocab_size, ranks.size, _WHAT)))
         self._num_rows = widths[ranks.index]
@@ -108,6 +110,8 @@ class LMHead:
     def own(self, hidden_SD: Tensor) -> Tensor:
         """[S, W]: of this rank's tokens alone."""
         logits_SW = self._kernel.linear(hidden_SD, None)
+        if self._scale != 1.0:
+            logits_SW = logits_SW.mul_(self._scale)
         if self._softcap is None:
             return logits_SW
         return logits_SW.div_(self._softcap).tanh_().mul_(self._softcap)

@@ -27,15 +27,15 @@ class Matrix(Protocol):
 class PlainMatrix:
     """A matrix in the model's own type."""
 
-    __slots__ = ("_traceable", "_weight_OI")
+    __slots__ = ("_traceable", "weight_OI")
 
     def __init__(self, weight_OI: Tensor, traceable: bool = False) -> None:
         """`traceable`: see Placement."""
-        self._weight_OI, self._traceable = weight_OI, traceable
+        self.weight_OI, self._traceable = weight_OI, traceable
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
-        weight_OI = self._weight_OI[start:stop]
+        weight_OI = self.weight_OI[start:stop]
         return PlainLinear(weight_OI) if self._traceable else linear_kernel(weight_OI)
 
 

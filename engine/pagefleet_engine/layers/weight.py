@@ -19,7 +19,11 @@ from pagefleet_engine.layers.quantization_scheme import Quantization, Quantizati
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.ranks.group import Alone, RankGroup
 
-MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+MERGED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "w13": ("w1", "w3"),
+}
 """Layers that hold several of the checkpoint's in one matrix, in this order."""
 
 
@@ -78,6 +82,7 @@ class Weight:
     """
 
     __slots__ = (
+        "_flat_shapes",
         "_install",
         "_missing",
         "_starts",
@@ -108,7 +113,8 @@ class Weight:
         own_columns = () if columns is None else (shard_of(columns),)
         self.shards = tuple((shard_of(rows), *own_columns) for rows in part_rows)
         """Per part: what is kept of each dimension of the checkpoint's tensor."""
-        self.stored_shapes = tuple(tuple(shard.whole for shard in shards) for shards in self.shards)
+        self._flat_shapes = tuple(tuple(shard.whole for shard in shards) for shards in self.shards)
+        self.stored_shapes = self._flat_shapes
         """Per part: the shape of the checkpoint's tensor."""
         self.part_shapes = tuple(tuple(shard.size for shard in shards) for shards in self.shards)
         self.dtype = dtype or placement.dtype
@@ -119,6 +125,13 @@ class Weight:
         self._install = install
         self._missing = set(range(len(part_rows)))
         self._whole: Tensor | None = None
+
+    def stored_as(self, shape: tuple[int, ...]) -> Weight:
+        """The same; the checkpoint has its only part in a tensor of that shape, of as many numbers."""
+        assert len(self.shards) == 1, "a tensor is one part"
+        assert math.prod(shape) == math.prod(self._flat_shapes[0]), "rows are divided, not changed"
+        self.stored_shapes = (shape,)
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -162,9 +175,9 @@ class Weight:
     def fill(self, part: int, source: Tensor) -> None:
         """Copy what is kept of `source`, the checkpoint's tensor in any type that converts and on any device, into the
         part; each part comes once."""
-        room, shape = self.room(part), self.stored_shapes[part]
-        assert same_shape(source.shape, shape), "the loader checks shapes before it copies"
-        kept = source.reshape(shape)
+        room = self.room(part)
+        assert same_shape(source.shape, self.stored_shapes[part]), "the loader checks shapes before it copies"
+        kept = source.reshape(self._flat_shapes[part])
         for dimension, shard in enumerate(self.shards[part]):
             if not shard.is_part:
                 continue

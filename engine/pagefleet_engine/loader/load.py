@@ -78,7 +78,8 @@ def load_model(
     """
     placement = replace(placement, quantization=arch.quantization)
     if arch.quantization is not None:
-        widths = (arch.hidden_size, arch.intermediate_size, arch.num_heads * arch.head_dim)
+        experts = () if arch.experts is None else (arch.experts.intermediate_size,)
+        widths = (arch.hidden_size, arch.intermediate_size, arch.num_heads * arch.head_dim, *experts)
         for line in describe_forms(arch.quantization, widths, placement):
             _log.info("%s", line)
     model = build_model(arch, placement)
@@ -88,7 +89,7 @@ def load_model(
     if load_format == "dummy":
         fill_at_random(destinations, seed, count)
     else:
-        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count)
+        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, arch.unused_weights)
     return model
 
 

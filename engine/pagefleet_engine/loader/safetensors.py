@@ -87,9 +87,14 @@ _ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
 
 
 def fill_from_safetensors(
-    folder: Path, destinations: Mapping[str, Destination], tied_head: bool, count: Count = count_for_nobody
+    folder: Path,
+    destinations: Mapping[str, Destination],
+    tied_head: bool,
+    count: Count = count_for_nobody,
+    unused: tuple[str, ...] = (),
 ) -> None:
-    """Check names, shapes and types of all files first, then copy.
+    """Check names, shapes and types of all files first, then copy. Names that begin with one of `unused` are passed
+    over.
 
     Raises:
         ModelLoadError: the files do not hold exactly what the model needs.
@@ -97,8 +102,8 @@ def fill_from_safetensors(
     files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
     layout = layout_of(name for file in files for name in file.names)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
-    tied = (layout.stored_name("lm_head."),) if tied_head else ()
-    _check_names(folder, files, destinations, (*layout.foreign, *tied))
+    passed_over = [layout.stored_name(name) for name in (*unused, *(("lm_head.",) if tied_head else ()))]
+    _check_names(folder, files, destinations, (*layout.foreign, *passed_over))
     for file in files:
         for name in file.names:
             if name in destinations:

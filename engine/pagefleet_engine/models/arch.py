@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pagefleet_engine.layers.linear_kernel import Activation
+from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.layers.shard import own_heads, shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsArch:
+    """The experts of a model, alike in every layer that has any."""
+
+    routing: Routing
+    intermediate_size: int
+    """Of one expert."""
+    shared_intermediate_size: int = 0
+    """Of the MLP that every token goes through besides; 0: there is none."""
+    layers: tuple[bool, ...]
+    """Per layer: whether experts are in the place of its MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,18 @@ class ModelArch:
     """Tokens that end a text; empty when the configuration names none."""
     dtype: str
     """Type of the checkpoint as the configuration names it, e.g. `bfloat16`; float32 when it does not."""
+    experts: ExpertsArch | None = None
+    """None: every layer has an MLP."""
+    query_key_norm: bool = False
+    """Normalise queries and keys, in families that leave it to the configuration."""
+    logit_scale: float = 1.0
+    """Multiplies the logits before a soft cap."""
+    residual_scale: float = 1.0
+    """Multiplies what attention and MLP add to the residual stream."""
+    embedding_scale: float = 1.0
+    """Multiplies the embedding's rows."""
+    unused_weights: tuple[str, ...] = ()
+    """Beginnings of the names of tensors that the checkpoint has and the model does not need."""
     quantization: Quantization | None = None
     """Which of the checkpoint's matrices are stored in eight bits."""
 
@@ -60,7 +86,14 @@ class ModelArch:
         heads, kv_heads = own_heads(self.num_heads, self.num_kv_heads, rank, ranks)
         shares(self.vocab_size, ranks, "a vocabulary")
         width = len(shares(self.intermediate_size, ranks, "an MLP")[rank])
-        return replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, intermediate_size=width)
+        experts = self.experts
+        if experts is not None:
+            own = shares(experts.intermediate_size, ranks, "an expert's MLP")[rank]
+            experts = replace(experts, intermediate_size=len(own))
+            if experts.shared_intermediate_size:
+                own = shares(experts.shared_intermediate_size, ranks, "a shared expert's MLP")[rank]
+                experts = replace(experts, shared_intermediate_size=len(own))
+        return replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, intermediate_size=width, experts=experts)
 
     def for_length(self, length: int) -> ModelArch:
         """The same for sequences of at most `length` tokens: settles what depends on it.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
@@ -18,6 +18,7 @@ from torch import Tensor
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, RoundingStep
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear import GatedLinear, Linear, input_linear
+from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, ExpertNames
 from pagefleet_engine.layers.norm import DividedProjectionNorm, HeadNorm, ProjectionNorm, Residual, projection_norm
 from pagefleet_engine.layers.rotary import Heads, Rotation
 from pagefleet_engine.layers.shard import own_heads, own_share, stacked
@@ -41,6 +42,12 @@ class Traits:
     embedding_scale: float = 1.0
     merged_in_checkpoint: bool = False
     """The checkpoint, too, has query, key and value in one matrix, and gate and up in another."""
+    experts: ExpertNames = EXPERT_NAMES
+    """What the checkpoint calls experts, where the configuration has any."""
+    router_correction: bool = False
+    """The checkpoint has a correction that chooses experts and does not weigh them."""
+    shared_expert_gate: bool = False
+    """A sigmoid gate weighs what the shared experts give."""
 
 
 class Attention:
@@ -100,10 +107,32 @@ class Attention:
         return out if isinstance(out, Quantized) else out.flatten(1)
 
 
-class MLP:
-    """Gated MLP."""
+class FeedForward(Protocol):
+    """What follows attention in a layer."""
 
-    def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
+    @property
+    def rounding(self) -> QuantizeSpec | None:
+        """See Linear."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        ...
+
+    def __call__(self, x_TD: Activations, step: AttentionStep) -> Tensor:
+        """[T, D] to a new tensor [T, D]."""
+        ...
+
+    def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
+        """`residual + mlp(x)`, [T, D]; the residual must not be read afterwards."""
+        ...
+
+
+class MLP:
+    """Gated MLP; implements `FeedForward`."""
+
+    def __init__(self, arch: ModelArch, traits: Traits, placement: Placement, *, leaves_parts: bool = False) -> None:
+        """`leaves_parts`: a rank gives its own part of the sums, which others add up."""
         hidden, bias = arch.hidden_size, traits.mlp_bias
         gate_up, down = placement.within("gate_up_proj"), placement.within("down_proj")
         # Ranks take whole blocks of both matrices.
@@ -112,7 +141,10 @@ class MLP:
         width = own_share(arch.intermediate_size, placement.tensor, "an MLP", unit)
         rows = (stacked((width, width)),) if traits.merged_in_checkpoint else (width, width)
         self._gate_up_proj = GatedLinear(hidden, rows, bias, gate_up, arch.activation)
-        self._down_proj = input_linear(width, hidden, bias, down)
+        if leaves_parts:
+            self._down_proj = Linear(width, (hidden,), bias, down)
+        else:
+            self._down_proj = input_linear(width, hidden, bias, down)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -124,12 +156,12 @@ class MLP:
         """See Linear."""
         return self._gate_up_proj.rounding
 
-    def __call__(self, x_TD: Activations) -> Tensor:
-        """[T, D] to a new tensor [T, D]."""
+    def __call__(self, x_TD: Activations, step: AttentionStep) -> Tensor:
+        """See FeedForward."""
         return self._down_proj(self._gate_up_proj(x_TD, self._down_proj.rounding))
 
-    def add_to(self, residual_TD: Tensor, x_TD: Activations) -> Residual:
-        """`residual + mlp(x)`, [T, D]; the residual must not be read afterwards."""
+    def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
+        """See FeedForward."""
         return self._down_proj.add_to(residual_TD, self._gate_up_proj(x_TD, self._down_proj.rounding))
 
 

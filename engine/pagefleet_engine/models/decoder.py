@@ -37,6 +37,7 @@ class DecoderModel:
             placement.within("lm_head"),
             tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
             softcap=arch.final_softcap,
+            scale=arch.logit_scale,
         )
 
     @property

@@ -16,7 +16,8 @@ from pagefleet_engine.layers.norm import Residual, RMSNorm
 from pagefleet_engine.layers.rotary import Rotation
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.models.blocks import MLP, Attention, Traits
+from pagefleet_engine.models.blocks import MLP, Attention, FeedForward, Traits
+from pagefleet_engine.models.sparse_mlp import SparseMLP
 
 
 class DecoderLayer(Protocol):
@@ -38,21 +39,36 @@ class PreNormLayer:
         self._input_norm = _norm(arch, traits, placement)
         self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
         self._post_attention_norm = _norm(arch, traits, placement)
-        self._mlp = MLP(arch, traits, placement.within("mlp"))
+        self._mlp_name, self._mlp = _feed_forward(arch, layer, traits, placement)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
         yield from prefixed("input_layernorm", self._input_norm)
         yield from prefixed("self_attn", self._attention)
         yield from prefixed("post_attention_layernorm", self._post_attention_norm)
-        yield from prefixed("mlp", self._mlp)
+        yield from prefixed(self._mlp_name, self._mlp)
 
     def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
         hidden_TD, x_TD = self._input_norm.read(stream, self._attention.rounding)
         stream = self._attention.add_to(hidden_TD, x_TD, rotation, step)
         hidden_TD, x_TD = self._post_attention_norm.read(stream, self._mlp.rounding)
-        return self._mlp.add_to(hidden_TD, x_TD)
+        return self._mlp.add_to(hidden_TD, x_TD, step)
+
+
+class ScaledResidualLayer(PreNormLayer):
+    """The same, what attention and MLP give times `ModelArch.residual_scale`."""
+
+    def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
+        super().__init__(arch, layer, traits, placement)
+        self._scale = arch.residual_scale
+
+    def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
+        """See DecoderLayer."""
+        hidden_TD, x_TD = self._input_norm.read(stream, self._attention.rounding)
+        hidden_TD = hidden_TD.add_(self._attention(x_TD, rotation, step), alpha=self._scale)
+        hidden_TD, x_TD = self._post_attention_norm.read((hidden_TD, None), self._mlp.rounding)
+        return hidden_TD.add_(self._mlp(x_TD, step), alpha=self._scale), None
 
 
 class PostNormLayer:
@@ -83,7 +99,7 @@ class PostNormLayer:
         x_TD = self._read("input_layernorm", hidden_TD, self._attention.rounding)
         hidden_TD = self._post_attention_norm.add_to(hidden_TD, self._attention(x_TD, rotation, step))
         x_TD = self._read("pre_feedforward_layernorm", hidden_TD, self._mlp.rounding)
-        return self._post_mlp_norm.add_to(hidden_TD, self._mlp(x_TD)), None
+        return self._post_mlp_norm.add_to(hidden_TD, self._mlp(x_TD, step)), None
 
     def _read(self, name: str, hidden_TD: Tensor, rounding: QuantizeSpec | None) -> Activations:
         norm = self._read_norms.get(name)
@@ -92,8 +108,19 @@ class PostNormLayer:
 
 def decoder_layer(arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> DecoderLayer:
     """The layer of that index."""
-    kind = PreNormLayer if traits.layer_norms == "before" else PostNormLayer
+    if traits.layer_norms != "before":
+        return PostNormLayer(arch, layer, traits, placement)
+    kind = PreNormLayer if arch.residual_scale == 1.0 else ScaledResidualLayer
     return kind(arch, layer, traits, placement)
+
+
+def _feed_forward(arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> tuple[str, FeedForward]:
+    """The layer's MLP or experts, and their name in the checkpoint."""
+    experts = arch.experts
+    if experts is None or not experts.layers[layer]:
+        return "mlp", MLP(arch, traits, placement.within("mlp"))
+    name = traits.experts.block
+    return name, SparseMLP(arch, experts, layer, traits, placement.within(name))
 
 
 def _norm(arch: ModelArch, traits: Traits, placement: Placement) -> RMSNorm:

@@ -21,12 +21,18 @@ MODEL_MODULES = {
     "gemma2": "pagefleet_engine.models.gemma2",
     "gemma3": "pagefleet_engine.models.gemma3",
     "gemma3_text": "pagefleet_engine.models.gemma3",
+    "glm4_moe": "pagefleet_engine.models.glm4_moe",
+    "granitemoe": "pagefleet_engine.models.granitemoe",
     "llama": "pagefleet_engine.models.llama",
     "mistral": "pagefleet_engine.models.mistral",
+    "mixtral": "pagefleet_engine.models.mixtral",
     "olmo2": "pagefleet_engine.models.olmo2",
+    "olmoe": "pagefleet_engine.models.olmoe",
     "phi3": "pagefleet_engine.models.phi3",
     "qwen2": "pagefleet_engine.models.qwen2",
+    "qwen2_moe": "pagefleet_engine.models.qwen2_moe",
     "qwen3": "pagefleet_engine.models.qwen3",
+    "qwen3_moe": "pagefleet_engine.models.qwen3_moe",
 }
 """`model_type` of a configuration to the module that is its `ModelFamily`, imported only when it is asked for."""
 

@@ -43,6 +43,10 @@ def compile_model(model: Model, folder: Path, dtype: torch.dtype, device: torch.
     """
     if model.arch.quantization is not None:
         raise ConfigError("the model's matrices are quantized, which torch.compile cannot trace: leave --compile out")
+    if model.arch.experts is not None:
+        raise ConfigError(
+            "the model's experts are chosen as it runs, which torch.compile cannot trace: leave --compile out"
+        )
     assert isinstance(model, DecoderModel), "every family that is built has this frame"
     own = folder / fingerprint(model.arch, dtype, device)
     try:

@@ -117,6 +117,13 @@ class ConfigFields:
             raise self._wrong(name, "a token id or a list of token ids")
         return tuple(ids)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers from 0 on; none when absent."""
+        values = self._get(name, [])
+        if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+            raise self._wrong(name, "a list of integers from 0 on")
+        return tuple(values)
+
     def must_be_unset(self, name: str) -> None:
         """An error when the field has a value other than false: it asks for what we do not run."""
         value = self._values.get(name)

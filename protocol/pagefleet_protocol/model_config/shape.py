@@ -117,6 +117,19 @@ def _qwen_windows(fields: ConfigFields, num_layers: int) -> Windows:
     return _named_windows(fields, num_layers, lambda layer: layer >= first)
 
 
+def _qwen2_moe_windows(fields: ConfigFields, num_layers: int) -> Windows:
+    """Of every other one of the first `max_window_layers`, where the configuration asks for it."""
+    if not fields.flag("use_sliding_window", False) or not fields.count("sliding_window", low=0):
+        return (None,) * num_layers
+    most = fields.count("max_window_layers", 28, low=0)
+    return _named_windows(fields, num_layers, lambda layer: layer % 2 == 0 and layer < most)
+
+
+def _qwen3_moe_windows(fields: ConfigFields, num_layers: int) -> Windows:
+    """Of every layer, where the configuration asks for it."""
+    return _uniform_windows(fields, num_layers) if fields.flag("use_sliding_window", False) else (None,) * num_layers
+
+
 def _gemma2_windows(fields: ConfigFields, num_layers: int) -> Windows:
     """The first of every two layers."""
     return _named_windows(fields, num_layers, lambda layer: layer % 2 == 0)
@@ -248,17 +261,97 @@ _OLMO2 = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 50279,
 }
+_GLM4_MOE = {
+    "vocab_size": 151_552,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 128,
+}
+_GRANITE_MOE = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "eos_token_id": 2,
+}
+_MIXTRAL = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "eos_token_id": 2,
+}
+_OLMOE = {
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "eos_token_id": 50279,
+}
+_QWEN2_MOE = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+}
+_QWEN3_MOE = {
+    **{name: value for name, value in _QWEN2_MOE.items() if not name.startswith("shared")},
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
 _QWEN2 = {"num_key_value_heads": 32, "sliding_window": 4096}
 _FAMILIES: Mapping[str, _Family] = {
     "gemma2": _Family(_gemma2_windows, defaults=_GEMMA2),
     "gemma3": _Family(_gemma3_windows, _given_lengths, _GEMMA3),
     "gemma3_text": _Family(_gemma3_windows, _given_lengths, _GEMMA3),
+    "glm4_moe": _Family(defaults=_GLM4_MOE),
+    "granitemoe": _Family(defaults=_GRANITE_MOE),
     "llama": _Family(),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mixtral": _Family(_uniform_windows, defaults=_MIXTRAL),
     "olmo2": _Family(defaults=_OLMO2),
+    "olmoe": _Family(defaults=_OLMOE),
     "phi3": _Family(_uniform_windows, defaults=_PHI3),
     "qwen2": _Family(_qwen_windows, defaults=_QWEN2),
+    "qwen2_moe": _Family(_qwen2_moe_windows, defaults=_QWEN2_MOE),
     "qwen3": _Family(_qwen_windows, defaults={**_QWEN2, "head_dim": 128}),
+    "qwen3_moe": _Family(_qwen3_moe_windows, defaults=_QWEN3_MOE),
 }
 MODEL_TYPES = tuple(_FAMILIES)
 """Every `model_type` that runs."""

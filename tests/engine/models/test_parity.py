@@ -71,6 +71,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi4 mini": ("phi3", PHI4_MINI | {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3 biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe biases": ("glm4_moe", {"attention_bias": True, "use_qk_norm": False, "norm_topk_prob": False}),
+    "glm4_moe two dense": (
+        "glm4_moe",
+        {"first_k_dense_replace": 2, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+    ),
+    "granitemoe": ("granitemoe", {}),
+    "granitemoe biases": ("granitemoe", {"attention_bias": True, "residual_multiplier": 1.0}),
+    "mixtral": ("mixtral", {}),
+    "mixtral no window": ("mixtral", {"sliding_window": None, "head_dim": 32}),
+    "olmoe": ("olmoe", {}),
+    "olmoe renormalised": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe some layers": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False}),
+    "qwen2_moe windows": ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe some layers": ("qwen3_moe", {"mlp_only_layers": [1], "norm_topk_prob": False, "attention_bias": True}),
+    "qwen3_moe windows": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
 }
 """Name -> family and configuration. Windows are shorter than the longest prompt."""
 

@@ -1,0 +1,116 @@
+"""The experts' products, in the modular cut that every form of experts and every way between ranks shares:
+
+    prepare      rows and routes as this rank's experts need them
+    experts      each row through its experts, weighted and added up
+    finalize     the rows' results where they are wanted, the same on every rank
+
+Shapes: T tokens of the step, R rows that this rank's experts see, K experts of a row, P = R * K pairs, E experts,
+D hidden size, G width of an expert.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel, activate
+from pagefleet_engine.layers.matrix import Matrix
+from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
+from pagefleet_engine.ranks.group import RankGroup
+
+
+class Exchange(Protocol):
+    """How rows get to the ranks whose experts they go to, and back."""
+
+    def prepare(self, x_TD: Tensor, routes: Routes) -> tuple[Tensor, Routes]:
+        """Rows [R, D] for this rank's experts, and their routes, by the experts' numbers on this rank."""
+        ...
+
+    def finalize(self, sums_RD: Tensor) -> Tensor:
+        """From each rank's sums to those over all experts [T, D]; `sums_RD` may be overwritten."""
+        ...
+
+
+class WidthExchange:
+    """Every rank has a part of each expert's width, and sees all rows."""
+
+    __slots__ = ("_ranks",)
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
+
+    def prepare(self, x_TD: Tensor, routes: Routes) -> tuple[Tensor, Routes]:
+        """See Exchange."""
+        return x_TD, routes
+
+    def finalize(self, sums_RD: Tensor) -> Tensor:
+        """See Exchange."""
+        return self._ranks.all_reduce(sums_RD)
+
+
+class Experts(Protocol):
+    """All experts of a layer, on one rank."""
+
+    def install_gate_up(self, expert: int, matrix: Matrix) -> None:
+        """Gate over up, [2G, D]; each expert's comes once."""
+        ...
+
+    def install_down(self, expert: int, matrix: Matrix) -> None:
+        """[D, G]; each expert's comes once."""
+        ...
+
+    def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
+        """A new tensor [R, D] in x's dtype: over each row's experts, `weight * down(act(gate(x)) * up(x))`, added up
+        in float32. Rows that go NOWHERE are zero."""
+        ...
+
+
+class HostExperts:
+    """Implements `Experts` by two products for each expert that is in use, over its rows side by side.
+
+    Rows are sorted by expert, so that each matrix is read once; what follows a product is done for all rows at once.
+    """
+
+    __slots__ = ("_activation", "_down", "_gate_up", "_hidden", "_width")
+
+    def __init__(self, num_experts: int, hidden_size: int, width: int, activation: Activation) -> None:
+        self._hidden, self._width, self._activation = hidden_size, width, activation
+        self._gate_up: list[LinearKernel | None] = [None] * num_experts
+        self._down: list[LinearKernel | None] = [None] * num_experts
+
+    def install_gate_up(self, expert: int, matrix: Matrix) -> None:
+        """See Experts."""
+        self._gate_up[expert] = matrix.kernel(0, 2 * self._width)
+
+    def install_down(self, expert: int, matrix: Matrix) -> None:
+        """See Experts."""
+        self._down[expert] = matrix.kernel(0, self._hidden)
+
+    def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
+        """See Experts."""
+        num_rows, top_k = routes.experts_TK.shape
+        expert_P, order_P = routes.experts_TK.flatten().sort(stable=True)
+        counts = torch.bincount(expert_P - NOWHERE, minlength=1 - NOWHERE).tolist()
+        order_P = order_P[counts[0] :]
+        used = [(expert, count) for expert, count in enumerate(counts[1:]) if count]
+        if not used:
+            return torch.zeros_like(x_RD)
+        gate_PG, up_PG = _grouped(self._gate_up, used, x_RD[order_P // top_k]).chunk(2, -1)
+        out_PD = _grouped(self._down, used, activate(gate_PG, self._activation).mul_(up_PG))
+        placed_PD = torch.empty_like(out_PD) if not counts[0] else out_PD.new_zeros(num_rows * top_k, self._hidden)
+        placed_PD[order_P] = out_PD
+        placed_RKD = placed_PD.view(num_rows, top_k, self._hidden).float()
+        return torch.bmm(routes.weights_TK[:, None], placed_RKD)[:, 0].to(x_RD.dtype)
+
+
+def _grouped(kernels: list[LinearKernel | None], used: list[tuple[int, int]], x_PI: Tensor) -> Tensor:
+    """Each expert's product with its rows, which lie in the order of `used`: expert and number of rows."""
+    parts = x_PI.split_with_sizes([count for _, count in used])
+    out = []
+    for (expert, _), part_RI in zip(used, parts, strict=True):
+        kernel = kernels[expert]
+        assert kernel is not None, "the loader fills every expert"
+        out.append(kernel.linear(part_RI, None))
+    return torch.cat(out)

@@ -1,0 +1,96 @@
+"""Experts by pagefleet_kernels: all matrices side by side, products in launches of a fixed shape.
+
+Shapes: R rows, K experts of each, E experts, I inputs, O outputs, D hidden size, G width of an expert.
+"""
+
+from __future__ import annotations
+
+import torch
+from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.quantize import QuantizeSpec, quantize
+from torch import Tensor
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.linear_kernel import Activation
+from pagefleet_engine.layers.matrix import Matrix, PlainMatrix
+from pagefleet_engine.layers.moe.routing import Routes
+from pagefleet_engine.layers.quantization.form import Form
+from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
+
+
+class GroupedExperts:
+    """Implements `Experts`; nothing in it asks the device, so that graphs may hold it."""
+
+    __slots__ = ("_activation", "_down", "_gate_up", "_num_experts")
+
+    def __init__(self, num_experts: int, activation: Activation) -> None:
+        self._num_experts, self._activation = num_experts, activation
+        self._gate_up, self._down = _Stack(num_experts), _Stack(num_experts)
+
+    def install_gate_up(self, expert: int, matrix: Matrix) -> None:
+        """See Experts."""
+        self._gate_up.put(expert, matrix)
+
+    def install_down(self, expert: int, matrix: Matrix) -> None:
+        """See Experts."""
+        self._down.put(expert, matrix)
+
+    def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
+        """See Experts."""
+        blocks = align_experts(routes.experts_TK, self._num_experts)
+        gated_PG = self._gate_up.product(x_RD, blocks, routes.experts_TK.shape[1], self._activation)
+        out_PD = self._down.product(gated_PG, blocks)
+        return combine_experts(out_PD, routes.weights_TK, routes.experts_TK)
+
+
+class _Stack:
+    """One matrix of every expert, put side by side as they come."""
+
+    __slots__ = ("_block", "_input_scale", "_num_experts", "_rounding", "_scales", "_values_EOI")
+
+    def __init__(self, num_experts: int) -> None:
+        self._num_experts = num_experts
+        self._values_EOI: Tensor | None = None
+        self._scales: Tensor | None = None
+        self._input_scale: Tensor | None = None
+        self._rounding: QuantizeSpec | None = None
+        self._block: int | None = None
+
+    def put(self, expert: int, matrix: Matrix) -> None:
+        """Copy an expert's matrix to its place.
+
+        Raises:
+            ModelLoadError: it is quantized in a way that no kernel multiplies.
+        """
+        if isinstance(matrix, PlainMatrix):
+            values_OI, scales = matrix.weight_OI, None
+        else:
+            assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
+            values_OI, scales = matrix.values_OI, matrix.scales
+            self._set_form(matrix)
+        if self._values_EOI is None:
+            self._values_EOI = values_OI.new_empty(self._num_experts, *values_OI.shape)
+            self._scales = None if scales is None else scales.new_empty(self._num_experts, *scales.shape)
+        self._values_EOI[expert].copy_(values_OI)
+        if scales is not None and self._scales is not None:
+            self._scales[expert].copy_(scales)
+
+    def product(self, x_RI: Tensor, blocks: ExpertBlocks, top_k: int = 1, gate: Activation | None = None) -> Tensor:
+        """See `grouped_matmul`; inputs are rounded first where the experts' scheme says so."""
+        assert self._values_EOI is not None, "the loader fills every expert"
+        weights = ExpertWeights(self._values_EOI, self._scales, self._block)
+        rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
+        return grouped_matmul(rounded, weights, blocks, x_RI.dtype, top_k=top_k, gate=gate)
+
+    def _set_form(self, matrix: QuantizedMatrix) -> None:
+        scheme = matrix.scheme
+        if matrix.form is not Form.SCALED:
+            raise ModelLoadError(f"experts with {scheme.describe()} are not run on a GPU: give another checkpoint")
+        self._block = None if scheme.block is None else scheme.block[1]
+        if scheme.input_scales == "none":
+            return
+        if matrix.input_scale is not None:  # inputs are rounded before they part: with the widest range of any expert
+            seen = matrix.input_scale if self._input_scale is None else self._input_scale
+            self._input_scale = torch.maximum(seen, matrix.input_scale)
+        group = self._block if scheme.input_scales == "group" else None
+        self._rounding = QuantizeSpec(scheme.storage, self._input_scale, group)

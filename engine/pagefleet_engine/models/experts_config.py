@@ -1,0 +1,64 @@
+"""What configurations say of experts, under the names that families gave the same things."""
+
+from __future__ import annotations
+
+from pagefleet_protocol.model_config.shape import ModelShape
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.moe.routing import Routing
+from pagefleet_engine.models.arch import ExpertsArch
+
+# The last is the name of Qwen's, which newer files of the same models have under the first.
+_COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
+_MOST_EXPERTS = 4096
+
+
+def read_counts(shape: ModelShape) -> tuple[int, int]:
+    """How many experts a layer has, and how many of them a token goes to.
+
+    Raises:
+        ModelLoadError: a token would go to more than there are.
+    """
+    fields = shape.fields
+    name = next((name for name in _COUNTS if fields.present(name)), _COUNTS[-1])
+    count, top_k = fields.count(name, high=_MOST_EXPERTS), fields.count("num_experts_per_tok")
+    if top_k > count:
+        raise ModelLoadError(
+            f"{fields.source}: num_experts_per_tok is {top_k}, of {count} experts ({name}): repair the file"
+        )
+    return count, top_k
+
+
+def read_groups(shape: ModelShape, count: int, top_k: int) -> tuple[int, int]:
+    """How many groups of neighbouring experts there are, and how many of them a token may choose from.
+
+    Raises:
+        ModelLoadError: the experts do not divide, or the chosen groups have too few of them.
+    """
+    fields = shape.fields
+    groups, top_groups = fields.count("n_group", 1), fields.count("topk_group", 1)
+    size = count // groups
+    if count % groups or top_groups > groups or top_groups * size < top_k or (top_groups < groups and size < 2):
+        raise ModelLoadError(
+            f"{fields.source}: {top_k} of {count} experts from {top_groups} of {groups} groups (topk_group, n_group) "
+            "cannot be: repair the file"
+        )
+    return groups, top_groups
+
+
+def read_experts(shape: ModelShape, routing: Routing, width: str, *, shared: int = 0, dense: int = 0) -> ExpertsArch:
+    """Experts as wide as the field `width` says, in all layers but the first `dense`; `shared` is the width of what
+    every token goes through."""
+    layers = tuple(layer >= dense for layer in range(shape.num_layers))
+    return ExpertsArch(
+        routing=routing,
+        intermediate_size=shape.fields.count(width),
+        shared_intermediate_size=shared,
+        layers=layers,
+    )
+
+
+def sparse_layers(shape: ModelShape) -> tuple[bool, ...]:
+    """Qwen's: every `decoder_sparse_step`th layer has experts, but for those in `mlp_only_layers`."""
+    step, dense = shape.fields.count("decoder_sparse_step", 1), shape.fields.integers("mlp_only_layers")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(shape.num_layers))

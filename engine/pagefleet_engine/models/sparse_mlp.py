@@ -1,0 +1,136 @@
+"""A mixture of experts in the place of an MLP: a router, experts, and the experts that every token shares.
+
+Shapes: T tokens of the step, D hidden size, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from pagefleet_kernels.quantize import Activations
+from torch import Tensor
+
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.layers.moe.expert_slots import expert_slots
+from pagefleet_engine.layers.moe.experts import Exchange, Experts, HostExperts, WidthExchange
+from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
+from pagefleet_engine.layers.moe.routing import Routes, route
+from pagefleet_engine.layers.norm import Residual
+from pagefleet_engine.layers.shard import own_share
+from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.models.arch import ExpertsArch, ModelArch
+from pagefleet_engine.models.blocks import MLP, Traits
+
+
+class Router:
+    """Which experts get which token. Never quantized; sigmoid gates are computed in float32, as they were trained."""
+
+    def __init__(self, arch: ModelArch, experts: ExpertsArch, corrected: bool, placement: Placement) -> None:
+        """`corrected`: the checkpoint has a correction of the scores."""
+        self._weight_ED: Tensor
+        self._correction_E: Tensor | None = None
+        self._routing = routing = experts.routing
+        dtype = torch.float32 if routing.scoring == "sigmoid" else None
+        columns, count = arch.hidden_size, routing.num_experts
+        self._slots = {"weight": Weight((count,), columns, placement, self._install, dtype=dtype)}
+        if corrected:
+            name = "e_score_correction_bias"
+            self._slots[name] = Weight((count,), None, placement, self._install_correction, dtype=torch.float32)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from self._slots.items()
+
+    def __call__(self, x_TD: Tensor) -> Routes:
+        """The routes of every row, padding included."""
+        logits_TE = F.linear(x_TD.to(self._weight_ED.dtype), self._weight_ED)
+        return route(logits_TE, self._routing, self._correction_E)
+
+    def _install(self, weight_ED: Tensor) -> None:
+        self._weight_ED = weight_ED
+
+    def _install_correction(self, correction_E: Tensor) -> None:
+        self._correction_E = correction_E
+
+
+class SparseMLP:
+    """Implements `FeedForward` by experts; ranks have a part of each expert's width."""
+
+    rounding = None
+    """The router reads its inputs as they are."""
+
+    def __init__(self, arch: ModelArch, experts: ExpertsArch, layer: int, traits: Traits, placement: Placement) -> None:
+        names, hidden = traits.experts, arch.hidden_size
+        self._names = names
+        self._use_kernels = placement.use_kernels
+        # Tells padding: it is written nowhere.
+        self._pages = AttentionSpec(layer=layer, scale=1.0)
+        plain = replace(placement, quantization=None)
+        self._router = Router(arch, experts, traits.router_correction, plain.within(names.router))
+        width = own_share(experts.intermediate_size, placement.tensor, "an expert's MLP", _unit(traits, placement))
+        count = experts.routing.num_experts
+        self._experts: Experts
+        if placement.use_kernels:
+            self._experts = GroupedExperts(count, arch.activation)
+        else:
+            self._experts = HostExperts(count, hidden, width.size, arch.activation)
+        self._slots = (
+            *expert_slots(names.gate_up, count, hidden, (width, width), placement, self._experts.install_gate_up),
+            *expert_slots(names.down, count, width, (hidden,), placement, self._experts.install_down),
+        )
+        self._exchange: Exchange = WidthExchange(placement.tensor)
+        self._shared: MLP | None = None
+        self._shared_gate_1D: Tensor
+        self._shared_gate_slot: Weight | None = None
+        if experts.shared_intermediate_size:
+            shared_arch = replace(arch, intermediate_size=experts.shared_intermediate_size)
+            self._shared = MLP(shared_arch, traits, placement.within(names.shared), leaves_parts=True)
+            if traits.shared_expert_gate:
+                self._shared_gate_slot = Weight((1,), hidden, plain, self._install_shared_gate)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from prefixed(self._names.router, self._router)
+        yield from self._slots
+        if self._shared is not None:
+            yield from prefixed(self._names.shared, self._shared)
+        if self._shared_gate_slot is not None:
+            yield f"{self._names.shared}_gate.weight", self._shared_gate_slot
+
+    def __call__(self, x_TD: Activations, step: AttentionStep) -> Tensor:
+        """See FeedForward."""
+        assert isinstance(x_TD, Tensor), "nothing is rounded unless asked for"
+        routes = self._router(x_TD)
+        if self._use_kernels:  # only graphs have padding
+            routes = routes.without(step.pages(self._pages).slot_mapping_T < 0)
+        sums_TD = self._experts(*self._exchange.prepare(x_TD, routes))
+        if self._shared is not None:
+            shared_TD = self._shared(x_TD, step)
+            if self._shared_gate_slot is not None:
+                shared_TD = F.linear(x_TD, self._shared_gate_1D).sigmoid_() * shared_TD
+            sums_TD += shared_TD
+        return self._exchange.finalize(sums_TD)
+
+    def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
+        """See FeedForward."""
+        out_TD = self(x_TD, step)
+        return (residual_TD, out_TD) if self._use_kernels else (residual_TD.add_(out_TD), None)
+
+    def _install_shared_gate(self, weight_1D: Tensor) -> None:
+        self._shared_gate_1D = weight_1D
+
+
+def _unit(traits: Traits, placement: Placement) -> int:
+    """Rows of both matrices of an expert that share scales; ranks take whole ones."""
+    names = traits.experts
+    if "{}" not in names.gate_up:
+        return 1
+    schemes = (
+        placement.within(names.gate_up.format(0)).scheme(2),
+        placement.within(names.down.format(0)).scheme(1),
+    )
+    return math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))

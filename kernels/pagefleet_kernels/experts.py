@@ -1,0 +1,408 @@
+"""Products of a mixture of experts: every row by the matrices of its own experts, in launches of a fixed shape.
+
+Rows are sorted by expert into blocks that are padded, so that a program multiplies rows of one expert alone; nothing of
+it is known to the host. Source of the form: Gale et al., MegaBlocks, arXiv 2211.15841.
+
+Shapes: R rows, K experts of each, P = R * K pairs of row and expert, E experts, I inputs, O outputs, G gate width,
+M rows of a block, B blocks, D hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_kernels import reference_experts
+from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
+from pagefleet_kernels.activation import Gate, gelu_tanh, sigmoid
+from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.quantize import Activations, Quantized
+from pagefleet_kernels.scaled_matmul import multiplied_type, operand
+from pagefleet_kernels.tuning import MatmulTile, launch_table, tile_warps
+
+_SCAN = 1024
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+MAX_EXPERTS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """The matrices of all experts, side by side."""
+
+    values_EOI: torch.Tensor
+    """A float type, float8_e4m3fn or int8; contiguous."""
+    scales: torch.Tensor | None = None
+    """float32 [E, O], or with a block [E, O / block, I / block], rounded up; None for a float type."""
+    block: int | None = None
+    """Rows and columns that share a scale, a power of two."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertBlocks:
+    """Pairs of row and expert, sorted by expert."""
+
+    pairs_BM: torch.Tensor
+    """int32 [B, M], `row * K + place`; P or more: padding. Of blocks without an expert it holds anything."""
+    experts_B: torch.Tensor
+    """int32, the expert of each block; -1: there is none, nor after it."""
+    num_pairs: int
+    tile: MatmulTile
+
+
+def align_experts(
+    experts_RK: torch.Tensor, num_experts: int, *, tile: MatmulTile | None = None, backend: Backend | None = None
+) -> ExpertBlocks:
+    """Sort the pairs of int32 `experts_RK` by expert; those of an expert below 0 are in no block."""
+    num_pairs, device = experts_RK.numel(), experts_RK.device
+    if experts_RK.dtype != torch.int32 or not experts_RK.is_contiguous() or not 0 < num_experts <= MAX_EXPERTS:
+        raise UnsupportedShapeError(
+            f"experts must be contiguous int32 of 1 to {MAX_EXPERTS}, not {experts_RK.dtype} of {num_experts}"
+        )
+    if tile is None:
+        rows = -(-num_pairs // num_experts)
+        tile = next(tile for tile in launch_table(architecture(device)).experts if rows <= tile.max_rows)
+    m = tile.block_m
+    num_blocks = min(num_pairs, num_pairs // m + num_experts)  # each block has a pair, and each expert one part block
+    if choose_backend(device, backend) == "torch":
+        return ExpertBlocks(*reference_experts.align_experts(experts_RK, num_experts, m, num_blocks), num_pairs, tile)
+    pairs_BM = torch.empty((num_blocks, m), dtype=torch.int32, device=device)
+    experts_B = torch.empty(num_blocks, dtype=torch.int32, device=device)
+    if num_pairs:
+        counts_E = torch.empty(num_experts, dtype=torch.int32, device=device)
+        _count_kernel[(num_experts,)](counts_E, experts_RK, num_pairs, SCAN=_SCAN, **COMPILE_OPTIONS)
+        _place_kernel[(num_experts,)](
+            pairs_BM,
+            experts_B,
+            counts_E,
+            experts_RK,
+            num_pairs,
+            num_blocks,
+            EXPERTS=num_experts,
+            PADDED_EXPERTS=next_power_of_2(num_experts),
+            BLOCK_M=m,
+            SCAN=_SCAN,
+            **COMPILE_OPTIONS,
+        )
+    return ExpertBlocks(pairs_BM, experts_B, num_pairs, tile)
+
+
+def grouped_matmul(
+    x: Activations,
+    weights: ExpertWeights,
+    blocks: ExpertBlocks,
+    out_dtype: torch.dtype,
+    *,
+    top_k: int = 1,
+    gate: Gate | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """Each pair's row by its expert's matrix: a new [P, O] of `out_dtype`; with `gate` it is `act(gate) * up`, [P, G].
+
+    Pair p reads row `p // top_k` of `x`: [P / top_k, I], floats, or rounded as the weights are. Gate and up are the
+    halves of O. Pairs in no block are left as they come. Sums are float32 (int32 for int8).
+    """
+    values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
+    _check(values, scale, weights, blocks, out_dtype, top_k)
+    if choose_backend(values.device, backend) == "torch":
+        return reference_experts.grouped_matmul(
+            values, scale, weights.values_EOI, weights.scales, weights.block, blocks.pairs_BM, blocks.experts_B,
+            out_dtype, blocks.num_pairs, top_k, gate,
+        )  # fmt: skip
+    return _triton_grouped_matmul(values, scale, weights, blocks, out_dtype, top_k, gate)
+
+
+def combine_experts(
+    y_PD: torch.Tensor, weights_RK: torch.Tensor, experts_RK: torch.Tensor, *, backend: Backend | None = None
+) -> torch.Tensor:
+    """`sum over k of weights[r, k] * y[r * K + k]` in float32, a new [R, D] of y's dtype.
+
+    Pairs of an expert below 0 count nothing, whatever y holds there.
+    """
+    num_rows, top_k = weights_RK.shape
+    if y_PD.dim() != 2 or y_PD.shape[0] != num_rows * top_k or not y_PD.is_contiguous():
+        raise UnsupportedShapeError(f"{list(y_PD.shape)} is not a contiguous row for each of {num_rows} x {top_k}")
+    if choose_backend(y_PD.device, backend) == "torch":
+        return reference_experts.combine_experts(y_PD, weights_RK, experts_RK)
+    width = y_PD.shape[1]
+    out_RD = torch.empty((num_rows, width), dtype=y_PD.dtype, device=y_PD.device)
+    if out_RD.numel():
+        block = min(next_power_of_2(width), launch_table(architecture(y_PD.device)).tile_elements)
+        _combine_kernel[(num_rows, -(-width // block))](
+            out_RD,
+            y_PD,
+            weights_RK.contiguous(),
+            experts_RK.contiguous(),
+            WIDTH=width,
+            TOP_K=top_k,
+            BLOCK=block,
+            num_warps=tile_warps(block),
+            **COMPILE_OPTIONS,
+        )
+    return out_RD
+
+
+def _check(
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    weights: ExpertWeights,
+    blocks: ExpertBlocks,
+    out_dtype: torch.dtype,
+    top_k: int,
+) -> None:
+    values = weights.values_EOI
+    if x.dim() != 2 or values.dim() != 3 or x.shape[1] != values.shape[2] or len(x) * top_k != blocks.num_pairs:
+        raise UnsupportedShapeError(
+            f"{list(x.shape)} and {list(values.shape)} must be [P / {top_k}, I] and [E, O, I] of {blocks.num_pairs} "
+            "pairs"
+        )
+    if x.stride(1) != 1 or not values.is_contiguous():
+        raise UnsupportedShapeError("experts' matrices and the last axis of activations must be contiguous")
+    is_byte = values.dtype in (FP8, torch.int8)
+    fits = x.dtype == values.dtype if scale is not None or not is_byte else x.dtype in _FLOATS
+    if not fits or is_byte != (weights.scales is not None) or out_dtype not in _FLOATS:
+        raise UnsupportedShapeError(
+            f"cannot multiply {x.dtype} by experts of {values.dtype} into {out_dtype}: equal types, or floats by fp8 "
+            "or int8 with scales, into a float type are supported"
+        )
+
+
+def _triton_grouped_matmul(
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    weights: ExpertWeights,
+    blocks: ExpertBlocks,
+    out_dtype: torch.dtype,
+    top_k: int,
+    gate: Gate | None,
+) -> torch.Tensor:
+    tile, values, block = blocks.tile, weights.values_EOI, weights.block
+    _, num_rows, num_inputs = values.shape
+    num_outputs = num_rows if gate is None else num_rows // 2
+    out_PO = torch.empty((blocks.num_pairs, num_outputs), dtype=out_dtype, device=x.device)
+    if out_PO.numel() == 0:
+        return out_PO
+    block_n = tile.block_n if gate is None else max(16, tile.block_n // 2)  # of each of two products
+    block_k = tile.block_k // max(1, x.element_size() // 2)  # tables are sized for two bytes at most
+    num_blocks = len(blocks.experts_B)
+    any_scale = blocks.pairs_BM if weights.scales is None else weights.scales
+    _grouped_kernel[(num_blocks * -(-num_outputs // block_n),)](
+        out_PO,
+        as_bytes(x),
+        any_scale if scale is None else scale,
+        as_bytes(values),
+        any_scale,
+        blocks.pairs_BM,
+        blocks.experts_B,
+        blocks.num_pairs,
+        num_blocks,
+        x.stride(0),
+        0 if scale is None or scale.numel() == 1 else scale.stride(0),
+        OUTPUTS=num_outputs,
+        INPUTS=num_inputs,
+        TOP_K=top_k,
+        GATED=gate is not None,
+        GELU=gate == "gelu_tanh",
+        SCALE_BLOCK=block or 0,
+        HAS_SCALES=weights.scales is not None,
+        HAS_X_SCALE=scale is not None,
+        X_IS_FP8=x.dtype == FP8,
+        WEIGHT_IS_FP8=values.dtype == FP8,
+        NATIVE=has_native_fp8(x.device),
+        dot_type=multiplied_type(x),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=min(block_k, block or block_k, max(32, next_power_of_2(num_inputs))),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **COMPILE_OPTIONS,
+    )
+    return out_PO
+
+
+@jit(do_not_specialize=("num_pairs",))
+def _count_kernel(counts_ptr, experts_ptr, num_pairs, SCAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program per expert: how many pairs it has."""
+    expert = tl.program_id(0)
+    index = tl.arange(0, SCAN)
+    count = tl.zeros((SCAN,), tl.int32)
+    for start in range(0, num_pairs, SCAN):
+        found = tl.load(experts_ptr + start + index, mask=index < num_pairs - start, other=-1)
+        count += (found == expert).to(tl.int32)
+    tl.store(counts_ptr + expert, tl.sum(count, axis=0))
+
+
+@jit(do_not_specialize=("num_pairs", "num_blocks"))
+def _place_kernel(  # type: ignore[no-untyped-def]
+    pairs_ptr,
+    block_experts_ptr,
+    counts_ptr,
+    experts_ptr,
+    num_pairs,
+    num_blocks,
+    EXPERTS: tl.constexpr,
+    PADDED_EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SCAN: tl.constexpr,
+):
+    """One program per expert: its pairs into its blocks, in their own order; the last one also ends the blocks."""
+    expert = tl.program_id(0)
+    other = tl.arange(0, PADDED_EXPERTS)
+    counts = tl.load(counts_ptr + other, mask=other < EXPERTS, other=0)
+    held = (counts + BLOCK_M - 1) // BLOCK_M
+    first = tl.sum(tl.where(other < expert, held, 0), axis=0)
+    after = first + tl.sum(tl.where(other == expert, held, 0), axis=0)
+    index = tl.arange(0, SCAN)
+    for start in range(first, after, SCAN):
+        tl.store(block_experts_ptr + start + index, expert + index * 0, mask=index < after - start)
+    if expert == EXPERTS - 1:
+        for start in range(after, num_blocks, SCAN):
+            tl.store(block_experts_ptr + start + index, index * 0 - 1, mask=index < num_blocks - start)
+    place = first * BLOCK_M
+    for start in range(0, num_pairs, SCAN):
+        found = tl.load(experts_ptr + start + index, mask=index < num_pairs - start, other=-1)
+        own = (found == expert).to(tl.int32)
+        tl.store(pairs_ptr + place + tl.cumsum(own, axis=0) - 1, start + index, mask=own > 0)
+        place += tl.sum(own, axis=0)
+    padding = place + tl.arange(0, BLOCK_M)
+    tl.store(pairs_ptr + padding, num_pairs + padding * 0, mask=padding < after * BLOCK_M)
+
+
+@jit(do_not_specialize=("num_pairs", "num_blocks", "stride_x_scale"))
+def _grouped_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    x_ptr,
+    x_scale_ptr,
+    weight_ptr,
+    weight_scale_ptr,
+    pairs_ptr,
+    block_experts_ptr,
+    num_pairs,
+    num_blocks,
+    stride_x,
+    stride_x_scale,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    HAS_X_SCALE: tl.constexpr,
+    X_IS_FP8: tl.constexpr,
+    WEIGHT_IS_FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    dot_type: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program per block of pairs and tile of outputs. Neighbours have the same outputs of mostly one expert, and
+    so share weights."""
+    program = tl.program_id(0)
+    block = program % num_blocks
+    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    if expert < 0:
+        return
+    pair = tl.load(pairs_ptr + block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))
+    inside_m = pair < num_pairs
+    row = (pair // TOP_K).to(tl.int64)
+    n = (program // num_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_n = n < OUTPUTS
+    k = tl.arange(0, BLOCK_K)
+    rows: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+    x_tile_ptr = x_ptr + row[:, None] * stride_x + k[None, :]
+    weight_tile_ptr = weight_ptr + (expert * rows + n)[None, :] * INPUTS + k[:, None]
+    total: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
+    sums = tl.zeros((BLOCK_M, BLOCK_N), total if SCALE_BLOCK == 0 else tl.float32)
+    up_sums = tl.zeros((BLOCK_M, BLOCK_N), total if SCALE_BLOCK == 0 else tl.float32)
+    size: tl.constexpr = SCALE_BLOCK if SCALE_BLOCK > 0 else 1
+    block_rows: tl.constexpr = (rows + size - 1) // size
+    columns: tl.constexpr = (INPUTS + size - 1) // size if SCALE_BLOCK > 0 else 1
+    up_scales: tl.constexpr = OUTPUTS // size * columns
+    scale_ptr = weight_scale_ptr + (expert * block_rows + n // size) * columns
+    x_scale = tl.full((BLOCK_M,), 1.0, tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        inside_k = k < INPUTS - start
+        inside = inside_k[:, None] & inside_n[None, :]
+        x = tl.load(x_tile_ptr + start, mask=inside_m[:, None] & inside_k[None, :], other=0)
+        x = operand(x, X_IS_FP8, NATIVE, dot_type)
+        if SCALE_BLOCK > 0 and HAS_X_SCALE:
+            x_scale_tile_ptr = x_scale_ptr + row * stride_x_scale + start // size
+            x_scale = tl.load(x_scale_tile_ptr, mask=inside_m, other=0.0)
+        tile_scale_ptr = scale_ptr + start // size
+        sums = _add_product(
+            sums, x, x_scale, weight_tile_ptr + start, inside, tile_scale_ptr, inside_n,
+            WEIGHT_IS_FP8, NATIVE, dot_type, SCALE_BLOCK > 0,
+        )  # fmt: skip
+        if GATED:
+            up_sums = _add_product(
+                up_sums, x, x_scale, weight_tile_ptr + OUTPUTS * INPUTS + start, inside, tile_scale_ptr + up_scales,
+                inside_n, WEIGHT_IS_FP8, NATIVE, dot_type, SCALE_BLOCK > 0,
+            )  # fmt: skip
+    out, up = sums.to(tl.float32), up_sums.to(tl.float32)
+    if HAS_SCALES and SCALE_BLOCK == 0:
+        if HAS_X_SCALE:
+            x_scale = tl.load(x_scale_ptr + row * stride_x_scale, mask=inside_m, other=0.0)
+        out *= x_scale[:, None] * tl.load(scale_ptr, mask=inside_n, other=0.0)[None, :]
+        if GATED:
+            up *= x_scale[:, None] * tl.load(scale_ptr + up_scales, mask=inside_n, other=0.0)[None, :]
+    if GATED:
+        out = _activate(out, GELU) * up
+    out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
+    tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@jit()
+def _activate(x, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
+    return gelu_tanh(x) if GELU else x * sigmoid(x)
+
+
+@jit()
+def _add_product(  # type: ignore[no-untyped-def]
+    sums,
+    x,
+    x_scale,
+    weight_ptr,
+    inside,
+    scale_ptr,
+    inside_n,
+    WEIGHT_IS_FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    dot_type: tl.constexpr,
+    BLOCKED: tl.constexpr,
+):
+    """`sums` and the product of a tile of rows with one of weights, scaled at once where scales are of blocks."""
+    weight = operand(tl.load(weight_ptr, mask=inside, other=0), WEIGHT_IS_FP8, NATIVE, dot_type)
+    total: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
+    if BLOCKED:
+        scale = tl.load(scale_ptr, mask=inside_n, other=0.0)
+        part = tl.dot(x, weight, out_dtype=total, input_precision="ieee").to(tl.float32)
+        sums += part * (x_scale[:, None] * scale[None, :])
+    else:
+        sums = tl.dot(x, weight, sums, out_dtype=total, input_precision="ieee")
+    return sums
+
+
+@jit()
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    y_ptr,
+    weights_ptr,
+    experts_ptr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in range(TOP_K):
+        pair = row * TOP_K + place
+        found = tl.load(experts_ptr + pair) >= 0
+        y = tl.load(y_ptr + pair * WIDTH + column, mask=inside & found, other=0.0).to(tl.float32)
+        total += tl.where(found, tl.load(weights_ptr + pair), 0.0) * y
+    tl.store(out_ptr + row * WIDTH + column, total.to(out_ptr.dtype.element_ty), mask=inside)

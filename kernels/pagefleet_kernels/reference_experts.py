@@ -1,0 +1,67 @@
+"""The torch twins of `experts`: an expert at a time, over the rows that are its own. Shapes as there."""
+
+from __future__ import annotations
+
+import torch
+
+from pagefleet_kernels import reference
+
+
+def align_experts(
+    experts_RK: torch.Tensor, num_experts: int, block_m: int, num_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Twin of `experts.align_experts`: pairs and experts of the blocks."""
+    found_P, pair_P = experts_RK.flatten().sort(stable=True)
+    pair_P, found_P = pair_P[found_P >= 0], found_P[found_P >= 0].long()
+    counts_E = torch.bincount(found_P, minlength=num_experts)
+    held_E = (counts_E + block_m - 1) // block_m
+    experts_B = torch.full((num_blocks,), -1, dtype=torch.int32, device=experts_RK.device)
+    owners = torch.arange(num_experts, device=experts_RK.device).repeat_interleave(held_E)
+    experts_B[: len(owners)] = owners.to(torch.int32)
+    pairs_BM = torch.full((num_blocks, block_m), experts_RK.numel(), dtype=torch.int32, device=experts_RK.device)
+    # Where an expert's first pair goes, less where it stands among the sorted ones.
+    shift_E = (held_E.cumsum(0) - held_E) * block_m - (counts_E.cumsum(0) - counts_E)
+    place_P = torch.arange(len(pair_P), device=experts_RK.device) + shift_E[found_P]
+    pairs_BM.view(-1)[place_P] = pair_P.to(torch.int32)
+    return pairs_BM, experts_B
+
+
+def grouped_matmul(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    values_EOI: torch.Tensor,
+    scales: torch.Tensor | None,
+    block: int | None,
+    pairs_BM: torch.Tensor,
+    experts_B: torch.Tensor,
+    out_dtype: torch.dtype,
+    num_pairs: int,
+    top_k: int,
+    gate: str | None,
+) -> torch.Tensor:
+    """Twin of `experts.grouped_matmul`; pairs in no block are zero."""
+    num_rows = values_EOI.shape[1]
+    out_PO = x.new_zeros((num_pairs, num_rows if gate is None else num_rows // 2), dtype=out_dtype)
+    for expert in sorted(set(experts_B.tolist())):
+        if expert < 0:
+            continue
+        pair_N = pairs_BM[experts_B == expert].flatten()
+        pair_N = pair_N[pair_N < num_pairs].long()
+        row_N = pair_N // top_k
+        scale = x_scale if x_scale is None or x_scale.numel() == 1 else x_scale[row_N]
+        if scales is None:
+            product = x[row_N].float() @ values_EOI[expert].float().t()
+        else:
+            own = scales[expert] if block is not None else scales[expert][None]
+            wide = scale if scale is None or block is not None else scale.reshape(-1, 1)
+            product = reference.scaled_matmul(x[row_N], wide, values_EOI[expert], own, None, torch.float32, block)
+        out_PO[pair_N] = (product if gate is None else reference.gated_activation(product, gate)).to(out_dtype)
+    return out_PO
+
+
+def combine_experts(y_PD: torch.Tensor, weights_RK: torch.Tensor, experts_RK: torch.Tensor) -> torch.Tensor:
+    """Twin of `experts.combine_experts`."""
+    num_rows, top_k = weights_RK.shape
+    found_RK1 = (experts_RK >= 0)[..., None]
+    y_RKD = y_PD.view(num_rows, top_k, -1).float().masked_fill(~found_RK1, 0.0)
+    return (y_RKD * weights_RK[..., None].masked_fill(~found_RK1, 0.0)).sum(1).to(y_PD.dtype)

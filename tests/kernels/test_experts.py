@@ -1,0 +1,159 @@
+"""Products of experts: kernels against twins, twins against each row's own matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pagefleet_kernels.activation import Gate
+from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.experts import (
+    ExpertBlocks,
+    ExpertWeights,
+    align_experts,
+    combine_experts,
+    grouped_matmul,
+)
+from pagefleet_kernels.fp8 import FP8
+from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize
+
+BACKENDS: tuple[Backend, ...] = ("triton", "torch")
+FORMS = ("float", "fp8", "fp8 static", "fp8 block", "int8", "weights alone", "weights alone in blocks")
+BLOCK = 32
+
+
+def choose(rows: int, top_k: int, num_experts: int, device: torch.device) -> torch.Tensor:
+    """Different experts for each row, the first third of the experts most; the last row goes nowhere."""
+    generator = torch.Generator().manual_seed(rows)
+    liking = torch.rand(rows, num_experts, generator=generator)
+    liking[:, : num_experts // 3] += 0.3
+    experts = liking.topk(top_k, -1).indices.to(torch.int32)
+    experts[-1:] = -1
+    return experts.to(device)
+
+
+def members(blocks: ExpertBlocks) -> dict[int, list[int]]:
+    """Pairs by expert, as the blocks have them."""
+    found: dict[int, list[int]] = {}
+    for expert, pairs in zip(blocks.experts_B.tolist(), blocks.pairs_BM.tolist(), strict=True):
+        if expert >= 0:
+            own = [pair for pair in pairs if pair < blocks.num_pairs]
+            assert own, "no block is empty"
+            found.setdefault(expert, []).extend(own)
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("rows", "top_k", "num_experts"), [(1, 1, 1), (2, 2, 5), (40, 3, 7), (700, 4, 60)])
+def test_every_pair_is_in_a_block_of_its_expert(
+    rows: int, top_k: int, num_experts: int, backend: Backend, device: torch.device
+) -> None:
+    experts = choose(rows, top_k, num_experts, device)
+    blocks = align_experts(experts, num_experts, backend=backend)
+    flat = experts.flatten().tolist()
+    expected = {one: [pair for pair, found in enumerate(flat) if found == one] for one in set(flat) - {-1}}
+    assert members(blocks) == expected
+    owners = blocks.experts_B.tolist()
+    assert owners[: len(owners) - owners.count(-1)] == sorted(one for one in owners if one >= 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nobody_goes_anywhere(backend: Backend, device: torch.device) -> None:
+    blocks = align_experts(torch.full((3, 2), -1, dtype=torch.int32, device=device), 4, backend=backend)
+    assert members(blocks) == {}
+    assert align_experts(torch.empty(0, 2, dtype=torch.int32, device=device), 4, backend=backend).num_pairs == 0
+
+
+def weights_in(form: str, weight: torch.Tensor) -> tuple[ExpertWeights, torch.Tensor]:
+    """Experts' matrices in a form, and the numbers that they stand for."""
+    if form == "float":
+        return ExpertWeights(weight), weight.float()
+    dtype = torch.int8 if form == "int8" else FP8
+    flat = weight.flatten(0, 1)
+    if "block" not in form:
+        values, scales = quantize(flat, QuantizeSpec(dtype), backend="torch")
+        stored = values.view(weight.shape), scales.view(weight.shape[:2])
+        return ExpertWeights(*stored), stored[0].float() * stored[1][..., None]
+    values = quantize(flat, QuantizeSpec(dtype), backend="torch").values.view(weight.shape)
+    experts, rows, columns = weight.shape
+    scales = torch.rand(experts, -(-rows // BLOCK), -(-columns // BLOCK), device=weight.device) / 64
+    large = scales.repeat_interleave(BLOCK, 1)[:, :rows].repeat_interleave(BLOCK, 2)[..., :columns]
+    return ExpertWeights(values, scales, BLOCK), values.float() * large
+
+
+def inputs_in(form: str, x: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+    """Activations in a form, and the numbers that they stand for."""
+    if form == "float" or form.startswith("weights"):
+        return x, x.float()
+    static = torch.tensor([0.02], device=x.device) if "static" in form else None
+    spec = QuantizeSpec(torch.int8 if form == "int8" else FP8, static, BLOCK if "block" in form else None)
+    rounded = quantize(x, spec, backend="torch")
+    scale = rounded.scale
+    wide = scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]] if "block" in form else scale
+    return rounded, rounded.values.float() * wide
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "top_k", "width", "inputs"), [(1, 2, 32, 48), (23, 3, 96, 72)])
+def test_products(
+    form: str, gate: Gate | None, rows: int, top_k: int, width: int, inputs: int, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    num_experts = 5
+    experts = choose(rows + 1, top_k, num_experts, device)
+    outputs = width if gate is None else 2 * width
+    weights, meant = weights_in(form, torch.randn(num_experts, outputs, inputs, device=device) / 8)
+    x, numbers = inputs_in(form, torch.randn(rows + 1, inputs, device=device))
+    used = experts.flatten() >= 0
+    expected = torch.einsum("poi,pi->po", meant[experts.flatten().clamp(0)], numbers.repeat_interleave(top_k, 0))
+    if gate is not None:
+        first, up = expected.chunk(2, -1)
+        act = torch.nn.functional
+        expected = (act.silu(first) if gate == "silu" else act.gelu(first, approximate="tanh")) * up
+    for backend in BACKENDS:
+        blocks = align_experts(experts, num_experts, backend=backend)
+        out = grouped_matmul(x, weights, blocks, torch.float32, top_k=top_k, gate=gate, backend=backend)
+        assert out.shape == (len(used), width)
+        torch.testing.assert_close(out[used], expected[used], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_their_own(backend: Backend, device: torch.device) -> None:
+    """The second product reads a row for each pair, in bfloat16."""
+    torch.manual_seed(1)
+    experts = choose(9, 2, 3, device)
+    weight = torch.randn(3, 40, 64, device=device, dtype=torch.bfloat16) / 8
+    x = torch.randn(18, 64, device=device, dtype=torch.bfloat16)
+    blocks = align_experts(experts, 3, backend=backend)
+    out = grouped_matmul(x, ExpertWeights(weight), blocks, torch.bfloat16, backend=backend)
+    expected = torch.einsum("poi,pi->po", weight.float()[experts.flatten().clamp(0)], x.float())
+    used = experts.flatten() >= 0
+    torch.testing.assert_close(out[used].float(), expected[used], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_leave_out_what_went_nowhere(backend: Backend, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(2)
+    experts, weights = choose(5, 3, 6, device), torch.rand(5, 3, device=device)
+    y = torch.randn(15, 70, device=device).to(dtype)
+    y[-3:] = torch.nan
+    out = combine_experts(y, weights, experts, backend=backend)
+    expected = (y.float().view(5, 3, 70) * weights[..., None]).sum(1).nan_to_num(0.0)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+
+
+def test_what_does_not_fit_is_told(device: torch.device) -> None:
+    experts = choose(4, 2, 3, device)
+    blocks = align_experts(experts, 3)
+    with pytest.raises(UnsupportedShapeError, match="must be contiguous int32 of 1 to 4096"):
+        align_experts(experts.long(), 3)
+    with pytest.raises(UnsupportedShapeError, match="of 8 pairs"):
+        grouped_matmul(torch.zeros(5, 8, device=device), ExpertWeights(torch.zeros(3, 4, 8)), blocks, torch.float32)
+    weights = ExpertWeights(torch.zeros(3, 4, 8, dtype=torch.int8))
+    with pytest.raises(UnsupportedShapeError, match=r"by experts of torch\.int8"):
+        grouped_matmul(torch.zeros(8, 8, device=device), weights, blocks, torch.float32)
+    with pytest.raises(UnsupportedShapeError, match="is not a contiguous row for each of 4 x 2"):
+        combine_experts(torch.zeros(7, 8, device=device), torch.zeros(4, 2, device=device), experts)
