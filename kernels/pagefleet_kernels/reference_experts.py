@@ -63,5 +63,5 @@ def combine_experts(y_PD: torch.Tensor, weights_RK: torch.Tensor, experts_RK: to
     """Twin of `experts.combine_experts`."""
     num_rows, top_k = weights_RK.shape
     found_RK1 = (experts_RK >= 0)[..., None]
-    y_RKD = y_PD.view(num_rows, top_k, -1).float().masked_fill(~found_RK1, 0.0)
+    y_RKD = y_PD.view(num_rows, top_k, y_PD.shape[1]).float().masked_fill(~found_RK1, 0.0)
     return (y_RKD * weights_RK[..., None].masked_fill(~found_RK1, 0.0)).sum(1).to(y_PD.dtype)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 
+GroupScore = Literal["max", "top2"]
+
 NOWHERE = -1
 """The expert of a row that is padding."""
 _SMALLEST_SUM = 1e-20
@@ -36,7 +38,7 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     """Groups of neighbouring experts that a token may choose from."""
-    group_score: Literal["max", "top2"] = "top2"
+    group_score: GroupScore = "top2"
     """What ranks a group: its best expert, or the sum of its best two."""
     jitter: float = 0.0
     """SparseMixer: scores further below the best than twice this share of it take no part."""

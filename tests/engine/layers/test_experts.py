@@ -1,0 +1,152 @@
+"""Every way between ranks with every form of experts, against each token's own matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine.layers.linear_kernel import activate
+from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, expert_slots
+from pagefleet_engine.layers.moe.experts import Exchange, Experts, HostExperts, WidthExchange
+from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
+from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.shard import own_share
+from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.weight_map import weight_map
+from pagefleet_engine.ranks.group import RankGroup
+from torch import Tensor
+
+from tests.fakes.ranks import on_ranks
+
+NUM_EXPERTS, HIDDEN, WIDTH, TOP_K, ROWS, BLOCK = 6, 64, 96, 3, 9, 16
+SCHEMES: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "fp8 tensor": {"number": "fp8", "weight_scales": "tensor", "input_scales": "token"},
+    "fp8 tensor, fixed": {"number": "fp8", "weight_scales": "tensor", "input_scales": "tensor"},
+    "fp8 channel": {"number": "fp8", "weight_scales": "channel", "input_scales": "token"},
+    "fp8 block": {"number": "fp8", "weight_scales": "block", "input_scales": "group", "block": (BLOCK, BLOCK)},
+    "fp8 weights alone": {"number": "fp8", "weight_scales": "channel", "input_scales": "none"},
+    "int8": {"number": "int8", "weight_scales": "channel", "input_scales": "token"},
+    "fp8 on load": {"number": "fp8", "weight_scales": "channel", "input_scales": "token", "on_load": True},
+}
+EXPERTS: dict[str, Callable[[int], Experts]] = {
+    "host": lambda width: HostExperts(NUM_EXPERTS, HIDDEN, width, "silu"),
+    "grouped": lambda width: GroupedExperts(NUM_EXPERTS, "silu"),
+}
+EXCHANGES: dict[str, Callable[[RankGroup], Exchange]] = {"width": WidthExchange}
+
+
+def checkpoint(scheme: QuantizationScheme | None) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+    """Tensors by name, and each expert's gate, up and down as the numbers that they stand for."""
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = {}
+    meant = []
+    for expert in range(NUM_EXPERTS):
+        parts = []
+        for part, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
+            weight, name = torch.randn(shape, generator=generator) / 8, f"experts.{expert}.{part}_proj"
+            if scheme is not None and not scheme.on_load:
+                scale_shape = {"tensor": (1,), "channel": (shape[0], 1)}.get(
+                    scheme.weight_scales, (shape[0] // BLOCK, shape[1] // BLOCK)
+                )
+                scale = (1 + torch.rand(scale_shape, generator=generator)) / 512
+                wide = scale if scheme.block is None else scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+                stored = (weight / wide).clamp(-127, 127)
+                stored = (stored.round() if scheme.number == "int8" else stored).to(scheme.storage)
+                tensors |= {f"{name}.weight": stored, f"{name}.weight_scale": scale}
+                if scheme.input_scales == "tensor":
+                    tensors[f"{name}.input_scale"] = torch.tensor([0.03])
+                weight = stored.float() * wide
+            else:
+                tensors[f"{name}.weight"] = weight
+            parts.append(weight)
+        meant.append((parts[0], parts[1], parts[2]))
+    return tensors, meant
+
+
+def routes() -> Routes:
+    """Of nine rows; the last goes nowhere, and nobody to the second expert."""
+    generator = torch.Generator().manual_seed(1)
+    liking = torch.rand(ROWS, NUM_EXPERTS, generator=generator)
+    liking[:, 1] = -1
+    experts = liking.topk(TOP_K, -1).indices.to(torch.int32)
+    experts[-1] = NOWHERE
+    return Routes(torch.rand(ROWS, TOP_K, generator=generator), experts)
+
+
+def expected(x: Tensor, meant: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Row by row, expert by expert."""
+    out, found = torch.zeros_like(x), routes()
+    for row, (experts, weights) in enumerate(zip(found.experts_TK.tolist(), found.weights_TK.tolist(), strict=True)):
+        for expert, weight in zip(experts, weights, strict=True):
+            if expert != NOWHERE:
+                gate, up, down = meant[expert]
+                out[row] += weight * (down @ (activate(gate @ x[row], "silu") * (up @ x[row])))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("form", SCHEMES)
+@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@torch.inference_mode()
+def test_every_combination(exchange: str, kind: str, form: str, size: int) -> None:
+    fields = SCHEMES[form]
+    scheme = None if fields is None else QuantizationScheme(**fields)
+    tensors, meant = checkpoint(scheme)
+    quantization = None if scheme is None else Quantization(rules=(Rule(("Linear",), scheme),))
+    x = torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+    @torch.inference_mode()
+    def rank(ranks: RankGroup) -> Tensor:
+        place = Placement(torch.float32, torch.device("cpu"), kind == "grouped", quantization, tensor=ranks)
+        width = own_share(WIDTH, ranks, "experts", BLOCK)
+        experts, way = EXPERTS[kind](width.size), EXCHANGES[exchange](ranks)
+        names = EXPERT_NAMES
+        slots = [
+            *expert_slots(names.gate_up, NUM_EXPERTS, HIDDEN, (width, width), place, experts.install_gate_up),
+            *expert_slots(names.down, NUM_EXPERTS, width, (HIDDEN,), place, experts.install_down),
+        ]
+        destinations = weight_map(slots)
+        assert destinations.keys() == tensors.keys()
+        for name, destination in destinations.items():
+            destination.weight.fill(destination.part, tensors[name])
+        return way.finalize(experts(*way.prepare(x, routes())))
+
+    found = on_ranks(size, rank)
+    assert all(torch.equal(one, found[0]) for one in found)
+    wanted = expected(x, meant)
+    exact = scheme is None or (scheme.input_scales == "none" and not scheme.on_load)
+    error = (found[0] - wanted).abs().max() / wanted.abs().max()
+    assert error < (1e-5 if exact else 0.1), f"{error}"
+    assert not found[0][-1].any()
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+@torch.inference_mode()
+def test_no_rows_and_none_that_go_anywhere(kind: str) -> None:
+    tensors, _ = checkpoint(None)
+    place = Placement(torch.float32, torch.device("cpu"), kind == "grouped")
+    experts = EXPERTS[kind](WIDTH)
+    for name, destination in weight_map(
+        [
+            *expert_slots(EXPERT_NAMES.gate_up, NUM_EXPERTS, HIDDEN, (WIDTH, WIDTH), place, experts.install_gate_up),
+            *expert_slots(EXPERT_NAMES.down, NUM_EXPERTS, WIDTH, (HIDDEN,), place, experts.install_down),
+        ]
+    ).items():
+        destination.weight.fill(destination.part, tensors[name])
+    nowhere = Routes(torch.rand(2, TOP_K), torch.full((2, TOP_K), NOWHERE, dtype=torch.int32))
+    assert not experts(torch.ones(2, HIDDEN), nowhere).any()
+    nobody = Routes(torch.rand(0, TOP_K), torch.empty(0, TOP_K, dtype=torch.int32))
+    assert experts(torch.ones(0, HIDDEN), nobody).shape == (0, HIDDEN)

@@ -1,0 +1,92 @@
+"""Which experts a token goes to, and how much each counts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagefleet_engine.layers.moe.routing import NOWHERE, GroupScore, Routes, Routing, Scoring, route
+from torch import Tensor
+
+from tests.example_counts import examples
+
+
+def random_logits(rows: int, experts: int, seed: int) -> Tensor:
+    return torch.randn(rows, experts, generator=torch.Generator().manual_seed(seed))
+
+
+def as_dict(routes: Routes) -> list[dict[int, float]]:
+    """Weight by expert, for each row."""
+    pairs = zip(routes.experts_TK.tolist(), routes.weights_TK.tolist(), strict=True)
+    return [dict(zip(experts, weights, strict=True)) for experts, weights in pairs]
+
+
+def test_softmax_keeps_what_all_experts_left() -> None:
+    (found,) = as_dict(route(torch.tensor([[0.0, math.log(2), math.log(5)]]), Routing(num_experts=3, top_k=2)))
+    assert found == pytest.approx({2: 5 / 8, 1: 2 / 8})
+
+
+def test_renormalised_weights_add_up_to_the_scale() -> None:
+    routing = Routing(num_experts=3, top_k=2, renormalize=True, scale=3.0)
+    (found,) = as_dict(route(torch.tensor([[0.0, math.log(2), math.log(5)]]), routing))
+    assert found == pytest.approx({2: 15 / 7, 1: 6 / 7})
+
+
+def test_a_correction_chooses_and_does_not_weigh() -> None:
+    routing = Routing(num_experts=3, top_k=1, scoring="sigmoid", scale=2.0)
+    (found,) = as_dict(route(torch.tensor([[0.0, 1.0, 2.0]]), routing, torch.tensor([1.0, 0.0, 0.0])))
+    assert found == pytest.approx({0: 1.0})
+
+
+@pytest.mark.parametrize(("group_score", "expected"), [("max", {0, 1}), ("top2", {4, 5})])
+def test_groups_are_ranked_first(group_score: GroupScore, expected: set[int]) -> None:
+    """The first of three groups has the best expert, the last the best two."""
+    scores = torch.tensor([[0.01, 0.9, 0.02, 0.2, 0.6, 0.5]])
+    routing = Routing(num_experts=6, top_k=2, scoring="sigmoid", num_groups=3, top_groups=1, group_score=group_score)
+    (found,) = as_dict(route(scores.logit(), routing))
+    assert set(found) == expected
+
+
+def test_sparsemixer_weighs_what_is_near() -> None:
+    """Of scores 4, 3.95 and 1 the first two are within a fiftieth of the best; then the second is alone."""
+    routing = Routing(num_experts=3, top_k=2, scoring="sparsemixer", jitter=0.01)
+    (found,) = as_dict(route(torch.tensor([[4.0, 3.95, 1.0]]), routing))
+    assert found == pytest.approx({0: 1 / (1 + math.exp(-0.05)), 1: 1.0})
+
+
+def test_padding_goes_nowhere() -> None:
+    routes = route(random_logits(3, 4, 0), Routing(num_experts=4, top_k=2))
+    padded = routes.without(torch.tensor([False, True, False]))
+    assert padded.experts_TK[1].tolist() == [NOWHERE, NOWHERE]
+    assert torch.equal(padded.experts_TK[::2], routes.experts_TK[::2])
+
+
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from(("softmax", "sigmoid")),
+    st.integers(1, 4),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16)),
+)
+@settings(max_examples=examples(60))
+def test_rows_are_alone(seed: int, scoring: Scoring, top_groups: int, renormalize: bool, dtype: torch.dtype) -> None:
+    """Experts differ within a row and lie in few groups; a row with no numbers leaves the others as they are."""
+    routing = Routing(
+        num_experts=16, top_k=3, scoring=scoring, renormalize=renormalize, num_groups=4, top_groups=top_groups
+    )
+    logits, correction = random_logits(5, 16, seed).to(dtype), random_logits(1, 16, seed + 1)[0]
+    routes = route(logits, routing, correction)
+    for experts in routes.experts_TK.tolist():
+        assert len(set(experts)) == 3
+        assert len({expert // 4 for expert in experts}) <= top_groups
+    if renormalize:
+        torch.testing.assert_close(routes.weights_TK.sum(-1), torch.ones(5))
+    logits[2] = torch.nan
+    broken = route(logits, routing, correction)
+    assert ((broken.experts_TK >= 0) & (broken.experts_TK < 16)).all()
+    others = torch.tensor([0, 1, 3, 4])
+    assert torch.equal(broken.experts_TK[others], routes.experts_TK[others])
+    assert torch.equal(broken.weights_TK[others], routes.weights_TK[others])
