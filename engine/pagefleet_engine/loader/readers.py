@@ -152,7 +152,7 @@ class PinnedReader:
                 if stored == room.dtype:
                     room.copy_(source, non_blocking=True)
                 else:  # the type changes on the GPU
-                    room.copy_(source.to(self._device, non_blocking=True))
+                    room.copy_(room.new_empty(room.shape, dtype=stored).copy_(source, non_blocking=True))
                 copied.record(self._stream)
         finally:
             self._buffers.put((buffer, copied))
