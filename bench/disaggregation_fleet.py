@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +52,12 @@ class EngineSpec:
 
     name: str
     core: int
-    """That it is bound to."""
+    """That it is bound to; the first of them, where it has several ranks."""
     role: KvRole | None = None
     """None: it computes whole requests and passes no K/V."""
     send_type: str = "put_async"
+    ranks: int = 1
+    """Tensor ranks, with a core each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,10 @@ class Fleet:
         self.engines: dict[str, Process] = {}
         for spec in specs:
             port = ports.take()
-            command = [*_bound_to(spec.core), *self._engine_command(model, spec, limits, port)]
+            command = [
+                *_bound_to(range(spec.core, spec.core + spec.ranks)),
+                *self._engine_command(model, spec, limits, port),
+            ]
             engine = self.engines[spec.name] = Process(spec.name, command, port, folder)
             self._stack.callback(engine.stop)
 
@@ -220,7 +225,8 @@ class Fleet:
             "port": port,
             "served-model-name": MODEL,
             "dtype": "float32",
-            "num-threads": 1,
+            "num-threads": spec.ranks,
+            "tensor-parallel-size": spec.ranks,
             "max-model-len": limits.max_model_len,
             "max-num-batched-tokens": limits.max_num_batched_tokens,
             "num-kv-blocks": limits.num_kv_blocks,
@@ -235,5 +241,5 @@ class Fleet:
         return [sys.executable, "-m", "pagefleet_engine.cli", str(model), *words]
 
 
-def _bound_to(core: int) -> tuple[str, ...]:
-    return ("taskset", "-c", str(core))
+def _bound_to(cores: Iterable[int]) -> tuple[str, ...]:
+    return ("taskset", "-c", ",".join(map(str, cores)))

@@ -30,15 +30,20 @@ SENT = {
     "put": "`put`: at the end",
     "get": "`get`: when fetched, at the end",
 }
+RANKS = {
+    "1_to_1": "from one rank to one",
+    "2_to_1": "from two ranks to one",
+    "1_to_2": "from one rank to two",
+}
 
 
-def transfer_table(figures: Mapping[str, Any]) -> str:
-    """Return the medians of `disaggregation.json`, a row for each way of sending."""
+def transfer_table(figures: Mapping[str, Any], ways: Mapping[str, str] = SENT) -> str:
+    """Return the medians of `disaggregation.json`, or of the same over ranks, a row for each way."""
     lines = [
         "| blocks are sent | first token, s | of one engine, s | exposed, share of the first | MB | answers equal |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name, label in SENT.items():
+    for name, label in ways.items():
         found = figures[name]
         equal = f"{found['equal_answers']:.0f} of {len(found['ttft_s'])}"
         lines.append(
@@ -122,8 +127,13 @@ def main() -> None:
     """Fill the files from the results."""
     transfer = json.loads((RESULTS / "disaggregation.json").read_text())["figures"]
     sweep = json.loads((RESULTS / "disaggregation_sweep.json").read_text())["figures"]["by_length"]
+    ranks = json.loads((RESULTS / "disaggregation_ranks.json").read_text())["figures"]
     figures = ("transfer figures", transfer_table(transfer))
-    write(ROOT / "docs" / "disaggregation.md", [figures, ("sweep figures", f"{sweep_table(sweep)}\n\n{PICTURE}")])
+    over_ranks = ("rank figures", transfer_table(ranks, RANKS))
+    write(
+        ROOT / "docs" / "disaggregation.md",
+        [figures, over_ranks, ("sweep figures", f"{sweep_table(sweep)}\n\n{PICTURE}")],
+    )
     write(RESULTS / "README.md", [figures, ("sweep verdict", verdict(sweep))])
 
 

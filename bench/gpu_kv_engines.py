@@ -23,6 +23,7 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, Sche
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_kv.config import DataPlaneName, KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer
@@ -59,6 +60,8 @@ class Setting:
     peers: str | None
     environment: Mapping[str, str]
     """For NCCL, which reads it when the first link is made."""
+    ranks: int
+    """Over which each layer is divided."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,21 @@ class Answer:
 
 
 def check_engines(
-    plane: str, device: str, seconds: float, environments: Mapping[str, Mapping[str, str]] | None = None
+    plane: str,
+    device: str,
+    seconds: float,
+    environments: Mapping[str, Mapping[str, str]] | None = None,
+    ranks: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """Return whether all tokens are those of the prefill engine alone, and that the blocks came from it.
 
-    `environments`: variables of the engine's process, by its role.
+    `environments`: variables of the engine's process, by its role. `ranks`: of the prefill and of the decode engine.
     """
     deadline = time.monotonic() + seconds
     prompts = [[random.Random(n).randrange(1, 250) for _ in range(PROMPT_TOKENS)] for n in range(NUM_PROMPTS)]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            engines = _Engines(Path(folder), plane, device, environments or {}, deadline)
+            engines = _Engines(Path(folder), plane, device, environments or {}, ranks, deadline)
         except queue.Empty:
             return {"ok": False, "why": "the engines do not start"}
         try:
@@ -126,7 +133,13 @@ class _Engines:
     """Both processes."""
 
     def __init__(
-        self, folder: Path, plane: str, device: str, environments: Mapping[str, Mapping[str, str]], deadline: float
+        self,
+        folder: Path,
+        plane: str,
+        device: str,
+        environments: Mapping[str, Mapping[str, str]],
+        ranks: tuple[int, int],
+        deadline: float,
     ) -> None:
         self._deadline = deadline
         (folder / "model").mkdir()
@@ -136,9 +149,11 @@ class _Engines:
         self.all: list[_Process] = []
         try:
             of_prefill, of_decode = (environments.get(role, {}) for role in ("prefill", "decode"))
-            self.prefill = self._start(Setting(model, key_file, "prefill", plane, device, None, of_prefill))
+            self.prefill = self._start(Setting(model, key_file, "prefill", plane, device, None, of_prefill, ranks[0]))
             self.address = str(self.prefill.answers.get(timeout=self._left()))
-            self.decode = self._start(Setting(model, key_file, "decode", plane, device, self.address, of_decode))
+            self.decode = self._start(
+                Setting(model, key_file, "decode", plane, device, self.address, of_decode, ranks[1])
+            )
             self.decode.answers.get(timeout=self._left())
         except queue.Empty:
             self.close()
@@ -244,4 +259,5 @@ def _config(setting: Setting) -> EngineConfig:
             kv_peers=setting.peers,
             kv_data_plane=cast(DataPlaneName, setting.plane),
         ),
+        parallel=Parallelism(tensor_parallel_size=setting.ranks),
     )

@@ -15,11 +15,12 @@ import torch
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.asked_pool import AskedPool
 from pagefleet_engine.executor.local_rank import LocalRank
 from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
 from pagefleet_engine.executor.rank_cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.executor.rank_memory import RankMemory
-from pagefleet_engine.executor.rank_pages import KVShard, RankPool, map_rank_pool
+from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPool
 from pagefleet_engine.executor.ring import Buffer, RingWriter
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
 from pagefleet_engine.ranks.network import interface_of
@@ -95,6 +96,7 @@ class LocalNode:
                 store=rank.asked.fileno(),
                 address=self._address,
                 pool=memory.pool(place),
+                copies=memory.copies(place),
             )
             environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place], **self._network()}
             try:
@@ -147,17 +149,24 @@ class LocalNode:
         """Return how many steps all ranks are done with."""
         return self._signs.num_finished
 
-    def map_pools(self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded]) -> list[RankPool]:
-        """Map the ranks' KV pools.
+    def pools(
+        self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
+    ) -> list[tuple[KVShard, RankPool]]:
+        """Return the ranks' KV pools, each with what its rank holds.
 
         Args:
             shards: what each holds.
             loaded: what each told of its pool, which it has made.
+            is_over: whether the ranks are gone.
         """
-        return [
-            map_rank_pool(shard, self._memory.pool(place), loaded[rank].num_blocks, loaded[rank].bytes_per_block)
-            for place, (rank, shard) in enumerate(zip(self.ranks, shards, strict=True))
-        ]
+        found: list[tuple[KVShard, RankPool]] = []
+        for place, (rank, shard) in enumerate(zip(self.ranks, shards, strict=True)):
+            told, layers, memory = loaded[rank], len(shard.layers), self._memory.pool(place)
+            if (rings := self._memory.copies(place)) is None:
+                found.append((shard, MappedPool(told.num_blocks, told.bytes_per_block, layers, memory)))
+            else:
+                found.append((shard, AskedPool(told.bytes_per_block, layers, memory, rings, is_over)))
+        return found
 
     def leave(self, why: str) -> None:
         """See RankNode."""
@@ -197,7 +206,7 @@ class LocalNode:
         with contextlib.ExitStack() as on_failure:
             self._bells = select.epoll()
             on_failure.callback(self._bells.close)
-            self._memory = RankMemory.make(size, with_group, has_connectors)
+            self._memory = RankMemory.make(size, with_group, has_connectors, self._device.type == "cuda")
             on_failure.callback(self._memory.close)
             self._signs = VitalSigns(self._memory.signs, size)
             self._commands = RingWriter(self._memory.commands)

@@ -18,7 +18,7 @@ from pagefleet_protocol.version import VERSION
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.step import Int64Array, StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, ModelLoadError
-from pagefleet_engine.executor.ring import Buffer, RingHandles
+from pagefleet_engine.executor.ring import Buffer, RingHandles, RingPair
 from pagefleet_engine.ranks.parallelism import RankPart
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 
@@ -54,7 +54,17 @@ class RankStart(msgspec.Struct, frozen=True):
     address: str
     """Of this machine, by which ranks of others reach this one; empty: there are none."""
     pool: int
-    """Descriptor of the memory for its KV pool, on a CPU, where connectors are to reach that; else -1."""
+    """Descriptor of the memory for its KV pool, or for what is on its way there from a GPU's; -1: nobody else reaches
+    the pool."""
+    copies: RingPair | None
+    """Rings by which it is asked to copy blocks, where its pool is on a GPU and others reach it."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors that the process inherits."""
+        rings = (*self.commands.fds, *self.replies.fds, *(() if self.copies is None else self.copies.fds))
+        pool, group = () if self.pool < 0 else (self.pool,), () if self.group is None else self.group.fds
+        return (self.sentinel, self.signs, self.store, *rings, *pool, *group)
 
     @property
     def part(self) -> RankPart:

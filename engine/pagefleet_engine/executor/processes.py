@@ -124,10 +124,10 @@ class ProcessExecutor:
         self.max_in_flight = first.max_in_flight
         """See Executor."""
         groups = group_layers(arch.for_length(first.context_length).windows)
-        self._fence = StepFence(self._num_finished, lambda: bool(self._over), first.max_in_flight)
+        self._fence = StepFence(self._num_finished, self._is_over, first.max_in_flight)
         self._pages: RankPages | None = None
         if config.kv_transfer.connectors:
-            pools = self._here.map_pools(kv_shards(arch, config.parallel), self._loaded)
+            pools = self._here.pools(kv_shards(arch, config.parallel), self._loaded, self._is_over)
             self._pages = RankPages(pools, self._fence)
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
@@ -261,6 +261,9 @@ class ProcessExecutor:
 
     # --- what they tell
 
+    def _is_over(self) -> bool:
+        return bool(self._over)
+
     def _raise_over(self) -> None:
         if self._over:
             raise EngineDead(self._over)
@@ -377,9 +380,5 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     size = config.parallel.world_size
     if not hasattr(os, "eventfd"):
         raise ConfigError(f"tensor_parallel_size is {size}, and ranks need Linux: leave it out")
-    if device.type == "cuda" and config.kv_transfer.connectors:
-        raise ConfigError(
-            f"tensor_parallel_size is {size}, and kv_connector moves the K/V of CPU ranks only: leave kv_connector out"
-        )
     for rank in range(size):
         arch.of_rank(rank, size)

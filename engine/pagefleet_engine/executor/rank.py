@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
 from pagefleet_engine.models.config_file import read_arch
@@ -41,6 +42,8 @@ def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
     config = replace(start.config, model=replace(start.config.model, num_threads=start.num_threads))
     folder = Path(start.folder)
     worker = Worker(config, folder, read_arch(folder), times, Communicators(tensor=group), start.pool)
+    if start.copies is not None:
+        CopyServer(worker.pages, start.pool, start.copies, pinned=True)
     loaded = Loaded(
         digest(start.config),
         worker.max_in_flight,

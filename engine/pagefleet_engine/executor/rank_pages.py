@@ -13,12 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pagefleet_kv.port import PagesCopy
 
-from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.layers.shard import own_heads
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.parallelism import Parallelism
@@ -102,47 +102,83 @@ def kv_shards(arch: ModelArch, parallel: Parallelism) -> list[KVShard]:
     return shards
 
 
-@dataclass(frozen=True, slots=True)
-class RankPool:
-    """One rank's pool, mapped here."""
+class RankPool(Protocol):
+    """One rank's pool: blocks of `[layers, 2, layer_bytes]`, of its own layers. Used by any thread."""
 
-    shard: KVShard
-    blocks: Bytes
-    """[num_blocks, layers, 2, bytes of heads]."""
+    @property
+    def layer_bytes(self) -> int:
+        """Of the keys, or the values, of a block in one layer."""
+        ...
+
+    def read(self, blocks: Sequence[int], into: Bytes) -> None:
+        """Copy blocks to the host; returns once that is done.
+
+        Raises:
+            OSError: the rank is gone, or cannot.
+        """
+        ...
+
+    def write(self, source: Bytes, blocks: Sequence[int]) -> None:
+        """Fill blocks from the host; returns once that is done.
+
+        Raises:
+            OSError: the rank is gone, or cannot.
+        """
+        ...
 
 
-def map_rank_pool(shard: KVShard, descriptor: int, num_blocks: int, bytes_per_block: int) -> RankPool:
-    """Map a rank's pool, which it has made.
+class MappedPool:
+    """Implements `RankPool` over memory that this process maps too.
 
     Args:
-        descriptor: of its memory.
-        bytes_per_block: of this rank's part.
+        num_blocks: of the pool.
+        bytes_per_block: of the rank's part.
+        layers: of the rank.
+        descriptor: of the memory, in which the rank has made its pool.
     """
-    memory = map_pool(num_blocks * bytes_per_block, descriptor)
-    flat = np.frombuffer(memory, np.uint8, num_blocks * bytes_per_block)
-    return RankPool(shard, flat.reshape(num_blocks, len(shard.layers), 2, -1))
+
+    def __init__(self, num_blocks: int, bytes_per_block: int, layers: int, descriptor: int) -> None:
+        self.layer_bytes = bytes_per_block // layers // 2
+        """See RankPool."""
+        memory = map_pool(num_blocks * bytes_per_block, descriptor)
+        flat = np.frombuffer(memory, np.uint8, num_blocks * bytes_per_block)
+        self.blocks = flat.reshape(num_blocks, layers, 2, self.layer_bytes)
+        """The pool itself."""
+
+    def read(self, blocks: Sequence[int], into: Bytes) -> None:
+        """See RankPool."""
+        for place, first, count in runs(blocks):
+            into[place : place + count] = self.blocks[first : first + count]
+
+    def write(self, source: Bytes, blocks: Sequence[int]) -> None:
+        """See RankPool."""
+        for place, first, count in runs(blocks):
+            self.blocks[first : first + count] = source[place : place + count]
 
 
 class RankPages:
-    """Implements `KVPages` over the pools of all ranks."""
+    """Implements `KVPages` over the pools of all ranks.
+
+    Args:
+        pools: each with what its rank holds.
+        fence: keeps copies apart from steps.
+    """
 
     host = None
     """See KVPages: no range of memory is a whole block."""
     wants_pinned = False
     """See KVPages."""
 
-    def __init__(self, pools: Sequence[RankPool], fence: StepFence) -> None:
+    def __init__(self, pools: Sequence[tuple[KVShard, RankPool]], fence: StepFence) -> None:
         self._fence = fence
         self._targets = pools
-        first_of = {(pool.shard.layers.start, pool.shard.heads.start): pool for pool in reversed(pools)}
+        first_of = {(shard.layers.start, shard.heads.start): (shard, pool) for shard, pool in reversed(pools)}
         self._sources = list(first_of.values())
         """Who is read: each layer and head once."""
-        head_bytes = {pool.blocks.shape[3] // len(pool.shard.heads) for pool in pools}
-        if len(head_bytes) > 1:
-            raise ConfigError("the ranks' KV pools differ in their type: start the engine again")
-        (self._head_bytes,) = head_bytes
-        num_layers = max(pool.shard.layers.stop for pool in pools)
-        num_heads = max(pool.shard.heads.stop for pool in pools)
+        shard, pool = pools[0]
+        self._head_bytes = pool.layer_bytes // len(shard.heads)
+        num_layers = max(shard.layers.stop for shard, _ in pools)
+        num_heads = max(shard.heads.stop for shard, _ in pools)
         self._shape = (num_layers, 2, num_heads * self._head_bytes)
         self.bytes_per_block = num_layers * 2 * num_heads * self._head_bytes
         """See KVPages: over all layers and heads of the model."""
@@ -151,20 +187,16 @@ class RankPages:
         """See KVPages."""
         host = self._as_blocks(into, len(blocks))
         self._fence.before_read()
-        for pool in self._sources:
-            part = self._part(host, pool.shard)
-            for place, first, count in runs(blocks):
-                part[place : place + count] = pool.blocks[first : first + count]
+        for shard, pool in self._sources:
+            pool.read(blocks, self._part(host, shard))
         return CopyDone()
 
     def write(self, source: memoryview, blocks: Sequence[int]) -> PagesCopy:
         """See KVPages."""
         host = self._as_blocks(source, len(blocks))
         self._fence.before_write()
-        for pool in self._targets:
-            part = self._part(host, pool.shard)
-            for place, first, count in runs(blocks):
-                pool.blocks[first : first + count] = part[place : place + count]
+        for shard, pool in self._targets:
+            pool.write(self._part(host, shard), blocks)
         return CopyDone()
 
     def _as_blocks(self, host: memoryview, count: int) -> Bytes:

@@ -44,9 +44,7 @@ def run_rank(build: BuildRank) -> int:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
     set_up_logging(f"rank {start.rank}", "pagefleet_engine")
     logging.getLogger("pagefleet_engine").setLevel(start.log_level)
-    group = () if start.group is None else start.group.fds
-    pool = () if start.pool < 0 else (start.pool,)
-    for fd in (start.sentinel, start.signs, start.store, *start.commands.fds, *start.replies.fds, *group, *pool):
+    for fd in start.fds:
         os.set_inheritable(fd, False)
     if start.cores:
         os.sched_setaffinity(0, start.cores)

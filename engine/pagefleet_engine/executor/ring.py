@@ -60,6 +60,26 @@ def make_ring(num_readers: int, num_bytes: int) -> RingHandles:
     return RingHandles(memory, num_bytes, bells[:num_readers], bells[num_readers:])
 
 
+class RingPair(msgspec.Struct, frozen=True, array_like=True):
+    """A ring each way, for two processes."""
+
+    there: RingHandles
+    back: RingHandles
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All of them."""
+        return (*self.there.fds, *self.back.fds)
+
+
+def make_ring_pair(num_bytes: int) -> RingPair:
+    """Make a ring each way. Raises OSError as `make_ring` does."""
+    with closed_on_failure() as made:
+        there = make_ring(1, num_bytes)
+        made.extend(there.fds)
+        return RingPair(there, make_ring(1, num_bytes))
+
+
 class _Mapped:
     """One process's view of the memory."""
 

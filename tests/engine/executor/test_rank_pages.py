@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import chain, repeat
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.rank_pages import RankPages, RankPool, StepFence, kv_shards
+from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPages, StepFence, kv_shards
 from pagefleet_engine.ranks.parallelism import Parallelism
 
 from tests.fakes.architectures import llama_arch
@@ -21,14 +22,26 @@ HEAD_BYTES = 4
 IDLE = StepFence(lambda: 0, lambda: False, 1)
 
 
-def pools_of(layers: int, kv_heads: int, tensor: int, stages: int, blocks: NDArray[np.uint8]) -> list[RankPool]:
+Part = tuple[KVShard, MappedPool]
+
+
+def mapped(content: NDArray[np.uint8], layers: int) -> MappedPool:
+    """A pool that another process has made, with this content."""
+    memory = os.memfd_create("pool")
+    pool = MappedPool(len(content), content[0].size, layers, memory)
+    os.close(memory)
+    pool.blocks[:] = content.reshape(pool.blocks.shape)
+    return pool
+
+
+def pools_of(layers: int, kv_heads: int, tensor: int, stages: int, blocks: NDArray[np.uint8]) -> list[Part]:
     """Pools of ranks that hold their parts of `blocks`: [num_blocks, layers, 2, heads, bytes]."""
     arch = replace(llama_arch(), num_layers=layers, num_heads=16, num_kv_heads=kv_heads)
     parallel = Parallelism(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     pools = []
     for shard in kv_shards(arch, parallel):
         part = blocks[:, shard.layers.start : shard.layers.stop, :, shard.heads.start : shard.heads.stop]
-        pools.append(RankPool(shard, np.ascontiguousarray(part).reshape(len(blocks), len(shard.layers), 2, -1)))
+        pools.append((shard, mapped(part, len(shard.layers))))
     return pools
 
 
@@ -58,7 +71,8 @@ def test_blocks_are_those_of_one_rank(layers: int, kv_heads: int, tensor: int, s
     wanted = np.zeros_like(whole)
     wanted[blocks] = whole[blocks]
     expected = pools_of(layers, kv_heads, tensor, stages, wanted)
-    assert all((one.blocks == other.blocks).all() for one, other in zip(empty, expected, strict=True))
+    for (_, pool), (_, wanted_pool) in zip(empty, expected, strict=True):
+        assert (pool.blocks == wanted_pool.blocks).all()
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

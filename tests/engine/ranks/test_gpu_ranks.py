@@ -10,6 +10,8 @@ import pytest
 import torch
 from pagefleet_engine import LLM, SamplingParams
 
+from bench.gpu_kv_engines import check_engines
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
@@ -35,3 +37,9 @@ def tokens(folder: Path, ranks: int, **settings: Any) -> list[tuple[int, ...]]:
 def test_two_gpus_give_the_tokens_of_one(family: str, cuda_graphs: str, make_checkpoint: Callable[..., Path]) -> None:
     folder = make_checkpoint(family)
     assert tokens(folder, 2, cuda_graphs=cuda_graphs) == tokens(folder, 1, cuda_graphs=cuda_graphs)
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)], ids=str)
+def test_kv_passes_between_engines_of_one_gpu_and_of_two(ranks: tuple[int, int]) -> None:
+    found = check_engines("tcp", "cuda", 120, ranks=ranks)
+    assert found["ok"], found["why"]
