@@ -395,9 +395,13 @@ def cpu_threads(requested: int | None) -> int:
     """
     if requested is not None and requested < 1:
         raise ConfigError(f"num_threads is {requested}: give at least 1, or leave it out")
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = os.environ.get("OMP_NUM_THREADS", "")
-    return requested or (int(environment) if environment.isdecimal() else 0) or allowed
+    return requested or (int(environment) if environment.isdecimal() else 0) or usable_cores()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_cache_dir(requested: str | None) -> Path:

@@ -1,13 +1,23 @@
-"""Checkpoints that the engine's tests share."""
+"""Checkpoints and surroundings that the engine's tests share."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture
+def same_threads_after() -> Iterator[None]:
+    """A worker that a test makes sets how many threads torch computes with."""
+    import torch  # tests of the core load in milliseconds
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,13 @@ from pagefleet_protocol.load_progress import LoadPhase, LoadProgress
 
 from pagefleet_engine.client.balance import RankRoom
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess, Surroundings
-from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads
+from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads, usable_cores
 from pagefleet_engine.engine_core.messages import CoreStats, Ready
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.gpu_size import visible_gpus
+
+RANKS_PER_CORE = 8
+"""More than anybody has a use for, and fewer than a machine comes to a standstill under."""
 
 _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
 
@@ -81,10 +84,17 @@ def rank_devices(config: EngineConfig, gpus: Sequence[str]) -> list[Mapping[str,
         gpus: that this process may use, by the names that CUDA_VISIBLE_DEVICES takes.
 
     Raises:
-        ConfigError: they are not enough.
+        ConfigError: they are not enough, or there is no GPU and the cores are by far not enough.
     """
     count, each = config.parallel.data_parallel_size, config.parallel.world_size
-    if count == 1 or config.model.device == "cpu" or not gpus:
+    if count == 1:
+        return [{}]
+    if config.model.device == "cpu" or not gpus:
+        if count * each > RANKS_PER_CORE * (cores := usable_cores()):
+            raise ConfigError(
+                f"data_parallel_size {count} takes {count * each} processes that compute, and {cores} cores can be "
+                f"used: give {max(1, RANKS_PER_CORE * cores // each)} at most"
+            )
         return [{}] * count
     if len(gpus) < count * each:
         raise ConfigError(

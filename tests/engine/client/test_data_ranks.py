@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pagefleet_engine.client import data_ranks
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.client.data_ranks import (
     core_processes,
@@ -255,6 +256,14 @@ def test_every_rank_gets_gpus_of_its_own() -> None:
     assert gpus_of(["0", "1"]) == [None]
     with pytest.raises(ConfigError, match="data_parallel_size 3 takes 3 GPUs, and 2 can be seen"):
         gpus_of(["0", "1"], data_parallel_size=3)
+
+
+def test_a_machine_is_not_buried_under_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_ranks, "usable_cores", lambda: 2)
+    assert gpus_of([], data_parallel_size=8, tensor_parallel_size=2) == [None] * 8
+    says = "data_parallel_size 9 takes 18 processes that compute, and 2 cores can be used: give 8 at most"
+    with pytest.raises(ConfigError, match=says):
+        gpus_of([], data_parallel_size=9, tensor_parallel_size=2)
 
 
 def test_the_start_is_as_far_as_the_rank_that_is_furthest_behind() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,11 +36,7 @@ PROMPTS = [(list(range(5, 25)), GREEDY), (list(range(3, 90)), SAMPLED), ([7], SA
 PLAIN_PROMPTS = [(list(range(5, 25)), PLAIN), (list(range(3, 90)), SHORT), ([7], PLAIN)]
 
 
-@pytest.fixture(autouse=True)
-def _same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_threads_after")
 
 
 @pytest.fixture(scope="module")

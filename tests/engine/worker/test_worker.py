@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,11 +31,7 @@ from tests.fakes.architectures import llama_arch, llama_config
 Prompts = list[tuple[list[int], SamplingParams]]
 
 
-@pytest.fixture(autouse=True)
-def _same_threads_after() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_threads_after")
 
 
 @pytest.fixture(scope="module")
