@@ -233,14 +233,11 @@ class EngineConfig:
             )
         if self.parallel.world_size == 1:
             return
-        name = "tensor_parallel_size" if self.parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
-        ranks = f"{name} is {getattr(self.parallel, name)}, and"
+        ranks = f"{self.parallel.describe()}, and"
         if self.execution.compile:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
         if (plane := self.kv_transfer.kv_data_plane) not in ("auto", "tcp"):
             raise ConfigError(f"{ranks} kv_data_plane {plane} goes from one device to one: give auto or tcp")
-        if self.parallel.pipeline_parallel_size > 1:
-            raise ConfigError("pipeline_parallel_size takes 1 only: give a larger tensor_parallel_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

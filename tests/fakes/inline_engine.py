@@ -54,6 +54,7 @@ class ScriptExecutor:
     def __init__(self, script: Sequence[int]) -> None:
         self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1, group_layers([None]))
         self.max_in_flight = 1
+        self.num_stages = 1
         self.idle_seconds = 0.0
         self.bells: Sequence[int] = ()
         self._script = script

@@ -51,10 +51,10 @@ class MarkovModel:
         self.num_logit_rows: list[int] = []
         """Rows of each call of `logits`."""
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """[T, V]."""
-        assert token_ids_T.shape == positions_T.shape
-        return self.table_VV[token_ids_T]
+        assert entering.shape == positions_T.shape
+        return self.table_VV[entering]
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """[S, V]."""

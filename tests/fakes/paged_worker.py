@@ -18,6 +18,7 @@ from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers
+from pagefleet_engine.core.micro_batches import StepStyle
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.core.request import FinishReason, Request
@@ -337,7 +338,7 @@ class FakeEngine:
             self.kv_cache,
             limits,
             clock=lambda: self.now,
-            cascade=cascade,
+            style=StepStyle(cascade),
             suppliers=Suppliers(connector, TrieSource()),
         )
         self.worker = PagedWorker(block_size, self.scheduler.max_model_len, groups)

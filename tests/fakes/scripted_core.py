@@ -82,6 +82,7 @@ class CountingExecutor:
     def __init__(self, before: Hook = _nothing, after: Hook = _nothing, max_in_flight: int = 1) -> None:
         self.cache = CacheFacts(NUM_BLOCKS, BLOCK_SIZE, 1, group_layers([None]))
         self.max_in_flight = max_in_flight
+        self.num_stages = 1
         self.idle_seconds = 0.0
         self.bells: Sequence[int] = ()
         self.is_shut_down = False
@@ -96,6 +97,9 @@ class CountingExecutor:
 
     def check(self) -> None:
         """See Executor."""
+
+    def give_up(self, plan: StepPlan) -> None:
+        """See Worker."""
 
     def launch(self, plan: StepPlan) -> CountedStep:
         self.events.append(("launch", plan.step_id))

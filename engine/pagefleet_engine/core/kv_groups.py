@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_GROUPS = 8
 """Each group costs a block table per request and a slot mapping per step."""
@@ -42,6 +42,15 @@ class KVGroups:
     def padding_share(self) -> float:
         """Share of the places for layers, over one block of each group, that no layer uses."""
         return 1.0 - sum(len(group.layers) for group in self.groups) / (len(self.groups) * self.layers_per_block)
+
+    def of_layers(self, layers: range) -> KVGroups:
+        """The same for a stage of the model that has these layers, which count from 0 there: as many tables, less in a
+        block."""
+        own = [
+            replace(group, layers=tuple(layer - layers.start for layer in group.layers if layer in layers))
+            for group in self.groups
+        ]
+        return KVGroups(tuple(own), max(len(group.layers) for group in own))
 
     def place(self, layer: int) -> tuple[int, int]:
         """The layer's group, and its index within that group's blocks.

@@ -98,6 +98,8 @@ class Request:
     """Follows the output through its form; None where it has none, or waits for it."""
     untold: list[int] = field(init=False, default_factory=list)
     """The last of the known tokens, as far as the worker has not heard of them."""
+    unshared: Sequence[int] = field(init=False, default=())
+    """The last of the known tokens, as far as the stages that did not sample them have not heard of them."""
 
     num_prompt_logprobs: int = field(init=False, default=0)
     """Prompt positions whose log-probabilities were reported."""
@@ -153,6 +155,7 @@ class Request:
         self.num_pending = 0
         self.room = 0
         self.untold.clear()
+        self.unshared = ()
         self.num_preemptions += 1
         self.num_repeated_prompt_logprobs = self.num_prompt_logprobs
 

@@ -22,6 +22,7 @@ from pagefleet_engine.core.forms import Forms
 from pagefleet_engine.core.in_flight import InFlight
 from pagefleet_engine.core.kv_cache import NO_BLOCKS, KVCache
 from pagefleet_engine.core.kv_loads import KVLoads, KVSaves
+from pagefleet_engine.core.micro_batches import PLAIN, StepStyle, share_out
 from pagefleet_engine.core.outputs import HeldAnswers, RequestUpdate, SchedulerStats, StepSizes
 from pagefleet_engine.core.parking import NOTHING_SUPPLIED, Parking, Suppliers
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
@@ -50,14 +51,14 @@ class Scheduler:
         limits: ModelLimits,
         clock: Callable[[], float] = time.monotonic,
         *,
-        cascade: bool = False,
+        style: StepStyle = PLAIN,
         suppliers: Suppliers = NOTHING_SUPPLIED,
     ) -> None:
-        """`cascade`: count the blocks that all rows of a step share, for attention that computes them once."""
         self.max_model_len = min(limits.max_model_len, kv_cache.capacity_tokens)
         """Tokens at which a request ends with `length`: the model's context, or the KV pool where that is smaller."""
         self.config = config
-        self._cascade = cascade
+        self._style = style
+        self._is_piped = style.num_stages > 1
         self._long_prefill_tokens = _long_prefill_tokens(config)
         self._kv_cache = kv_cache
         self._block_size = kv_cache.block_size
@@ -281,18 +282,23 @@ class Scheduler:
 
     def _begin_step(self) -> StepDraft:
         budget = self.config.max_num_batched_tokens
-        return StepDraft(budget, self._long_prefill_tokens if len(self._requests) > 1 else budget)
+        chunk = self._long_prefill_tokens if len(self._requests) > 1 else budget
+        if not self._is_piped:
+            return StepDraft(budget, chunk)
+        share = share_out(self._running, self._gate.num_tokens, self._style.num_stages, budget)
+        return StepDraft(share.num_tokens, chunk, decoding_left=share.num_decoding)
 
     def _continue_running(self, draft: StepDraft) -> None:
         """Give each running request its next tokens, leaving one for every request after it."""
         running = self._running
-        put = draft.put
+        put, is_piped = draft.put, self._is_piped
         index = 0
         while index < len(running):
             request = running[index]
             num_tokens = len(request.token_ids) + request.num_pending
             num_new = num_tokens - request.num_computed_tokens
-            if num_tokens >= request.ends_at:  # its last token is on its way
+            # Its last token is on its way, or its next.
+            if num_tokens >= request.ends_at or (is_piped and draft.leaves_out(request, num_new)):
                 index += 1
                 continue
             if num_new > 1:
@@ -339,17 +345,15 @@ class Scheduler:
             draft.put(request, num_new, grant.blocks, request.num_tokens)
 
     def _close_step(self, draft: StepDraft) -> StepPlan:
-        num_tokens = self.config.max_num_batched_tokens - draft.budget
+        num_tokens = draft.num_tokens
         removed: Sequence[str] = ()
         if num_tokens > 0:
             self._num_steps += 1
             self._step_sizes.count(num_tokens)
             self.in_flight.launch(self._num_steps, draft.requests)
             removed, self._removed = self._removed, []
-        num_common_blocks = self._kv_cache.num_common_blocks() if self._cascade else 0
-        return StepPlan(
-            self._num_steps, removed, draft.new, draft.rows(), num_tokens, num_common_blocks, draft.masked, draft.told
-        )
+        num_common_blocks = self._kv_cache.num_common_blocks() if self._style.cascade else 0
+        return draft.plan(self._num_steps, removed, num_common_blocks)
 
     def _preempt(self, request: Request, draft: StepDraft) -> None:
         """Take the blocks of a request that is off the running list; it computes its tokens again later.
@@ -392,6 +396,8 @@ class Scheduler:
         request.num_pending -= 1
         logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
         update = advance(request, sampled, logprobs, prompt_logprobs)
+        if self._is_piped:
+            request.unshared = sampled
         return update if update.finish_reason is None else self._tell(request, update)
 
     def _tell(self, request: Request, update: RequestUpdate) -> RequestUpdate | None:

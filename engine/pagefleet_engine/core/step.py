@@ -1,9 +1,9 @@
 """What the scheduler tells the worker in one step, and what comes back: the only types both know.
 
 The plan is a difference: a request's tokens and parameters travel once, when it enters; later steps name it by id. The
-worker appends the tokens it samples to its own copy, so they need not come back to it; it is told of those that others
-found out. Rows whose token depends on a mask are sampled by a second call, when their masks are known; those for which
-none comes sit the step out.
+worker appends the tokens it samples to its own copy, so they come back only to the other stages of a pipeline; it is
+told of those that others found out. Rows whose token depends on a mask are sampled by a second call, when their masks
+are known; those for which none comes sit the step out.
 
     known tokens      |<------------- num_tokens ------------->|
     K/V in pages      |<- num_computed_tokens ->|
@@ -110,7 +110,7 @@ class ScheduledRows(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass. `removed` is applied first, then `new`, then `told`, then `rows`, in batch order."""
+    """One forward pass. `removed` is applied first, then `new`, `sampled`, `told`, then `rows`, in batch order."""
 
     step_id: int
     removed: Sequence[str]
@@ -124,6 +124,8 @@ class StepPlan:
     """Rows that sample under a mask, in order."""
     told: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Request id -> tokens that follow those that the worker has, which were not sampled but forced."""
+    sampled: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Request id -> tokens that were sampled since its last row, for stages that do not sample themselves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.core.micro_batches import StepStyle
 from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.core.scheduler import Scheduler
 from pagefleet_engine.engine_core.engine_core import EngineCore
@@ -84,7 +85,7 @@ def build_core(
         config.scheduler,
         kv_cache,
         limits,
-        cascade=config.execution.cascade_attention,
+        style=StepStyle(config.execution.cascade_attention, config.parallel.pipeline_parallel_size),
         suppliers=Suppliers(connector, grammars),
     )
     ready = Ready(

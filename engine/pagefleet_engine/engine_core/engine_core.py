@@ -153,8 +153,8 @@ class EngineCore:
         self._stalled = not steps
         if steps:
             outputs += [to_wire(update) for update in self._scheduler.update(*steps.take())]
-            if steps:
-                self._begin_masks(steps.oldest)
+            if steps and not steps.is_sampled:
+                self._begin_masks(steps.due)
         return outputs
 
     def _launch(self, plan: StepPlan) -> None:
@@ -163,7 +163,7 @@ class EngineCore:
         They are filled beside the launch, but behind it where the launch computes and no row could go on without them,
         as long as they are quick: two threads that take turns at the interpreter's lock lose more than that by it.
         """
-        is_known, masks = not self._steps, self._masks
+        is_known, masks = self._steps.knows_all, self._masks
         waits_for_all = self._executor.max_in_flight == 1 and len(plan.masked) == len(plan.rows)
         is_behind = waits_for_all and masks is not None and masks.is_quick
         if is_known and not is_behind:
@@ -177,11 +177,11 @@ class EngineCore:
             self._masks.begin(self._scheduler.in_flight.to_mask(plan), len(plan.rows))
 
     def _sample_masked(self) -> list[RequestOutput]:
-        """Sample the masked rows of the oldest step, before another is built on it; returns what there is to tell."""
+        """Sample the masked rows of the step that is due, before the next is launched; return what there is to tell."""
         masks, steps, scheduler = self._masks, self._steps, self._scheduler
         if masks is None or not steps or steps.is_sampled:
             return []
-        plan = steps.oldest
+        plan = steps.due
         alone = len(plan.masked) == len(plan.rows)
         taken = masks.take(lambda: alone or not steps.is_computed)
         told: list[RequestUpdate | None] = []

@@ -55,6 +55,9 @@ class StepQueue:
     def __init__(self, executor: Executor) -> None:
         self.num_out_of_memory = 0
         self._executor = executor
+        self._due = 0 if executor.num_stages == 1 else -1
+        """Which step's masked rows are sampled next: the oldest, whose tokens before are known once it is that; of a
+        pipeline the newest, as nothing of it is on its way elsewhere."""
         self._steps: deque[_Launched] = deque()
         self._in_doubt = False
 
@@ -79,26 +82,31 @@ class StepQueue:
         self._steps.append(_Launched(plan, pending, self._in_doubt, not plan.masked))
 
     @property
-    def oldest(self) -> StepPlan:
-        """The plan of the oldest step; there must be one."""
-        return self._steps[0].plan
+    def knows_all(self) -> bool:
+        """Whether all tokens before the step that is launched next are known."""
+        return self._due == -1 or not self._steps
+
+    @property
+    def due(self) -> StepPlan:
+        """The plan of the step whose masked rows are sampled next; there must be one."""
+        return self._steps[self._due].plan
 
     @property
     def is_computed(self) -> bool:
-        """Whether the device has nothing to do for the oldest step but to sample its masked rows."""
-        return self._steps[0].pending.is_computed
+        """Whether the device has nothing to do for the step that is due but to sample its masked rows."""
+        return self._steps[self._due].pending.is_computed
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the oldest step has no masked rows that are still to be sampled."""
-        return self._steps[0].is_sampled
+        """Whether the step that is due has no masked rows that are still to be sampled."""
+        return self._steps[self._due].is_sampled
 
     def sample(self, masks: StepMasks) -> bool:
-        """Sample the masked rows of the oldest step; False where the device has no room for it, and they give nothing.
+        """Sample the masked rows of the step that is due; False where the device has no room, and they give nothing.
 
         Another failure shows when the step is taken.
         """
-        step = replace(self._steps[0], is_sampled=True)
+        step = replace(self._steps[self._due], is_sampled=True)
         has_room = True
         try:
             step.pending.sample(masks)
@@ -107,7 +115,7 @@ class StepQueue:
             self._note_out_of_memory(step.plan, len(masks.rows), error)
         except Exception as error:  # as at a launch
             step = replace(step, pending=_Failed(error))
-        self._steps[0] = step
+        self._steps[self._due] = step
         return has_room
 
     def take(self) -> tuple[StepPlan, StepResult]:

@@ -59,6 +59,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def num_stages(self) -> int:
+        """Parts of the model that steps pass through; with several, nothing samples before all before it is known."""
+        ...
+
+    @property
     def idle_seconds(self) -> float:
         """How long the device had nothing to do between two steps that followed each other, in all."""
         ...

@@ -55,6 +55,11 @@ class InProcessExecutor:
         return self._max_in_flight
 
     @property
+    def num_stages(self) -> int:
+        """See Executor."""
+        return 1
+
+    @property
     def idle_seconds(self) -> float:
         """See Executor."""
         return self._worker.idle_seconds if self._worker is not None else 0.0

@@ -57,8 +57,7 @@ class LocalNode:
                 "or give more nodes"
             )
         try:
-            with_group = device.type == "cpu" and config.parallel.tensor_parallel_size <= len(ranks)
-            self._share(with_group, bool(config.kv_transfer.connectors))
+            self._share(device.type == "cpu")
         except OSError as error:
             raise ConfigError(_too_few("the ranks' memory cannot be made", error)) from error
 
@@ -92,7 +91,7 @@ class LocalNode:
                 commands=memory.commands,
                 replies=memory.replies[place],
                 signs=memory.signs,
-                group=memory.group,
+                shared=memory.shared[place],
                 store=rank.asked.fileno(),
                 address=self._address,
                 pool=memory.pool(place),
@@ -200,13 +199,13 @@ class LocalNode:
         name = interface_of(self._address)
         return {} if name is None else {"NCCL_SOCKET_IFNAME": f"={name}"}
 
-    def _share(self, with_group: bool, has_connectors: bool) -> None:
+    def _share(self, on_cpu: bool) -> None:
         """Make what the ranks share, and the ends that are this process's. Raises OSError, and leaves nothing then."""
         size = len(self.ranks)
         with contextlib.ExitStack() as on_failure:
             self._bells = select.epoll()
             on_failure.callback(self._bells.close)
-            self._memory = RankMemory.make(size, with_group, has_connectors, self._device.type == "cuda")
+            self._memory = RankMemory.make(self.ranks, self._config, on_cpu)
             on_failure.callback(self._memory.close)
             self._signs = VitalSigns(self._memory.signs, size)
             self._commands = RingWriter(self._memory.commands)

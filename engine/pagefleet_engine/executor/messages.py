@@ -1,7 +1,8 @@
 """What crosses between the executor and its rank processes: msgspec structs as msgpack, large arrays behind them.
 
 A rank does what it is told in order: launch, sample, take. So each step has the calls that it would have in the core's
-own process, and no rank waits for another but in the model.
+own process, and no rank waits for another but in the model. The stages of a pipeline take by themselves, as soon as
+there is something: the next command may be a launch that waits for another stage.
 """
 
 from __future__ import annotations
@@ -21,6 +22,26 @@ from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.ring import Buffer, RingHandles, RingPair
 from pagefleet_engine.ranks.parallelism import RankPart
 from pagefleet_engine.ranks.shared_handles import SharedHandles
+
+
+class RankShares(msgspec.Struct, frozen=True, array_like=True):
+    """Memory that a rank shares with some of the others; None: with nobody there, or not with all that belong to it."""
+
+    tensor: SharedHandles | None = None
+    """With the ranks that its layers are divided among."""
+    world: SharedHandles | None = None
+    """With all, where there are several stages."""
+    inlet: RingHandles | None = None
+    """With the one that sends it hidden states."""
+    outlet: RingHandles | None = None
+    """With the one to which it sends them."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return tuple(
+            fd for one in (self.tensor, self.world, self.inlet, self.outlet) if one is not None for fd in one.fds
+        )
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -47,8 +68,8 @@ class RankStart(msgspec.Struct, frozen=True):
     replies: RingHandles
     signs: int
     """Descriptor of the memory that its signs of life are in."""
-    group: SharedHandles | None
-    """The memory of tensor ranks that compute on CPUs of one machine."""
+    shared: RankShares
+    """What ranks that compute on CPUs of one machine exchange tensors through."""
     store: int
     """Descriptor of the socket on which others ask the `Rendezvous`."""
     address: str
@@ -63,8 +84,8 @@ class RankStart(msgspec.Struct, frozen=True):
     def fds(self) -> tuple[int, ...]:
         """All descriptors that the process inherits."""
         rings = (*self.commands.fds, *self.replies.fds, *(() if self.copies is None else self.copies.fds))
-        pool, group = () if self.pool < 0 else (self.pool,), () if self.group is None else self.group.fds
-        return (self.sentinel, self.signs, self.store, *rings, *pool, *group)
+        pool = () if self.pool < 0 else (self.pool,)
+        return (self.sentinel, self.signs, self.store, *rings, *pool, *self.shared.fds)
 
     @property
     def part(self) -> RankPart:
@@ -131,7 +152,7 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What a step gave; only the first rank tells it."""
+    """What a step gave; only one rank of those that sample tells it."""
 
     step_id: int
     result: StepResult
@@ -139,7 +160,8 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The step failed on this rank. Every rank tells it, and at once: others may wait for it in the model."""
+    """The step failed on this rank. Every rank of its stage tells it, and at once: others may wait for it in the
+    model."""
 
     step_id: int
     out_of_memory: bool

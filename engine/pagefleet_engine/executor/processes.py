@@ -1,7 +1,8 @@
 """The executor for several devices of one machine: a worker process for each rank, in lockstep.
 
-All ranks are sent the same plans, through one ring in shared memory; each computes its part, and all sample the same
-tokens, of which the first rank tells. What goes wrong on one rank alone cannot be mended: then all are ended.
+All ranks are sent the same plans, through one ring in shared memory; each computes its part, and those of the last
+stage all sample the same tokens, of which the first of them tells. The stages of a pipeline work on a plan each, one
+behind another. What goes wrong on one rank alone cannot be mended: then all are ended.
 
 The first rank has a process too. In the core's it would save one message a step, and a core that computes could not see
 that another rank is gone, nor plan and fill masks while it does.
@@ -13,7 +14,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +99,10 @@ class ProcessExecutor:
         device = resolve_device(config.model.device)
         _check(config, device, arch)
         self._size = config.parallel.world_size
-        self._watch = HangWatch()
+        self.num_stages = config.parallel.pipeline_parallel_size
+        """See Executor."""
+        self._abreast = config.parallel.tensor_parallel_size
+        self._watch = HangWatch(self._abreast)
         self._poll = select.poll()
         self._loaded: dict[int, Loaded] = {}
         self._computed = self._newest_taken = -1
@@ -168,7 +172,7 @@ class ProcessExecutor:
             self._die(f"the masks of a step could not be sent to the ranks: {describe(error)}")
 
     def is_computed(self, step_id: int) -> bool:
-        """Whether the first rank has but masked rows to sample in a step."""
+        """Whether the ranks have but masked rows to sample in a step."""
         if self._computed < step_id or self._over:
             self._take_in(0.0)
         return self._computed >= step_id or step_id in self._failed
@@ -177,11 +181,12 @@ class ProcessExecutor:
         """Wait for the oldest step.
 
         Raises:
-            StepOutOfMemory: no rank had room for it.
-            RuntimeError: it failed on all ranks.
+            StepOutOfMemory: no rank of a stage had room for it.
+            RuntimeError: it failed on all ranks of a stage.
             EngineDead: it failed on some, or ranks are gone or at another step.
         """
-        self._send(encode(Take()))
+        if self.num_stages == 1:
+            self._send(encode(Take()))
         try:
             return self._await(step_id)
         finally:
@@ -189,18 +194,21 @@ class ProcessExecutor:
 
     def _await(self, step_id: int) -> StepResult:
         failed_at = None
-        while step_id not in self._taken:
-            if self._taken:
-                self._die(f"the ranks are not at step {step_id} but at {min(self._taken)}: report this as an error")
+        while True:
             failed = self._failed.get(step_id, {})
-            if len(failed) == self._size:
-                raise self._failure(step_id)
+            if self._has_ended(step_id):
+                if failed and self._is_joint(failed):
+                    self._taken.pop(step_id, None)
+                    raise self._failure(step_id)
+                break
+            if self._taken and min(self._taken) < step_id:
+                self._die(f"the ranks are not at step {step_id} but at {min(self._taken)}: report this as an error")
             if failed and failed_at is None:
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > AGREE_S:
                 self._raise_disagreement(but_now=step_id)
             self._take_in(AGREE_S / 4 if failed else LOOK_S)
-        self._raise_disagreement()
+        self._raise_disagreement(but_now=step_id)
         return self._taken.pop(step_id)
 
     def shutdown(self) -> None:
@@ -323,10 +331,25 @@ class ProcessExecutor:
         remedy = "; where nobody did that, the machine's memory did not suffice" if status == _KILLED else ""
         self._die(f"{self._name(number)} {status}{remedy}: the engine must be started again")
 
+    def _has_ended(self, step_id: int) -> bool:
+        """Whether the last stage is done with a step, and all has been heard that others told before."""
+        sampling = range(self._size - self._abreast, self._size)
+        if step_id not in self._taken and not self._failed.get(step_id, {}).keys() >= set(sampling):
+            return False
+        if self.num_stages > 1:
+            self._take_in(0.0)
+        return True
+
+    def _is_joint(self, failed: Mapping[int, StepFailed]) -> bool:
+        """Whether a step failed on all ranks of each stage where it failed on one."""
+        stages = [rank // self._abreast for rank in failed]
+        return all(stages.count(stage) == self._abreast for stage in stages)
+
     def _raise_disagreement(self, but_now: int | None = None) -> None:
-        """Raises EngineDead where a step failed on some ranks, which therefore know other tokens than the rest."""
+        """Raises EngineDead where a step failed on some ranks of a stage, which therefore know other tokens or K/V than
+        the rest."""
         for step_id, failed in self._failed.items():
-            if step_id <= self._newest_taken or step_id == but_now:
+            if (step_id <= self._newest_taken or step_id == but_now) and not self._is_joint(failed):
                 number, reply = min(failed.items())
                 before = "lower --gpu-memory-utilization or --max-num-batched-tokens; " if reply.out_of_memory else ""
                 self._die(
@@ -336,9 +359,10 @@ class ProcessExecutor:
 
     def _failure(self, step_id: int) -> Exception:
         failed = self._failed.pop(step_id)
+        number, first = min(failed.items())
         if all(one.out_of_memory for one in failed.values()):
-            return StepOutOfMemory(failed[0].message)
-        return RuntimeError(f"{self._name(0)}: {failed[0].message}")
+            return StepOutOfMemory(first.message)
+        return RuntimeError(f"{self._name(number)}: {first.message}")
 
     def _die(self, message: str) -> None:
         """End all ranks.
@@ -377,8 +401,8 @@ class _RankStep:
 
 def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     """Raises ConfigError where the ranks cannot be, before any is started."""
-    size = config.parallel.world_size
     if not hasattr(os, "eventfd"):
-        raise ConfigError(f"tensor_parallel_size is {size}, and ranks need Linux: leave it out")
-    for rank in range(size):
-        arch.of_rank(rank, size)
+        raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
+    config.parallel.stage_layers(arch.num_layers)
+    for rank in range(config.parallel.tensor_parallel_size):
+        arch.of_rank(rank, config.parallel.tensor_parallel_size)

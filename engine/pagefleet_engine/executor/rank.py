@@ -11,14 +11,20 @@ from pathlib import Path
 
 import torch
 
+# torch.distributed has it too, but its types do not say so.
+from torch._C._distributed_c10d import PrefixStore
+
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
+from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.communicators import Communicators
-from pagefleet_engine.ranks.group import RankGroup, gloo_group, nccl_group
+from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, nccl_group
+from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
+from pagefleet_engine.ranks.stages import StageLinks
 from pagefleet_engine.ranks.store import RankStore
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
@@ -38,10 +44,10 @@ def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
         ModelLoadError: the weights cannot be loaded.
         ConfigError: the settings do not fit the model or the device, or the ranks cannot meet.
     """
-    group, end_loading = _tensor_ranks(start)
+    communicators, end_loading = _join_all(start)
     config = replace(start.config, model=replace(start.config.model, num_threads=start.num_threads))
     folder = Path(start.folder)
-    worker = Worker(config, folder, read_arch(folder), times, Communicators(tensor=group), start.pool)
+    worker = Worker(config, folder, read_arch(folder), times, communicators, start.pool)
     if start.copies is not None:
         CopyServer(worker.pages, start.pool, start.copies, pinned=True)
     loaded = Loaded(
@@ -59,58 +65,77 @@ def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
     return BuiltRank(worker, loaded, end_loading)
 
 
-def _tensor_ranks(start: RankStart) -> _Joined:
-    if start.group is not None:
-        return _shared(start)
-    return _nccl(start) if resolve_device(start.config.model.device).type == "cuda" else _over_network(start)
+def _join_all(start: RankStart) -> tuple[Communicators, Callable[[], None]]:
+    """A rank's groups, and what ends the patience of loading."""
+    part, shared, meeting = start.part, start.shared, _Meeting(start)
+    tensor, end_loading = meeting.group(f"stage {part.stage}", part.tensor, part.tensor_size, shared.tensor)
+    if part.num_stages == 1:
+        return Communicators(part=part, tensor=tensor), end_loading
+    world, _ = meeting.group("world", start.rank, start.size, shared.world)
+    return Communicators(part=part, tensor=tensor, links=_links(start, meeting), world=world), end_loading
 
 
-def _shared(start: RankStart) -> _Joined:
-    assert start.group is not None
-    group = SharedGroup(start.group, start.place)
+def _links(start: RankStart, meeting: _Meeting) -> StageLinks:
+    """Through shared memory to neighbours on CPUs of this machine, else by a group of one rank of each stage.
 
-    def end_loading() -> None:
-        group.patience_s = PATIENCE_S
-
-    return group, end_loading
-
-
-def _over_network(start: RankStart) -> _Joined:
-    """Ranks on CPUs of several machines.
-
-    Raises:
-        ConfigError: they do not reach each other.
+    They are waited for as long as a step takes: whether they live is seen otherwise.
     """
-    try:
-        group, set_timeout = gloo_group(_store(start), start.rank, start.size, _LOAD_PATIENCE, start.address)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"gloo does not join the ranks ({_line(error)}): let nodes reach each other on any port, or name the "
-            "network interface by GLOO_SOCKET_IFNAME"
-        ) from error
-    return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))
+    part, shared = start.part, start.shared
+    inlet = None if shared.inlet is None else RingInlet(shared.inlet)
+    outlet = None if shared.outlet is None else RingOutlet(shared.outlet)
+    if not meeting.on_gpu and not start.config.parallel.is_networked:
+        return StageLinks(inlet, outlet)
+    column, _ = meeting.torch_group(f"column {part.tensor}", part.stage, part.num_stages)
+    far = column.links()
+    return StageLinks(inlet or far.inlet, outlet or far.outlet)
 
 
-def _nccl(start: RankStart) -> _Joined:
-    """Ranks that have a GPU each, which is the only one that this process sees.
+class _Meeting:
+    """Where a rank meets others."""
 
-    Raises:
-        ConfigError: NCCL cannot join them.
-    """
-    try:
-        group, set_timeout = nccl_group(_store(start), start.rank, start.size, _LOAD_PATIENCE)
-        group.all_reduce(torch.zeros(1, device="cuda"))
-        torch.cuda.synchronize()
-    except RuntimeError as error:
+    def __init__(self, start: RankStart) -> None:
+        self.on_gpu = resolve_device(start.config.model.device).type == "cuda"
+        self._address = start.address
+        self._store = RankStore(socket.socket(fileno=start.store), _LOAD_PATIENCE)
+
+    def group(self, name: str, index: int, size: int, handles: SharedHandles | None) -> _Joined:
+        """Join a group; `handles`: of its memory, where it has some."""
+        if size == 1:
+            return Alone(), lambda: None
+        if handles is None:
+            return self.torch_group(name, index, size)
+        group = SharedGroup(handles, index)
+
+        def end_loading() -> None:
+            group.patience_s = PATIENCE_S
+
+        return group, end_loading
+
+    def torch_group(self, name: str, index: int, size: int) -> tuple[TorchGroup, Callable[[], None]]:
+        """Join a group of ranks that have a GPU each, which is the only one that this process sees, or that compute on
+        CPUs of several machines.
+
+        Raises:
+            ConfigError: they do not reach each other.
+        """
+        store = PrefixStore(name, self._store)
+        try:
+            if self.on_gpu:
+                group, set_timeout = nccl_group(store, index, size, _LOAD_PATIENCE)
+                group.all_reduce(torch.zeros(1, device="cuda"))
+                torch.cuda.synchronize()
+            else:
+                group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._address)
+        except RuntimeError as error:
+            raise ConfigError(self._remedy(" ".join(str(error).split())[:300])) from error
+        return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))
+
+    def _remedy(self, line: str) -> str:
+        if not self.on_gpu:
+            return (
+                f"gloo does not join the ranks ({line}): let nodes reach each other on any port, or name the network "
+                "interface by GLOO_SOCKET_IFNAME"
+            )
         free = shutil.disk_usage(_SHM).free >> 20
         remedy = f"NCCL_DEBUG=INFO says more; /dev/shm has {free} MiB free, and NCCL takes some tens for each rank"
-        raise ConfigError(f"NCCL does not join the ranks ({_line(error)}): {remedy}") from error
-    return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))
-
-
-def _store(start: RankStart) -> RankStore:
-    return RankStore(socket.socket(fileno=start.store), _LOAD_PATIENCE)
-
-
-def _line(error: RuntimeError) -> str:
-    return " ".join(str(error).split())[:300]
+        return f"NCCL does not join the ranks ({line}): {remedy}"

@@ -23,6 +23,7 @@ from pagefleet_engine.executor.messages import (
     encode,
 )
 from pagefleet_engine.executor.ring import RingReader, RingWriter
+from pagefleet_engine.ranks.parallelism import RankPart
 
 PATIENCE_S = 9.0
 """That ranks which serve wait for each other within a step. They do the same work at the same time."""
@@ -43,6 +44,8 @@ class RankWorker(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
+    def give_up(self, plan: StepPlan) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltRank:
@@ -59,6 +62,13 @@ class _Step:
     plan: StepPlan
     pending: PendingStep | None
     """None: it failed, as was told."""
+    is_sampled: bool = True
+    """Whether no masked rows are still to be sampled."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether to take it waits for nothing."""
+        return self.pending is None or (self.is_sampled and self.pending.is_computed)
 
 
 class RankLoop:
@@ -66,28 +76,31 @@ class RankLoop:
 
     def __init__(
         self,
-        rank: int,
+        part: RankPart,
         worker: RankWorker,
         commands: RingReader,
         replies: RingWriter,
         count_launch: Callable[[], None],
         count_finish: Callable[[], None],
     ) -> None:
-        self._rank = rank
+        self._samples, self._tells = part.is_last, part.tells
+        self._takes_unasked = part.num_stages > 1
         self._worker = worker
         self._commands = commands
         self._replies = replies
         self._count_launch = count_launch
         self._count_finish = count_finish
         self._steps: deque[_Step] = deque()
+        self._newest: _Step | None = None
         self._to_tell: _Step | None = None
         """A step of which it is to be told when only its masked rows are left."""
 
     def run(self) -> None:
         """Serve for ever."""
         while True:
-            parts = self._commands.receive(None if self._to_tell is None else _LOOK_S)
+            parts = self._commands.receive(_LOOK_S if self._is_looking else None)
             self._tell_computed()
+            self._take_unasked()
             if parts is None:
                 continue
             match decode_command(parts):
@@ -97,16 +110,26 @@ class RankLoop:
                     self._sample(masks)
                 case Take():
                     self._take()
+            self._take_unasked()
+
+    @property
+    def _is_looking(self) -> bool:
+        """Whether there is something to tell as soon as the device is done."""
+        return self._to_tell is not None or (self._takes_unasked and bool(self._steps) and self._steps[0].is_sampled)
 
     def _launch(self, plan: StepPlan) -> None:
         step = _Step(plan, None)
         try:
             step.pending = self._worker.launch(plan)
+            step.is_sampled = not (plan.masked and self._samples)
         except Exception as error:  # whatever a device may raise; at once, as others may wait for this rank
             self._tell_failure(plan, error)
+            if self._takes_unasked:
+                self._worker.give_up(plan)
         self._steps.append(step)
+        self._newest = step
         self._count_launch()
-        if plan.masked and self._rank == 0 and step.pending is not None:
+        if plan.masked and self._tells and step.pending is not None:
             self._to_tell = step
             self._tell_computed()
 
@@ -117,7 +140,9 @@ class RankLoop:
             self._reply(Computed(step.plan.step_id))
 
     def _sample(self, masks: StepMasks) -> None:
-        step = self._steps[-1]
+        step = self._newest
+        assert step is not None, "rows of a step are sampled"
+        step.is_sampled = True
         if step.pending is None:
             return
         try:
@@ -125,6 +150,10 @@ class RankLoop:
         except Exception as error:  # as at a launch; where rows have no room on one rank, tokens of others are lost too
             step.pending = None
             self._tell_failure(step.plan, error)
+
+    def _take_unasked(self) -> None:
+        while self._takes_unasked and self._steps and self._steps[0].is_done:
+            self._take()
 
     def _take(self) -> None:
         step = self._steps.popleft()
@@ -136,7 +165,7 @@ class RankLoop:
             self._tell_failure(step.plan, error)
         finally:
             self._count_finish()
-        if result is not None and self._rank == 0:
+        if result is not None and self._tells:
             self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds))
 
     def _tell_failure(self, plan: StepPlan, error: Exception) -> None:

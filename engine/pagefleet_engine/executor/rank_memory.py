@@ -6,14 +6,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.executor.messages import RankShares
 from pagefleet_engine.executor.ring import RingHandles, RingPair, make_ring, make_ring_pair
 from pagefleet_engine.executor.vital_signs import make_signs
+from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_handles import SharedHandles, closed_on_failure, make_shared_group
 
 COMMAND_BYTES = 1 << 22
 """Of the ring to all ranks. A part of more than a fourth goes in pieces."""
 REPLY_BYTES = 1 << 20
 COPY_BYTES = 1 << 18
+CHANNEL_BYTES = 1 << 25
+"""Of hidden states on their way to the next stage: some steps of a usual size, so that no stage waits for another that
+is at work. Larger ones go in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +29,8 @@ class RankMemory:
     commands: RingHandles
     replies: Sequence[RingHandles]
     signs: int
-    group: SharedHandles | None
-    """Of ranks that exchange tensors in it; None: they do it otherwise."""
+    shared: Sequence[RankShares]
+    """What each has in common with some of the others, by its place."""
     pools: Sequence[int]
     """Of each rank, for its KV pool, or what is on its way there, where connectors are to reach it; else there are
     none."""
@@ -32,39 +38,37 @@ class RankMemory:
     """Of each rank, whose pool is on a GPU, where connectors are to reach it; else there are none."""
 
     @classmethod
-    def make(cls, size: int, with_group: bool, has_connectors: bool, on_gpus: bool) -> RankMemory:
-        """Make it for `size` ranks; `has_connectors`: whose K/V goes elsewhere; `on_gpus`: which compute there.
+    def make(cls, ranks: range, config: EngineConfig, on_cpu: bool) -> RankMemory:
+        """Make it for ranks of these numbers; `on_cpu`: which compute on CPUs.
 
         Raises:
             OSError: the system gives no memory, or no more descriptors.
         """
         with closed_on_failure() as made:
             replies = []
-            for _ in range(size):
+            for _ in ranks:
                 replies.append(make_ring(1, REPLY_BYTES))
                 made.extend(replies[-1].fds)
-            group = make_shared_group(size) if with_group else None
-            made.extend(() if group is None else group.fds)
-            commands = make_ring(size, COMMAND_BYTES)
+            shared = _share(ranks, config.parallel, made) if on_cpu else [RankShares()] * len(ranks)
+            commands = make_ring(len(ranks), COMMAND_BYTES)
             made.extend(commands.fds)
-            made.append(signs := make_signs(size))
+            made.append(signs := make_signs(len(ranks)))
             pools, copy_rings = [], []
-            for _ in range(size if has_connectors else 0):
+            for _ in ranks if config.kv_transfer.connectors else ():
                 pools.append(os.memfd_create("pagefleet-pool"))
                 made.append(pools[-1])
-                if on_gpus:
+                if not on_cpu:
                     copy_rings.append(make_ring_pair(COPY_BYTES))
                     made.extend(copy_rings[-1].fds)
-            return cls(commands, replies, signs, group, pools, copy_rings)
+            return cls(commands, replies, signs, shared, pools, copy_rings)
 
     def fds(self, rank: int) -> tuple[int, ...]:
         """What a rank inherits."""
-        group = () if self.group is None else self.group.fds
         return (
             *self.commands.fds,
             *self.replies[rank].fds,
             self.signs,
-            *group,
+            *self.shared[rank].fds,
             *self.pools[rank : rank + 1],
             *(() if (copies := self.copies(rank)) is None else copies.fds),
         )
@@ -81,3 +85,28 @@ class RankMemory:
         """Close what this process has of it; call this once."""
         for fd in {fd for rank in range(len(self.replies)) for fd in self.fds(rank)}:
             os.close(fd)
+
+
+def _share(ranks: range, parallel: Parallelism, made: list[int]) -> list[RankShares]:
+    """Make a group of each stage and of all ranks, where they are all here, and a channel from each rank to the next
+    stage; adds the descriptors to `made`."""
+    size = parallel.tensor_parallel_size
+
+    def group(members: range) -> SharedHandles | None:
+        if len(members) == 1 or members.start < ranks.start or members.stop > ranks.stop:
+            return None
+        handles = make_shared_group(len(members))
+        made.extend(handles.fds)
+        return handles
+
+    def channel(rank: int) -> RingHandles | None:
+        if rank not in ranks or rank + size not in ranks:
+            return None
+        handles = make_ring(1, CHANNEL_BYTES)
+        made.extend(handles.fds)
+        return handles
+
+    stages = {stage: group(range(stage * size, (stage + 1) * size)) for stage in {rank // size for rank in ranks}}
+    world = group(range(parallel.world_size)) if parallel.pipeline_parallel_size > 1 else None
+    outlets = {rank: channel(rank) for rank in range(ranks.start - size, ranks.stop)}
+    return [RankShares(stages[rank // size], world, outlets[rank - size], outlets[rank]) for rank in ranks]

@@ -65,7 +65,7 @@ def run_rank(build: BuildRank) -> int:
     built.end_loading()
     commands = RingReader(start.commands, start.place)
     count_launch, count_finish = partial(signs.launch, start.place), partial(signs.finish, start.place)
-    RankLoop(start.rank, built.worker, commands, replies, count_launch, count_finish).run()
+    RankLoop(start.part, built.worker, commands, replies, count_launch, count_finish).run()
     return 1
 
 

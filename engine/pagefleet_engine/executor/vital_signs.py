@@ -19,6 +19,8 @@ from pagefleet_protocol.load_progress import LoadPhase
 STAMP_S = 0.5
 HANG_S = 8.0
 """Without a stamp, or behind the other ranks, before a rank counts as hung."""
+STAGE_HANG_S = 60.0
+"""Behind other stages: long prompts on a slow processor take seconds."""
 LOOK_S = 1.0
 """Between two looks."""
 
@@ -99,10 +101,16 @@ def least_progress(ranks: Sequence[RankProgress]) -> RankProgress:
 class HangWatch:
     """Judges the signs of ranks that serve, look by look.
 
-    A look that comes late says nothing about the ranks: this process was stopped itself, maybe with all of them.
+    A look that comes late says nothing about the ranks: this process was stopped itself, maybe with all of them. The
+    ranks that divide layers among them are level; the stages of a pipeline are steps apart, and one that computes while
+    the others have nothing to do does not hang before it takes very long.
+
+    Args:
+        abreast: how many neighbours are level.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, abreast: int) -> None:
+        self._abreast = abreast
         self._looked_at = -HANG_S
         self._watched_since = 0.0
         self._behind: dict[int, tuple[int, float]] = {}
@@ -120,6 +128,8 @@ class HangWatch:
         self._looked_at = now
         farthest = max(sign.launched for sign in signs)
         for rank, sign in enumerate(signs):
+            first = rank - rank % self._abreast
+            level = max(one.launched for one in signs[first : first + self._abreast])
             silent = now - max(sign.stamped_at, self._watched_since)
             if silent > HANG_S:
                 return rank, f"gave no sign of life for {silent:.0f} s"
@@ -127,7 +137,7 @@ class HangWatch:
             if sign.launched == farthest:
                 continue
             since = before[1] if before is not None and before[0] == sign.launched else now
-            if now - since > HANG_S:
+            if now - since > (HANG_S if sign.launched < level else STAGE_HANG_S):
                 return rank, f"did not come out of a step for {now - since:.0f} s"
             self._behind[rank] = (sign.launched, since)
         return None

@@ -42,6 +42,14 @@ class Placement:
     """For torch.compile: nothing but torch's own operations, on matrices as they are. Not together with kernels."""
     tensor: RankGroup = field(default_factory=Alone)
     """The ranks that layers are divided among."""
+    layers: range | None = None
+    """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
+    machine: RankGroup | None = None
+    """The ranks that load at the same time and share its memory; None: those of `tensor`."""
+
+    def own_layers(self, num_layers: int) -> range:
+        """Those of a model of so many that this rank's stage has."""
+        return range(num_layers) if self.layers is None else self.layers
 
     def within(self, name: str) -> Placement:
         """The placement of a layer inside this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import math
@@ -18,7 +19,7 @@ from pagefleet_engine.layers.quantization.form import describe_forms
 from pagefleet_engine.layers.quantization_scheme import STORAGE
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
-from pagefleet_engine.loader.safetensors import Count, count_for_nobody, fill_from_safetensors
+from pagefleet_engine.loader.safetensors import Count, ForeignNames, count_for_nobody, fill_from_safetensors
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model, build_model
@@ -36,9 +37,9 @@ _INPUT_SCALE = 8.0 / 127.0
 def fill_at_random(destinations: Mapping[str, Destination], seed: int, count: Count = count_for_nobody) -> None:
     """Fill every slot: matrices and biases normal around 0, norms 1; made where the weights are, as a GPU is faster.
 
-    The same seed gives the same weights on any machine with the same kind of device, and on each rank its part of them.
+    The same seed gives the same weights on any machine with the same kind of device, and on each rank its part of them:
+    numbers depend on the tensor's name, not on which others are filled.
     """
-    generators: dict[torch.device, torch.Generator] = {}
     sizes = [math.prod(one.own_shape) * one.weight.dtype.itemsize for one in destinations.values()]
     done, total = itertools.accumulate(sizes), sum(sizes)
     for name, destination in destinations.items():
@@ -51,11 +52,11 @@ def fill_at_random(destinations: Mapping[str, Destination], seed: int, count: Co
         elif "scale" in kind:
             values = torch.full(shape, _STANDARD_DEVIATION / _STORED_DEVIATION, device=device)
         else:
-            if device not in generators:
-                generators[device] = torch.Generator(device).manual_seed(seed)
+            own_seed = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
+            generator = torch.Generator(device).manual_seed(int.from_bytes(own_seed))
             stored = destination.weight.dtype in STORAGE.values()
             deviation = _STORED_DEVIATION if stored else _STANDARD_DEVIATION
-            values = torch.empty(shape, device=device).normal_(0.0, deviation, generator=generators[device])
+            values = torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator)
         destination.weight.fill(destination.part, values.clamp_(-127.0, 127.0))
         count(next(done), total)
 
@@ -83,14 +84,21 @@ def load_model(
         for line in describe_forms(arch.quantization, widths, placement):
             _log.info("%s", line)
     model = build_model(arch, placement)
-    free = free_bytes(placement.device, placement.tensor)
+    free = free_bytes(placement.device, placement.machine or placement.tensor)
     check_memory(weight_bytes(arch, model.weights(), placement), free, placement)
     destinations = weight_map(model.weights())
     if load_format == "dummy":
         fill_at_random(destinations, seed, count)
     else:
-        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, arch.unused_weights)
+        elsewhere = () if placement.layers is None else weight_map(_whole(arch, placement).weights()).keys()
+        names = ForeignNames(arch.unused_weights, elsewhere)
+        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names)
     return model
+
+
+def _whole(arch: ModelArch, placement: Placement) -> Model:
+    """The model of which a stage has some layers; it takes no memory as long as nothing is filled."""
+    return build_model(arch, replace(placement, layers=None))
 
 
 def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> torch.dtype:

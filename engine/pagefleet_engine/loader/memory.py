@@ -21,7 +21,8 @@ _GIB = 1024**3
 def weight_bytes(arch: ModelArch, weights: Iterable[tuple[str, Weight]], placement: Placement) -> int:
     """What the weights will take: every slot, and the packed copy that a tied head makes of the embedding."""
     total = sum(weight.nbytes for _, weight in weights)
-    if arch.tie_word_embeddings and can_pack(placement.dtype, placement.device):
+    has_head = placement.own_layers(arch.num_layers).stop == arch.num_layers
+    if has_head and arch.tie_word_embeddings and can_pack(placement.dtype, placement.device):
         rows = own_share(arch.vocab_size, placement.tensor, "a vocabulary").size
         total += rows * arch.hidden_size * placement.dtype.itemsize
     return total

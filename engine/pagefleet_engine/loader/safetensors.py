@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -44,6 +44,18 @@ class NameLayout:
                 return theirs + name.removeprefix(ours)
         return name
 
+
+@dataclass(frozen=True, slots=True)
+class ForeignNames:
+    """Our names of tensors of a checkpoint that have no place here."""
+
+    unused: Sequence[str] = ()
+    """Beginnings of what nobody needs."""
+    elsewhere: Collection[str] = ()
+    """What other stages of the model have."""
+
+
+NONE_FOREIGN = ForeignNames()
 
 Count = Callable[[int, int], None]
 """Called with the bytes of weights that are in place, and all of them."""
@@ -91,10 +103,9 @@ def fill_from_safetensors(
     destinations: Mapping[str, Destination],
     tied_head: bool,
     count: Count = count_for_nobody,
-    unused: tuple[str, ...] = (),
+    foreign: ForeignNames = NONE_FOREIGN,
 ) -> None:
-    """Check names, shapes and types of all files first, then copy. Names that begin with one of `unused` are passed
-    over.
+    """Check names, shapes and types of all files first, then copy. What is `foreign` is passed over.
 
     Raises:
         ModelLoadError: the files do not hold exactly what the model needs.
@@ -102,8 +113,9 @@ def fill_from_safetensors(
     files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
     layout = layout_of(name for file in files for name in file.names)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
-    passed_over = [layout.stored_name(name) for name in (*unused, *(("lm_head.",) if tied_head else ()))]
-    _check_names(folder, files, destinations, (*layout.foreign, *passed_over))
+    passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
+    others = {layout.stored_name(name) for name in foreign.elsewhere}
+    _check_names(folder, files, destinations, (*layout.foreign, *passed_over), others)
     for file in files:
         for name in file.names:
             if name in destinations:
@@ -125,7 +137,11 @@ def _stored(file: TensorFile, name: str, descriptor: int) -> StoredTensor:
 
 
 def _check_names(
-    folder: Path, files: list[TensorFile], destinations: Mapping[str, Destination], passed_over: tuple[str, ...]
+    folder: Path,
+    files: list[TensorFile],
+    destinations: Mapping[str, Destination],
+    passed_over: tuple[str, ...],
+    others: Collection[str],
 ) -> None:
     seen: dict[str, Path] = {}
     for file in files:
@@ -142,7 +158,8 @@ def _check_names(
                 "scores text and generates none; give one that was saved as ...ForCausalLM"
             )
         raise ModelLoadError(f"{folder}: the weights lack {name_some(missing)}: download the checkpoint again")
-    extra = sorted(name for name in seen if name not in destinations and not is_ignorable(name, passed_over))
+    known = destinations.keys() | others
+    extra = sorted(name for name in seen if name not in known and not is_ignorable(name, passed_over))
     if extra:
         raise ModelLoadError(
             f"{seen[extra[0]]}: no place in the model for {name_some(extra)}: the config.json beside it is of another "

@@ -95,6 +95,13 @@ class ModelArch:
                 experts = replace(experts, shared_intermediate_size=len(own))
         return replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, intermediate_size=width, experts=experts)
 
+    def of_layers(self, layers: range) -> ModelArch:
+        """What a stage with these layers computes."""
+        own = slice(layers.start, layers.stop)
+        experts = self.experts and replace(self.experts, layers=self.experts.layers[own])
+        ropes, windows = self.layer_ropes[own], self.windows[own]
+        return replace(self, num_layers=len(layers), layer_ropes=ropes, windows=windows, experts=experts)
+
     def for_length(self, length: int) -> ModelArch:
         """The same for sequences of at most `length` tokens: settles what depends on it.
 

@@ -1,4 +1,4 @@
-"""The frame of a decoder-only model: embedding, layers, final norm, head.
+"""The frame of a decoder-only model: embedding, layers, final norm, head; or what a stage of a pipeline has of it.
 
 Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
 """
@@ -6,6 +6,7 @@ Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -23,27 +24,37 @@ class DecoderModel:
     """Implements `Model` for every family whose layers differ in `Traits` and `ModelArch` only."""
 
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
-        self.arch = arch.of_rank(placement.tensor.index, placement.tensor.size)
-        self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, traits.embedding_scale)
+        layers = placement.own_layers(arch.num_layers)
+        own = arch.of_layers(layers)
+        self.arch = own.of_rank(placement.tensor.index, placement.tensor.size)
         self._layers = [
-            (decoder_layer(arch, layer, traits, placement.within(f"model.layers.{layer}")), rope)
-            for layer, rope in enumerate(arch.layer_ropes)
+            (decoder_layer(own, index, traits, placement.within(f"model.layers.{layer}")), own.layer_ropes[index])
+            for index, layer in enumerate(layers)
         ]
-        self._norm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement, traits.norm_unit_offset)
+        self._names = [f"model.layers.{layer}" for layer in layers]
         self._rotaries = [RotaryEmbedding(rope, arch.head_dim, arch.context_length, placement) for rope in arch.ropes]
-        self._lm_head = LMHead(
-            arch.vocab_size,
-            arch.hidden_size,
-            placement.within("lm_head"),
-            tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
-            softcap=arch.final_softcap,
-            scale=arch.logit_scale,
-        )
+        self._is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
+        self._embed_tokens: Embedding | None = None
+        self._end: _End | None = None
+        if self._is_first or (is_last and arch.tie_word_embeddings):
+            self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, traits.embedding_scale)
+        if is_last:
+            self._end = _End(
+                RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement, traits.norm_unit_offset),
+                LMHead(
+                    arch.vocab_size,
+                    arch.hidden_size,
+                    placement.within("lm_head"),
+                    tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
+                    softcap=arch.final_softcap,
+                    scale=arch.logit_scale,
+                ),
+            )
 
     @property
     def divided_head(self) -> LMHead | None:
         """See Model."""
-        return self._lm_head if self._lm_head.part is not None else None
+        return self._end.head if self._end is not None and self._end.head.part is not None else None
 
     def replace_layers(self, replacement: Callable[[DecoderLayer], DecoderLayer]) -> None:
         """Put another form in the place of each layer, e.g. one that is compiled; once its weights have arrived."""
@@ -51,22 +62,40 @@ class DecoderModel:
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""
-        yield from prefixed("model.embed_tokens", self._embed_tokens)
-        for index, (layer, _) in enumerate(self._layers):
-            yield from prefixed(f"model.layers.{index}", layer)
-        yield from prefixed("model.norm", self._norm)
-        yield from prefixed("lm_head", self._lm_head)
+        if self._embed_tokens is not None:
+            yield from prefixed("model.embed_tokens", self._embed_tokens)
+        for name, (layer, _) in zip(self._names, self._layers, strict=True):
+            yield from prefixed(name, layer)
+        if self._end is not None:
+            yield from prefixed("model.norm", self._end.norm)
+            yield from prefixed("lm_head", self._end.head)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model."""
-        stream: Residual = (self._embed_tokens(token_ids_T), None)
+        hidden_TD = entering
+        if self._is_first:
+            assert self._embed_tokens is not None, "the first stage has the embedding"
+            hidden_TD = self._embed_tokens(entering)
+        stream: Residual = (hidden_TD, None)
         rotations = [rotary.at(positions_T) for rotary in self._rotaries]
         for layer, rope in self._layers:
             stream = layer(stream, rotations[rope], step)
-        _, hidden_TD = self._norm.read(stream)
-        assert isinstance(hidden_TD, Tensor), "nothing is rounded unless asked for"
-        return hidden_TD
+        if self._end is None:
+            total_TD, pending_TD = stream
+            return total_TD if pending_TD is None else total_TD.add_(pending_TD)
+        _, normed_TD = self._end.norm.read(stream)
+        assert isinstance(normed_TD, Tensor), "nothing is rounded unless asked for"
+        return normed_TD
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """See Model."""
-        return self._lm_head(hidden_SD)
+        assert self._end is not None, "the last stage has the head"
+        return self._end.head(hidden_SD)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What the last stage has behind its layers."""
+
+    norm: RMSNorm
+    head: LMHead

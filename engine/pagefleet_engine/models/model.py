@@ -42,7 +42,7 @@ class Model(Protocol):
 
     @property
     def arch(self) -> ModelArch:
-        """The shape that it was built from; of a rank, of its part."""
+        """The shape that it was built from; of a rank, of its part; of a stage, of its layers."""
         ...
 
     @property
@@ -50,8 +50,12 @@ class Model(Protocol):
         """Gives the logits of this rank's tokens alone; None where it has all of them."""
         ...
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        """Hidden states [T, D] after the final norm, of tokens (int32 or int64) at their positions (the same)."""
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+        """Hidden states [T, D] after the final norm, or of a stage before the last after its layers.
+
+        `entering`: tokens (int32 or int64), or what the stage before gave, which may be overwritten; of tokens at these
+        positions (int32 or int64).
+        """
         ...
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagefleet_engine.ranks.group import Alone, RankGroup
+from pagefleet_engine.ranks.parallelism import WHOLE, RankPart
+from pagefleet_engine.ranks.stages import StageLinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicators:
     """One rank's groups; by default it is alone."""
 
+    part: RankPart = WHOLE
+    """Which part of the model it has."""
     tensor: RankGroup = field(default_factory=Alone)
-    """The ranks that each layer is divided among."""
+    """The ranks that each layer of its stage is divided among."""
+    links: StageLinks = field(default_factory=StageLinks)
+    """Its neighbours in the pipeline."""
+    world: RankGroup | None = None
+    """All ranks of its copy of the model; None: those of `tensor`."""
+
+    @property
+    def everyone(self) -> RankGroup:
+        """All ranks of its copy of the model, which agree on sizes and share machines; not for steps."""
+        return self.world or self.tensor

@@ -17,6 +17,8 @@ from torch import Tensor
 # torch.distributed has these too, but its types do not say so.
 from torch._C._distributed_c10d import Store, Work
 
+from pagefleet_engine.ranks.stages import StageLinks
+
 Reduction = Literal["sum", "max", "min"]
 
 
@@ -80,6 +82,10 @@ class ProcessGroup(Protocol):
 
     def barrier(self) -> Work: ...
 
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Work: ...
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> Work: ...
+
 
 class TorchGroup:
     """Implements `RankGroup` over a process group that was constructed for it, and that nobody else uses.
@@ -110,6 +116,30 @@ class TorchGroup:
     def barrier(self) -> None:
         """See RankGroup."""
         self._group.barrier().wait()
+
+    def links(self) -> StageLinks:
+        """Return channels to the neighbours, for a group of the ranks that have the same number in each stage."""
+        before, after = self.index - 1, self.index + 1
+        inlet = TorchChannel(self._group, before) if before >= 0 else None
+        return StageLinks(inlet, TorchChannel(self._group, after) if after < self.size else None)
+
+
+class TorchChannel:
+    """Implements `Inlet` and `Outlet` over a process group, from or to one of its ranks."""
+
+    __slots__ = ("_group", "_peer")
+
+    def __init__(self, group: ProcessGroup, peer: int) -> None:
+        self._group = group
+        self._peer = peer
+
+    def receive(self, into: Tensor) -> None:
+        """See Inlet."""
+        self._group.recv([into], self._peer, 0).wait()
+
+    def send(self, x: Tensor) -> None:
+        """See Outlet. Nothing is held on the way: it ends when the other side receives."""
+        self._group.send([x], self._peer, 0).wait()
 
 
 def gloo_group(

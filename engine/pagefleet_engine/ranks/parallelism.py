@@ -41,6 +41,10 @@ class RankPart:
         return self.is_last and self.tensor == 0
 
 
+WHOLE = RankPart()
+"""Of a rank that is alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """The ranks of one engine."""
@@ -84,6 +88,12 @@ class Parallelism:
     def is_networked(self) -> bool:
         """Whether there are ranks that are reached over the network."""
         return self.nnodes > 1 or self.distributed_executor_backend == "ray"
+
+    def describe(self) -> str:
+        """Return what makes it several ranks, for an error."""
+        if self.tensor_parallel_size > 1:
+            return f"tensor_parallel_size is {self.tensor_parallel_size}"
+        return f"pipeline_parallel_size is {self.pipeline_parallel_size}"
 
     def ranks_of(self, node: int) -> range:
         """The numbers of the ranks on a machine."""

@@ -96,10 +96,10 @@ class CompiledModel:
         """See Model."""
         return self._model.logits(hidden_SD)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model. Compiles nothing: for whatever `warm_up` did not foresee, layers run as they are."""
         with torch.compiler.set_stance("eager_on_recompile"):
-            return self._model.forward(token_ids_T, positions_T, step)
+            return self._model.forward(entering, positions_T, step)
 
     def warm_up(self, max_num_tokens: int) -> float:
         """Compile for steps of 1 to `max_num_tokens` tokens, or find it compiled; returns the seconds it took.

@@ -37,8 +37,8 @@ class Forward(Protocol):
 class CausalModel(Protocol):
     """The part of a model that a step needs."""
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        """Hidden states [T, D]."""
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+        """Hidden states [T, D]; see Model."""
         ...
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
@@ -64,4 +64,4 @@ class EagerForward:
     def compute(self, inputs: StepInputs) -> Tensor:
         """Hidden states of any inputs, padding included."""
         step = self._backend.begin(inputs.geometry)
-        return self._model.forward(inputs.token_ids_T, inputs.positions_T, step)
+        return self._model.forward(inputs.entering, inputs.positions_T, step)

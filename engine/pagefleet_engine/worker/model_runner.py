@@ -1,7 +1,8 @@
 """Runs step plans on one device: apply the difference, prepare inputs, forward, sample. Only a result is waited for.
 
 `launch` gives the device all of a step's work; the tokens it samples go straight into the request table, where the next
-step finds them. Only `LaunchedStep.result` waits, for the few numbers that the scheduler needs.
+step finds them. Only `LaunchedStep.result` waits, for the few numbers that the scheduler needs. Of several stages of a
+pipeline the last one samples; the others are told the tokens with the next plan.
 
 Shapes: T tokens of the step, S rows, R rows that sample, F of them without a mask, D hidden size, V vocabulary, G KV
 groups.
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from pagefleet_engine.core.step import FailureKind, Int64Array, StepMasks, StepPlan, StepResult, TokenLogprobs
 from pagefleet_engine.layers.embedding import LMHead
+from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.worker.device_timer import make_idle_timer
 from pagefleet_engine.worker.forward import CausalModel, Forward, StepShape
 from pagefleet_engine.worker.logits_processors import LogitsProcessor
@@ -59,12 +61,16 @@ class RequestState:
         device: torch.device,
         kernels: Backend | None = None,
         processors: Mapping[str, LogitsProcessor] = MappingProxyType({}),
+        stage: Stage | None = None,
     ) -> None:
-        """`seed` is that of requests that bring none; `kernels` forces Triton or the twins; `processors` by name."""
+        """`seed` is that of requests that bring none; `kernels` forces Triton or the twins; `processors` by name;
+        `stage`: which it is, where there are several."""
         rows, block_size = limits.max_num_seqs, limits.block_size
         self.kernels = kernels
+        self.stage = stage or Stage()
+        entering_TD = None if self.stage.is_first else self.stage.hidden
         self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device, kernels)
-        self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, kernels)
+        self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, kernels, entering_TD)
         self.sampler = Sampler(limits.vocab_size, seed, self.table.tokens_SL, kernels, processors)
         self.upload = make_upload(device, _UPLOADS_PER_STEP * (limits.max_in_flight + 1))
 
@@ -90,6 +96,7 @@ class ModelRunner:
         self._sampler = state.sampler
         self._upload = state.upload
         self._divided_head = divided_head
+        self._stage = state.stage
         self._kernels = state.kernels
         self._device = pool.device
         self._prompts = PromptLogprobs(model.logits, vocab_size)
@@ -109,19 +116,31 @@ class ModelRunner:
         return launched.result()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep | PassedOn:
         """Give the device one plan's work. A request whose numbers are unusable is named in the result's `failed`."""
         slots, slots_S = self._apply(plan)
         rows = StepRows.of_plan(plan.rows, slots_S)
         rows.check(self._table)
-        self._timer.begin(follows=len(plan.rows) > len(plan.new))
+        follows, stage = len(plan.rows) > len(plan.new), self._stage
+        stage.begin()
+        if stage.is_first:
+            self._timer.begin(follows=follows)
         self._table.flush(self._upload)
-        for slot, new in zip(slots, plan.new, strict=True):
-            self._sampler.add(slot, new)
+        if stage.is_last:
+            for slot, new in zip(slots, plan.new, strict=True):
+                self._sampler.add(slot, new)
         shape = self._forward.shape(rows, plan.num_common_blocks)
         sampled = self._send(rows, plan.masked, shape)
+        if not stage.is_first:
+            stage.receive(rows.num_tokens, shape.num_tokens)
+            self._timer.begin(follows=follows)
         hidden_TD = self._forward.run(rows, plan.num_common_blocks, self._inputs)
+        stage.send(hidden_TD)
         bad_T = self._contain(hidden_TD)
+        if not stage.is_last:
+            download = start_download([bad_T], self._device)
+            self._timer.end()
+            return PassedOn(plan, download)
         prompts = self._prompts.launch(plan.rows, rows.first_S1, hidden_TD)
         samples = masked = None
         if sampled is not None:
@@ -137,11 +156,18 @@ class ModelRunner:
         self._timer.end()
         return LaunchedStep(plan, rows, download, samples, masked, prompts)
 
+    @torch.inference_mode()
+    def give_up(self, plan: StepPlan) -> None:
+        """End a plan that could not be launched for the other stages, too."""
+        self._stage.give_up(plan.num_tokens)
+
     def release(self, request_ids: Iterable[str]) -> None:
         """Let requests go; one that a failed launch did not come to take in is none."""
         for request_id in request_ids:
             if request_id in self._table:
-                self._sampler.remove(self._table.remove(request_id))
+                slot = self._table.remove(request_id)
+                if self._stage.is_last:
+                    self._sampler.remove(slot)
                 self._prompts.remove(request_id)
 
     def _apply(self, plan: StepPlan) -> tuple[list[int], Int64Array]:
@@ -152,20 +178,26 @@ class ModelRunner:
         """
         self.release(plan.removed)
         slots = [self._table.add(new) for new in plan.new]
-        for new in plan.new:
-            self._prompts.add(new)
+        if self._stage.is_last:
+            for new in plan.new:
+                self._prompts.add(new)
+        else:
+            for request_id, token_ids in plan.sampled.items():
+                self._table.append(request_id, token_ids)
         for request_id, token_ids in plan.told.items():
-            self._sampler.put_out(self._table.append(request_id, token_ids), token_ids)
+            slot = self._table.append(request_id, token_ids)
+            if self._stage.is_last:
+                self._sampler.put_out(slot, token_ids)
         return slots, self._table.extend(plan.rows)
 
     def _send(self, rows: StepRows, masked: Sequence[int], shape: StepShape) -> _Sampled | None:
-        """Prepare the input buffers; returns what sampling needs on the device, or None when no row samples.
+        """Prepare the input buffers; returns what sampling needs on the device, or None when no row samples here.
 
         `masked`: rows of the step that are sampled later.
         """
         table_R4 = rows.row_table(shape.num_rows, shape.num_tokens)
         at = rows.sampling_R
-        if not len(at):
+        if not (len(at) and self._stage.is_last):
             self._inputs.prepare(self._upload.send([table_R4])[0], shape.num_tokens)
             return None
         slots, lens, last = rows.slots_S[at], rows.seq_lens[at], rows.first_S1[at + 1] - 1
@@ -221,6 +253,27 @@ class _Sampled:
     """int64 [R], where the last token of each stands among the T; None when these are all tokens in order."""
     places_F: Tensor | None
     """int64 [F], rows without a mask among the R; None when these are all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """A step of which the rest is the next stage's; implements `PendingStep`."""
+
+    plan: StepPlan
+    download: Download
+
+    @property
+    def is_computed(self) -> bool:
+        """See PendingStep."""
+        return self.download.is_done
+
+    def sample(self, masks: StepMasks) -> None:
+        """See PendingStep; it is done elsewhere."""
+
+    def result(self) -> StepResult:
+        """Wait for the step, which gives nothing here."""
+        self.download.wait()
+        return StepResult([()] * len(self.plan.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import torch
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.ranks.parallelism import WHOLE, RankPart
 from pagefleet_engine.worker.profile import StepMemory
 
 _FORMAT = 1
@@ -30,15 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 def profile_facts(
-    config: EngineConfig, arch: ModelArch, dtype: torch.dtype, max_model_len: int, device: Mapping[str, Any]
+    config: EngineConfig,
+    arch: ModelArch,
+    dtype: torch.dtype,
+    max_model_len: int,
+    device: Mapping[str, Any],
+    part: RankPart = WHOLE,
 ) -> dict[str, Any]:
-    """All that a step's memory depends on, as JSON would give it back. `device`: see `device_facts`.
+    """All that a step's memory depends on, as JSON would give it back. `device`: see `device_facts`; `part`: of the
+    model, that is computed.
 
     What the model computes is in it, where its files lie is not.
     """
     facts = {
         "arch": dataclasses.asdict(arch),
         "ranks": config.parallel.world_size,
+        "stage": [part.stage, part.num_stages],
         "dtype": str(dtype),
         "max_model_len": max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,

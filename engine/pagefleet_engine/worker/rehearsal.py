@@ -88,12 +88,10 @@ def rehearse(
     masked = range(len(prompts) if kind.masked_from is None else kind.masked_from, len(prompts))
     plan = StepPlan(0, (), new, ScheduledRows.of(prompts), sum(row_lens), kind.num_common_blocks, masked)
     first = runner.execute(plan, _allow_all(masked, limits))
-    alive = [row for row in outputs if row.request_id not in first.failed]
-    if alive:
-        masked = range(masked.start, len(alive))
-        runner.execute(
-            StepPlan(0, (), (), ScheduledRows.of(alive), len(alive), masked=masked), _allow_all(masked, limits)
-        )
+    if outputs:  # whatever the prompts gave, of which only the last stage of a pipeline knows
+        masked, tokens = range(masked.start, len(outputs)), {row.request_id: (0,) for row in outputs}
+        rows = ScheduledRows.of(outputs)
+        runner.execute(StepPlan(0, (), (), rows, len(rows), masked=masked, sampled=tokens), _allow_all(masked, limits))
     runner.release([row.request_id for row in new])
     return not first.failed
 

@@ -18,6 +18,7 @@ from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.models.model import Model
+from pagefleet_engine.ranks.stages import Stage, StageLinks
 from pagefleet_engine.worker.device import keep_kernels
 from pagefleet_engine.worker.forward import EagerForward, Forward
 from pagefleet_engine.worker.graphs.capture import CudaGraphs
@@ -58,13 +59,22 @@ class RunnerFactory:
     """One model on one device."""
 
     def __init__(
-        self, config: EngineConfig, model: Model, groups: KVGroups, kv_dtype: torch.dtype, device: torch.device
+        self,
+        config: EngineConfig,
+        model: Model,
+        groups: KVGroups,
+        dtypes: tuple[torch.dtype, torch.dtype],
+        device: torch.device,
+        links: StageLinks,
     ) -> None:
-        """Raises ConfigError for graphs that the device does not have, sizes or logits processors that cannot be."""
+        """`groups` place the model's own layers; `dtypes` are those that it computes in and of its pool.
+
+        Raises ConfigError for graphs that the device does not have, sizes or logits processors that cannot be."""
         self._config = config
         self._model = model
         self._groups = groups
-        self._kv_dtype = kv_dtype
+        self._dtype, self._kv_dtype = dtypes
+        self._links = links
         self._device = device
         if device.type == "cuda":
             keep_kernels(default_cache_dir(config.execution.cache_dir) / "kernels")
@@ -97,7 +107,8 @@ class RunnerFactory:
         layout = self._layout(num_blocks)
         pool = allocate_kv_pool(layout, self._kv_dtype, self._device, shared)
         backend = self._backend(pool, layout)
-        state = RequestState(limits, self._config.model.seed, self._device, processors=self._processors)
+        seed, stage = self._config.model.seed, self._stage(limits)
+        state = RequestState(limits, seed, self._device, processors=self._processors, stage=stage)
         eager = EagerForward(self._model, backend)
         if self._device.type == "cuda":
             compile_ahead(eager, state.inputs, limits, cascade=self._config.execution.cascade_attention)
@@ -111,6 +122,13 @@ class RunnerFactory:
         head = self._model.divided_head
         runner = ModelRunner(self._model, forward, pool, state, limits.vocab_size, head)
         return BuiltRunner(runner, state, pool, graphs)
+
+    def _stage(self, limits: RunnerLimits) -> Stage:
+        links = self._links
+        if links.inlet is None and links.outlet is None:
+            return Stage()
+        shape = (limits.max_num_batched_tokens, self._model.arch.hidden_size)
+        return Stage(links, torch.zeros(shape, dtype=self._dtype, device=self._device))
 
     def _backend(self, pool: Tensor, layout: KVLayout) -> AttentionBackend:
         setting = self._config.execution.attention_backend

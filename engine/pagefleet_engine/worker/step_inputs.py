@@ -91,8 +91,8 @@ class StepRows:
 class StepInputs:
     """Inputs of one forward pass; valid until the next is prepared."""
 
-    token_ids_T: Tensor
-    """int64."""
+    entering: Tensor
+    """Token ids, int64 [T]; in a stage behind the first what the one before gave, [T, D]."""
     positions_T: Tensor
     """int64."""
     geometry: BatchGeometry
@@ -101,8 +101,17 @@ class StepInputs:
 class StepInputBuilder:
     """Owns the buffers for steps of at most `max_tokens` tokens in `max_rows` rows."""
 
-    def __init__(self, table: RequestTable, max_rows: int, max_tokens: int, kernels: Backend | None = None) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        max_rows: int,
+        max_tokens: int,
+        kernels: Backend | None = None,
+        entering_TD: Tensor | None = None,
+    ) -> None:
+        """`entering_TD`: the hidden states that a stage behind the first gets, in the place of token ids."""
         self._table = table
+        self._entering_TD = entering_TD
         self._kernels = kernels
         num_groups = table.block_tables_GSB.shape[0]
         device = table.tokens_SL.device
@@ -127,6 +136,8 @@ class StepInputBuilder:
         for tensor in (buffers.token_ids_T, buffers.positions_T, buffers.query_start_loc_R1, buffers.seq_lens_R):
             tensor.zero_()
         buffers.slot_mappings_GT.fill_(-1)
+        if self._entering_TD is not None:
+            self._entering_TD.zero_()
 
     def view(self, num_rows: int, num_tokens: int, max_query_len: int) -> StepInputs:
         """The first rows and tokens of the buffers, for any batch of that shape: what a graph is captured over."""
@@ -154,4 +165,5 @@ class StepInputBuilder:
             seq_lens=None if rows is None else rows.seq_lens.tolist(),
             num_common_blocks=num_common_blocks,
         )
-        return StepInputs(buffers.token_ids_T[:num_tokens], buffers.positions_T[:num_tokens], geometry)
+        entering = buffers.token_ids_T if self._entering_TD is None else self._entering_TD
+        return StepInputs(entering[:num_tokens], buffers.positions_T[:num_tokens], geometry)

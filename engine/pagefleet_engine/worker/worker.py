@@ -37,7 +37,7 @@ from pagefleet_engine.worker.memory import (
     memory_budget,
     size_kv_cache,
 )
-from pagefleet_engine.worker.model_runner import LaunchedStep, RunnerLimits
+from pagefleet_engine.worker.model_runner import LaunchedStep, PassedOn, RunnerLimits
 from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
 from pagefleet_engine.worker.profile_cache import ProfileCache, device_facts, profile_facts
@@ -70,7 +70,7 @@ class Worker:
         """
         self._times = times = times or StartupTimes()
         self._communicators = communicators or Communicators()
-        self._config = config
+        self._config, self._part = config, self._communicators.part
         fp8_cache = config.cache.kv_cache_dtype == "fp8"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
         max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
@@ -80,23 +80,20 @@ class Worker:
         self._arch = arch
         self._device = resolve_device(config.model.device)
         self.kv_groups = group_layers(arch.windows)
-        """Which layers share a block table."""
-        is_async = config.execution.async_scheduling
-        self.max_in_flight = 2 if (self._device.type == "cuda" if is_async is None else is_async) else 1
+        """Which layers of the model share a block table."""
+        self._layers = config.parallel.stage_layers(arch.num_layers)[self._part.stage]
+        self.max_in_flight = _max_in_flight(config, self._device)
         """Steps that may be launched before the first of them is waited for."""
-        num_threads = set_num_threads(config.model.num_threads)
+        self._num_threads = set_num_threads(config.model.num_threads)
         limit_kernel_caches()
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
-        with times.phase("weights"), naming_the_remedy("weights"):
-            self._model = load_model(
-                folder, arch, self._placement(), config.model.load_format, config.model.seed, times.count
-            )
+        self._model = self._load(folder)
         if config.execution.compile:
             self._model = self._compiled(self._model)
-        self._factory = RunnerFactory(config, self._model, self.kv_groups, self._kv_dtype, self._device)
-        where = f"{num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
-        _log.info("loaded %s: %s on %s", arch.model_type, _name(self._dtype), where)
+        dtypes, links = (self._dtype, self._kv_dtype), self._communicators.links
+        own_groups = self.kv_groups.of_layers(self._layers)
+        self._factory = RunnerFactory(config, self._model, own_groups, dtypes, self._device, links)
         self._needs = KVNeeds(self.kv_groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
         self.cache = self._size_cache(max_model_len)
         """The KV pool; its `max_model_len` is the longest request that this worker takes."""
@@ -139,7 +136,7 @@ class Worker:
         """How long the device waited between steps that followed each other."""
         return self._runner.idle_seconds
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep | PassedOn:
         """Start a forward pass and its sampling.
 
         Raises:
@@ -154,11 +151,37 @@ class Worker:
             torch.cuda.empty_cache()
         raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {reason}")
 
+    def give_up(self, plan: StepPlan) -> None:
+        """Let other stages of the pipeline go on after a plan whose launch failed here."""
+        self._runner.give_up(plan)
+
+    def _load(self, folder: Path) -> Model:
+        """Load this rank's part of the weights.
+
+        Raises:
+            ModelLoadError: they cannot be loaded.
+        """
+        arch, config, count = self._arch, self._config.model, self._times.count
+        with self._times.phase("weights"), naming_the_remedy("weights"):
+            model = load_model(folder, arch, self._placement(), config.load_format, config.seed, count)
+        own = "" if self._part.num_stages == 1 else f" layers {self._layers.start} to {self._layers.stop - 1}:"
+        where = f"{self._num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
+        _log.info("loaded %s:%s %s on %s", arch.model_type, own, _name(self._dtype), where)
+        return model
+
     def _placement(self) -> Placement:
         """Where and how the model's tensors live."""
         traceable = self._config.execution.compile
         use_kernels = self._device.type == "cuda" and not traceable
-        return Placement(self._dtype, self._device, use_kernels, traceable=traceable, tensor=self._communicators.tensor)
+        return Placement(
+            self._dtype,
+            self._device,
+            use_kernels,
+            traceable=traceable,
+            tensor=self._communicators.tensor,
+            layers=None if self._part.num_stages == 1 else self._layers,
+            machine=self._communicators.everyone,
+        )
 
     def _compiled(self, model: Model) -> Model:
         """The model with its layers compiled for steps of any size.
@@ -188,7 +211,7 @@ class Worker:
 
     def _common(self, size: KVCacheSize) -> KVCacheSize:
         """The pool that every rank has room for."""
-        ranks = self._communicators.tensor
+        ranks = self._communicators.everyone
         if ranks.size == 1:
             return size
         both = torch.tensor([size.num_blocks, size.max_model_len], device=self._device)
@@ -197,7 +220,7 @@ class Worker:
         return replace(size, num_blocks=num_blocks, max_model_len=longest, blocks_per_request=per_request)
 
     def _memory(self) -> DeviceMemory:
-        return probe_memory(self._device, self._communicators.tensor)
+        return probe_memory(self._device, self._communicators.everyone)
 
     def _budget(self, request_bytes: int, max_model_len: int) -> int:
         utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler
@@ -216,12 +239,13 @@ class Worker:
     def _profile(self, max_model_len: int) -> StepMemory:
         """Measure the largest step, on a CUDA device with a small pool, or recall what an earlier start measured."""
         execution = self._config.execution
-        facts = profile_facts(self._config, self._model.arch, self._dtype, max_model_len, device_facts(self._device))
+        device = device_facts(self._device)
+        facts = profile_facts(self._config, self._model.arch, self._dtype, max_model_len, device, self._part)
         cache = ProfileCache(default_cache_dir(execution.cache_dir), facts)
         known = cache.load() if execution.profile_cache else None
         # Ranks measure together: a step takes all of them.
         found = torch.tensor(known is not None, device=self._device, dtype=torch.int32)
-        all_know = self._communicators.tensor.all_reduce(found, "min").item()
+        all_know = self._communicators.everyone.all_reduce(found, "min").item()
         if known is not None and all_know:
             return known
         measured = measure_step_memory(
@@ -243,6 +267,14 @@ class Worker:
                 "the model's output is not a number: the checkpoint is damaged, or overflows in %s; try --dtype",
                 _name(self._dtype),
             )
+
+
+def _max_in_flight(config: EngineConfig, device: torch.device) -> int:
+    """As many as there are stages, each of which computes one; one device is given the next while it computes one."""
+    if config.parallel.pipeline_parallel_size > 1:
+        return config.parallel.pipeline_parallel_size
+    is_async = config.execution.async_scheduling
+    return 2 if (device.type == "cuda" if is_async is None else is_async) else 1
 
 
 def resolve_max_model_len(requested: int | None, context_length: int, default_length: int) -> int:

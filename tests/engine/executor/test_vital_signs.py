@@ -18,25 +18,33 @@ def look_each_second(watch: HangWatch, start: int, seconds: int, launched: list[
 
 
 def test_ranks_that_stamp_and_are_level_are_well() -> None:
-    assert look_each_second(HangWatch(), 100, 60, [7, 7]) is None
+    assert look_each_second(HangWatch(2), 100, 60, [7, 7]) is None
 
 
 def test_a_rank_without_stamps_hangs() -> None:
-    assert look_each_second(HangWatch(), 100, 60, [7, 7], stamps=False) == (9, 1, "gave no sign of life for 9 s")
+    assert look_each_second(HangWatch(2), 100, 60, [7, 7], stamps=False) == (9, 1, "gave no sign of life for 9 s")
 
 
 def test_a_rank_that_others_leave_behind_hangs() -> None:
-    assert look_each_second(HangWatch(), 100, 60, [8, 7, 8]) == (9, 1, "did not come out of a step for 9 s")
+    assert look_each_second(HangWatch(3), 100, 60, [8, 7, 8]) == (9, 1, "did not come out of a step for 9 s")
 
 
 def test_a_rank_that_is_behind_and_moves_is_well() -> None:
-    watch = HangWatch()
+    watch = HangWatch(2)
     for now in range(100, 200):
         assert watch.look([Signs(now, now), Signs(now, now - 1)], now) is None
 
 
+def test_stages_are_steps_apart() -> None:
+    """A stage may take long where the one before it is done with more; its own tensor ranks are level."""
+    assert look_each_second(HangWatch(1), 100, 60, [9, 7]) is None
+    assert look_each_second(HangWatch(1), 100, 90, [9, 7]) == (61, 1, "did not come out of a step for 61 s")
+    assert look_each_second(HangWatch(2), 100, 60, [9, 9, 7, 7]) is None
+    assert look_each_second(HangWatch(2), 100, 60, [9, 9, 7, 6]) == (9, 3, "did not come out of a step for 9 s")
+
+
 def test_who_was_stopped_itself_blames_nobody() -> None:
-    watch = HangWatch()
+    watch = HangWatch(2)
     watch.look([Signs(100.0, 1), Signs(100.0, 1)], 100.0)
     assert watch.look([Signs(100.0, 1), Signs(100.0, 1)], 500.0) is None
     assert watch.look([Signs(501.0, 1), Signs(100.0, 1)], 501.0) is None

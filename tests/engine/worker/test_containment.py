@@ -32,8 +32,8 @@ class OneLayer:
         self._head_VD = self._table_VD.clone()
         self._table_VD[BAD, 3] = bad
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        x_TNH = self._table_VD[token_ids_T].unsqueeze(1)
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+        x_TNH = self._table_VD[entering].unsqueeze(1)
         step.write(SPEC, x_TNH, x_TNH)
         return (x_TNH + step.attend(SPEC, x_TNH)).squeeze(1)
 

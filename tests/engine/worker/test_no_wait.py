@@ -11,7 +11,7 @@ from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan
 from pagefleet_engine.worker.forward import EagerForward
-from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, RequestState, RunnerLimits
+from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, PassedOn, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_protocol.sampling_params import SamplingParams
@@ -87,7 +87,7 @@ def check_overlapping_steps(device: str) -> None:
     """Steps are launched before earlier ones are asked for their tokens; all give what plain steps on a CPU give."""
     plain, runner = make_runner("cpu", as_gpu=False), make_runner(device, as_gpu=True)
     expected = [plain.execute(step) for step in plans()]
-    launched: list[LaunchedStep] = []
+    launched: list[LaunchedStep | PassedOn] = []
     found = []
     for step in plans():
         with guarded(device):

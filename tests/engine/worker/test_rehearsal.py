@@ -81,7 +81,7 @@ def test_a_rehearsal_stops_where_the_context_ends() -> None:
 def test_a_model_whose_output_is_not_a_number_does_not_stop_the_start() -> None:
     model = MarkovModel(torch.full((50, 50), float("nan")))
     assert not rehearse(make_runner(model), [5], limits_of(2, 256, 64))
-    assert model.num_logit_rows == [1]
+    assert model.num_logit_rows == [1, 1]
 
 
 @pytest.mark.parametrize("num_blocks", [2, 1_000])

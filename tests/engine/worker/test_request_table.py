@@ -68,7 +68,7 @@ def check(inputs: StepInputs, rows: list[ScheduledRow], known: dict[str, Known])
         starts.append(len(tokens))
     seq_lens = [row.num_computed_tokens + row.num_new_tokens for row in rows]
     geometry = inputs.geometry
-    assert inputs.token_ids_T.tolist() == tokens
+    assert inputs.entering.tolist() == tokens
     assert inputs.positions_T.tolist() == positions
     assert [slots_T.tolist() for slots_T in geometry.slot_mappings] == slots
     assert geometry.query_start_loc_S1.tolist() == starts
@@ -140,7 +140,7 @@ def test_a_batch_is_filled_up_with_rows_that_touch_nothing() -> None:
     builder = StepInputBuilder(table, NUM_SLOTS, 16)
     prepare(builder, rows, 3, 8)
     inputs = builder.view(3, 8, 8)
-    assert inputs.token_ids_T.tolist() == [5, 6, 7, 0, 0, 0, 0, 0]
+    assert inputs.entering.tolist() == [5, 6, 7, 0, 0, 0, 0, 0]
     assert inputs.positions_T.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
     assert inputs.geometry.query_start_loc_S1.tolist() == [0, 3, 4, 5]
     assert inputs.geometry.seq_lens_S.tolist() == [3, 0, 0]
@@ -187,7 +187,7 @@ def test_tensors_of_a_step_keep_their_addresses() -> None:
         rows = step_rows(table, [row])
         prepare(builder, rows, 1, rows.num_tokens)
         inputs = builder.inputs(rows)
-        pointers.append((inputs.token_ids_T.data_ptr(), inputs.geometry.block_tables[0].data_ptr()))
+        pointers.append((inputs.entering.data_ptr(), inputs.geometry.block_tables[0].data_ptr()))
     assert pointers[0] == pointers[1]
 
 

@@ -137,7 +137,7 @@ class GraphForward:
             return self._backend.begin(view.geometry)
 
         def run(step: AttentionStep) -> None:
-            self._hidden.keep(self._model.forward(view.token_ids_T, view.positions_T, step))
+            self._hidden.keep(self._model.forward(view.entering, view.positions_T, step))
 
         run(BreakingStep(begin(), begin(), self._breaks, nullcontext))
         return capture_piecewise(self._graphs, begin, run, self._breaks)

@@ -141,8 +141,8 @@ class Waiting:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        hidden: Tensor = self.model.forward(token_ids_T, positions_T, step)
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+        hidden: Tensor = self.model.forward(entering, positions_T, step)
         return hidden * hidden.max().item()
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

@@ -217,8 +217,8 @@ class Spoiled:
     def __init__(self, model: Model, spoil: Callable[[Tensor], Tensor]) -> None:
         self.model, self.spoil, self.arch = model, spoil, model.arch
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
-        return self.spoil(self.model.forward(token_ids_T, positions_T, step))
+    def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
+        return self.spoil(self.model.forward(entering, positions_T, step))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         return self.model.logits(hidden_SD)
