@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> Report:
     prefill_floor = subject.cost.prefill_seconds(subject.roofline, num_input) * batch_size
     median = percentile(per_token_s, 50)
     figures = {
+        "parameters": subject.parameters,
         "first_token_ms": {"p50": percentile(first_s, 50) * 1e3, "p90": percentile(first_s, 90) * 1e3},
         "per_token_ms": {"p50": median * 1e3, "p90": percentile(per_token_s, 90) * 1e3},
         "output_tokens_per_s": batch_size / median,

@@ -15,6 +15,7 @@ from pagefleet_engine.bench.workloads import Workload
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.models.parameters import count_parameters
 
 if TYPE_CHECKING:
     from pagefleet_engine.llm import LLM
@@ -36,6 +37,12 @@ class Subject:
         kv_bytes = 1.0 if options.get("kv_cache_dtype") == "fp8" else 2.0
         weight_bytes = 1.0 if options.get("quantization") == "fp8" or arch.quantization else 2.0
         return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes), measure_roofline(device))
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """How many the model has, and a token uses, in billions."""
+        count = count_parameters(self.arch)
+        return {"total_billions": count.total / 1e9, "active_billions": count.active / 1e9}
 
 
 def run_once(llm: LLM, workload: Workload, output_lens: Sequence[int] | None = None) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.parameters import count_parameters
 
 _REPEATS = 5
 _CALLS = 10
@@ -40,7 +41,7 @@ class ModelCost:
     """What a model's step cannot avoid."""
 
     weight_bytes: float
-    """Read in every step: all matrices and the head, not the embedding's rows."""
+    """Read in every step: all matrices but those of experts, and the head, not the embedding's rows."""
     kv_bytes_per_token: float
     flops_per_token: float
     """Of the layers' matrices; attention comes on top."""
@@ -48,25 +49,32 @@ class ModelCost:
     """Of each row whose logits are wanted."""
     attention_flops_per_pair: float
     """Per query and key, over all layers."""
+    expert_bytes: float = 0.0
+    """Of all experts that tokens choose from."""
+    expert_share: float = 0.0
+    """What a token uses of them."""
 
     @classmethod
     def of(cls, arch: ModelArch, weight_bytes_per_element: float = 2.0, kv_bytes_per_element: float = 2.0) -> ModelCost:
         """From the model's shape; layers with a window count as if they had none."""
         query, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-        per_layer = arch.hidden_size * (2 * query + 2 * kv) + 3 * arch.hidden_size * arch.intermediate_size
-        head = arch.vocab_size * arch.hidden_size
+        count = count_parameters(arch)
+        head = count.embedding
         return cls(
-            weight_bytes=arch.num_layers * per_layer * weight_bytes_per_element + head * 2.0,
+            weight_bytes=count.layers * weight_bytes_per_element + head * 2.0,
+            expert_bytes=count.experts * weight_bytes_per_element,
+            expert_share=count.used_experts / count.experts if count.experts else 0.0,
             kv_bytes_per_token=arch.num_layers * 2 * kv * kv_bytes_per_element,
-            flops_per_token=2.0 * arch.num_layers * per_layer,
+            flops_per_token=2.0 * (count.layers + count.used_experts),
             head_flops=2.0 * head,
             attention_flops_per_pair=4.0 * arch.num_layers * query,
         )
 
     def decode_seconds(self, roofline: Roofline, batch_size: int, context: float) -> float:
-        """Floor of one step that gives each of `batch_size` requests a token."""
+        """Floor of one step that gives each of `batch_size` requests a token, who choose experts as if by chance."""
         pairs = batch_size * context
-        products = roofline.seconds(self.weight_bytes, batch_size * (self.flops_per_token + self.head_flops))
+        read = self.weight_bytes + self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** batch_size)
+        products = roofline.seconds(read, batch_size * (self.flops_per_token + self.head_flops))
         return products + roofline.seconds(pairs * self.kv_bytes_per_token, pairs * self.attention_flops_per_pair)
 
     def batch_seconds(self, roofline: Roofline, input_lens: Sequence[int], output_lens: Sequence[int]) -> float:

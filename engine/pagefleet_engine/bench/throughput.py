@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> Report:
     input_lens = [len(prompt) for prompt in workload.prompts]
     floor = subject.cost.batch_seconds(subject.roofline, input_lens, workload.output_lens)
     figures = {
+        "parameters": subject.parameters,
         "seconds": seconds,
         "output_tokens_per_s": workload.num_output_tokens / seconds,
         "total_tokens_per_s": (workload.num_output_tokens + workload.num_input_tokens) / seconds,

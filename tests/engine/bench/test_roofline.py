@@ -11,6 +11,7 @@ from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_rooflin
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.models.parameters import count_parameters
 
 H200 = Roofline(copy_bytes_per_s=4.8e12, matmul_flops_per_s=989e12)
 
@@ -37,6 +38,33 @@ def test_costs_of_published_shapes(
     assert cost.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
     assert cost.kv_bytes_per_token / 1024 == kibibytes
     assert cost.decode_seconds(H200, 1, 0) * 1e3 == pytest.approx(floor_ms, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("llama-3.1-8b", 8.03, 8.03),
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("qwen1.5-moe-a2.7b", 14.3, 2.7),
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("olmoe-1b-7b", 6.9, 1.3),
+        ("granite-3.1-3b-a800m", 3.3, 0.88),
+        ("glm-4.5-air", 106, 13.4),  # "12" without the tables
+    ],
+)
+def test_parameters_are_as_published(name: str, total: float, active: float, tmp_path: Path) -> None:
+    count = count_parameters(arch_of(name, tmp_path))
+    assert (count.total / 1e9, count.active / 1e9) == pytest.approx((total, active), rel=0.03)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
+    """One token eight of 128; a thousand all of them."""
+    cost = ModelCost.of(arch_of("qwen3-30b-a3b", tmp_path))
+    assert cost.decode_seconds(H200, 1, 0) * 4.8e12 == pytest.approx(cost.weight_bytes + cost.expert_bytes / 16)
+    assert cost.decode_seconds(Roofline(4.8e12, 1e30), 1000, 0) * 4.8e12 == pytest.approx(
+        cost.weight_bytes + cost.expert_bytes
+    )
+    assert cost.flops_per_token + cost.head_flops == pytest.approx(2 * 3.04e9, rel=0.02)
 
 
 def test_kernels_of_a_step_follow_each_other(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""How many numbers a model's matrices have: all of them, and those that one token is multiplied by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagefleet_engine.models.arch import ModelArch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCount:
+    """Of matrices; norms and biases are too few to count."""
+
+    layers: int
+    """Of attention, MLPs, routers and shared experts: what every token goes through."""
+    experts: int
+    """Of all experts that tokens choose from."""
+    used_experts: int
+    """Of those that one token chooses."""
+    embedding: int
+    """Of the vocabulary's table."""
+    head: int
+    """The same of the head; 0: it is the embedding's table."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.layers + self.experts + self.embedding + self.head
+
+    @property
+    def active(self) -> int:
+        """As models publish it: what one token uses, and both tables whole."""
+        return self.total - self.experts + self.used_experts
+
+
+def count_parameters(arch: ModelArch) -> ParameterCount:
+    """Of a model of this shape, or of a rank's part of it."""
+    hidden, table = arch.hidden_size, arch.vocab_size * arch.hidden_size
+    query, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    layers = arch.num_layers * hidden * (2 * query + 2 * kv)
+    experts, dense, one, used = arch.experts, arch.num_layers, 0, 0
+    if experts is not None:
+        sparse = sum(experts.layers)
+        dense -= sparse
+        layers += sparse * hidden * (experts.routing.num_experts + 3 * experts.shared_intermediate_size)
+        one = sparse * 3 * hidden * experts.intermediate_size
+        used = experts.routing.top_k
+    return ParameterCount(
+        layers=layers + dense * 3 * hidden * arch.intermediate_size,
+        experts=0 if experts is None else one * experts.routing.num_experts,
+        used_experts=one * used,
+        embedding=table,
+        head=0 if arch.tie_word_embeddings else table,
+    )
