@@ -38,9 +38,6 @@ OWN_FLAGS = {
     "-tp": _PARALLELISM,
 }
 """Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
-ONE_RANK = "an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload, or the ranks but one"
-_DATA_RANKS = ("--data-parallel-size", "-dp")
-"""Copies of the model on GPUs of their own, each of which has K/V of its own."""
 LEAST_ROOM = "1Mi"
 """Of kvOffload: less is a number without its unit."""
 
@@ -64,14 +61,6 @@ def _gpus_are_ranks(spec: InferenceServiceSpec) -> bool:
     return not (spec.resources.gpus or 0) % (spec.parallelism.tensor or 1)
 
 
-def _kv_is_of_one_rank(spec: InferenceServiceSpec) -> bool:
-    gpus, tensor, both = spec.resources.gpus or 0, spec.parallelism.tensor, spec.disaggregation
-    if both is not None:
-        return max(gpus, tensor or 0, *(one.resources.gpus or 0 for one in (both.prefill, both.decode))) <= 1
-    copied = any(arg.startswith(_DATA_RANKS) for arg in spec.engine.args)
-    return spec.engine.kv_offload is None or (tensor or (1 if copied else gpus)) <= 1
-
-
 def _cel_has_room(size: str) -> str:
     """Return CEL for a size that is large enough; one that is no quantity at all breaks its own pattern."""
     text = f"string(self.{size})"
@@ -87,17 +76,8 @@ def _offload_rule(*at: str) -> Rule:
     )
 
 
-def _cel_one_gpu(node: str) -> str:
-    return f"(!has({node}.resources.gpus) || {node}.resources.gpus <= 1)"
-
-
 _SPEC = ("spec",)
 _PARTS = tuple((*_SPEC, "disaggregation", role) for role in ("prefill", "decode"))
-_ONE_TENSOR_RANK = "(!has(self.parallelism.tensor) || self.parallelism.tensor == 1)"
-_COPIED = (
-    "has(self.parallelism.tensor) || has(self.engine.args) && "
-    f"self.engine.args.exists(arg, {' || '.join(f'arg.startsWith({flag!r})' for flag in _DATA_RANKS)})"
-)
 _ARGS_CEL = (
     f"self.all(arg, !arg.matches('^--?[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
 )
@@ -123,15 +103,6 @@ RANK_RULES = (
         "self.resources.gpus % self.parallelism.tensor == 0",
         "must have as many ranks as resources.gpus has GPUs (0: ranks compute on the CPU): leave one of the two out",
         _gpus_are_ranks,
-        "parallelism",
-    ),
-    Rule(
-        _SPEC,
-        f"(!has(self.engine.kvOffload) || {_ONE_TENSOR_RANK} && ({_cel_one_gpu('self')} || {_COPIED})) && "
-        f"(!has(self.disaggregation) || {_ONE_TENSOR_RANK} && {_cel_one_gpu('self')} && "
-        f"{_cel_one_gpu('self.disaggregation.prefill')} && {_cel_one_gpu('self.disaggregation.decode')})",
-        f"with several ranks, or several resources.gpus, {ONE_RANK}",
-        _kv_is_of_one_rank,
         "parallelism",
     ),
 )

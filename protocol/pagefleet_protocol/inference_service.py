@@ -294,6 +294,8 @@ class DisaggregatedRole(Object):
     """More flags of these engines, after those of spec.engine.args."""
     kv_offload: KvOffload | None = None
     """What these engines keep of the K/V that their pool gives up; default: spec.engine.kvOffload."""
+    parallelism: Parallelism = Parallelism()
+    """Ranks of each of these engines; default: spec.parallelism. The other part may have another number."""
     resources: Resources = Resources()
     """What each of these engines gets; default: spec.resources."""
     pod_template: PodTemplate = Field(default_factory=dict)

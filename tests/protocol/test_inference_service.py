@@ -126,6 +126,7 @@ def test_every_field_of_a_disaggregation_arrives() -> None:
     role = {
         "replicas": 1,
         "args": ["--max-num-seqs", "64"],
+        "parallelism": {"tensor": 1},
         "resources": {"gpus": 1, "gpuType": "h100", "cpu": "2", "memory": "8Gi", "shm": "2Gi"},
         "podTemplate": {"spec": {"priorityClassName": "high"}},
     }

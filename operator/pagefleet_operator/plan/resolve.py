@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, TypeVar
 
-from pagefleet_protocol.engine_rules import ONE_RANK
 from pagefleet_protocol.inference_profile import InferenceProfile, InferenceProfileSpec
-from pagefleet_protocol.inference_service import MAX_RANKS, EnvVar, InferenceService
+from pagefleet_protocol.inference_service import MAX_RANKS, Disaggregation, EnvVar, InferenceService
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
@@ -96,8 +95,7 @@ def resolve(
     copies = data_ranks((*engine.args, *spec.engine.args))
     gpus = _gpus(service, copies, choice)
     tensor = _tensor(service, gpus // copies, choice)
-    kv_leaves = spec.disaggregation is not None, bool(spec.engine.kv_offload or engine.kv_offload)
-    if wrong := _wrong_ranks(gpus, tensor, copies, kv_leaves):
+    if wrong := _wrong_ranks(gpus, tensor, copies, spec.disaggregation):
         return Refusal("spec.parallelism", Reason.INVALID_SPEC, wrong)
     share = _Share(gpus, resources.gpus or 1)
     surge, unavailable = _rollout(service, gpus, choice)
@@ -221,16 +219,16 @@ def _gpus(service: InferenceService, copies: int, choice: _Choice) -> int:
     return gpus
 
 
-def _wrong_ranks(gpus: int, tensor: int, copies: int, kv_leaves: tuple[bool, bool]) -> str:
-    """Return what is wrong with the ranks, if anything; `kv_leaves`: for other engines, and as offload."""
+def _wrong_ranks(gpus: int, tensor: int, copies: int, both: Disaggregation | None) -> str:
+    """Return what is wrong with the ranks, if anything; `both`: how K/V gets to other engines."""
     count = tensor * copies
     if count > MAX_RANKS:
         return f"makes {count} ranks with {copies} data ranks, and one node has {MAX_RANKS} at most: lower either"
     if gpus not in (0, count):
         return f"takes {count} GPUs, and resources.gpus is {gpus}: make them equal, or leave gpus out"
-    if tensor > 1 and any(kv_leaves):
-        return f"with {tensor} ranks {ONE_RANK}"
-    if kv_leaves[0] and copies > 1:
+    if both is not None and tensor > 1 and both.data_plane not in ("auto", "tcp"):
+        return f"with {tensor} ranks K/V goes by tcp, and disaggregation.dataPlane is {both.data_plane}: leave it out"
+    if both is not None and copies > 1:
         return f"with {copies} data ranks {ONE_CACHE}"
     return ""
 

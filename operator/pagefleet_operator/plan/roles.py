@@ -5,11 +5,14 @@ All that plans engines by an InferenceService so plans those of one part, withou
 
 from __future__ import annotations
 
-from pagefleet_protocol.inference_service import DisaggregatedRole, InferenceService, Resources
+from typing import TypeVar
+
+from pagefleet_protocol.inference_service import DisaggregatedRole, InferenceService, Parallelism, Resources
 from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus, PairRole
 
 from pagefleet_operator.plan.pair_rollout import Pair
 
+_Settings = TypeVar("_Settings", Parallelism, Resources)
 PAIR_ROLES: tuple[PairRole, PairRole] = ("prefill", "decode")
 
 
@@ -47,6 +50,7 @@ def role_view(service: InferenceService, role: PairRole) -> InferenceService:
                     ),
                     "replicas": part.replicas,
                     "autoscaling": part.autoscaling,
+                    "parallelism": _over(part.parallelism, spec.parallelism),
                     "resources": _over(part.resources, spec.resources),
                 }
             ),
@@ -78,6 +82,6 @@ def both_or_none(service: InferenceService, wanted: Pair) -> Pair:
     return Pair(wanted.prefill or least[0], wanted.decode or least[1])
 
 
-def _over(given: Resources, default: Resources) -> Resources:
+def _over(given: _Settings, default: _Settings) -> _Settings:
     written = {name: value for name, value in given if value is not None}
     return default.model_copy(update=written)

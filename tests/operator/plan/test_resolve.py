@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved, resolve
+from pagefleet_operator.plan.roles import engine_views
 from pagefleet_operator.plan.verdict import Refusal
 
 from tests.operator.plan.kube_world import COMMIT, FACTS, HF, SETTINGS, profile, service
@@ -159,19 +160,19 @@ def test_ranks_compute_on_the_cpu_where_no_gpu_is_asked_for(resources: Any) -> N
     assert (found.gpus, found.tensor, found.shm) == (0, 2, "2Gi")
 
 
-@pytest.mark.parametrize(
-    ("profiled", "spec"),
-    [
-        ({"engine": {"kvOffload": {"memory": "8Gi"}}}, {"resources": {"gpus": 2}}),
-        ({"engine": {"kvOffload": {"memory": "8Gi"}}}, {"parallelism": {"tensor": 2}}),
-        ({"resources": {"gpus": 8}}, {"disaggregation": {}}),
-        ({"resources": {"gpus": 8}}, {"engine": {"kvOffload": {"memory": "8Gi"}}}),
-    ],
-)
-def test_ranks_from_a_profile_do_not_go_with_kv_that_leaves_the_engine(profiled: Any, spec: Any) -> None:
-    found = refusal([profile(**profiled)], profileRef={"name": "h100"}, **spec)
+def test_each_part_has_ranks_of_its_own() -> None:
+    spec: Any = {"resources": {"gpuType": "h100"}, "disaggregation": {"prefill": {"parallelism": {"tensor": 4}}}}
+    found = {role: resolve(view, {"h100": profile()}, None) for role, view in engine_views(service(**spec)).items()}
+    assert {role: (one.gpus, one.tensor) for role, one in found.items() if isinstance(one, Resolved)} == {
+        "prefill": (4, 4),
+        "decode": (1, 1),
+    }
+
+
+def test_kv_of_ranks_does_not_go_from_device_to_device() -> None:
+    found = refusal(parallelism={"tensor": 2}, disaggregation={"dataPlane": "nccl"})
     assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
-    assert "leave out disaggregation and engine.kvOffload" in found.message
+    assert found.message == "with 2 ranks K/V goes by tcp, and disaggregation.dataPlane is nccl: leave it out"
 
 
 def test_gpu_type_without_a_profile_is_told_and_gives_no_defaults() -> None:
