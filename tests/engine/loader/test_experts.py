@@ -1,0 +1,75 @@
+"""Checkpoints whose experts are not those that config.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.models.config_file import read_arch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Make = Callable[..., Path]
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelLoadError) as error:
+        load_model(folder, read_arch(folder), Placement(torch.float32, torch.device("cpu"), False), "auto", 0)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def changed(folder: Path, target: Path, change: Callable[[dict[str, Tensor]], None], **config: Any) -> Path:
+    """A copy with other tensors and other fields of the configuration."""
+    copytree(folder, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors")
+    said = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(said | config))
+    return target
+
+
+def nothing(tensors: dict[str, Tensor]) -> None:
+    """Leave the tensors."""
+
+
+def test_a_missing_expert(make_checkpoint: Make, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+
+    def drop(tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    folder = changed(make_checkpoint("qwen3_moe"), tmp_path / "model", drop)
+    assert f"the weights lack {name}: download the checkpoint again" in refusal(folder)
+
+
+def test_more_experts_than_the_configuration_says(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("mixtral"), tmp_path / "model", nothing, num_local_experts=3)
+    assert "no place in the model for model.layers.0.block_sparse_moe.experts.3.w1.weight" in refusal(folder)
+
+
+def test_stacked_experts_of_another_number(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("granitemoe"), tmp_path / "model", nothing, num_local_experts=4)
+    assert "input_linear.weight is [8, 96, 64], config.json makes it [4, 96, 64]" in refusal(folder)
+
+
+def test_more_experts_for_a_token_than_there_are(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("olmoe"), tmp_path / "model", nothing, num_experts_per_tok=9)
+    with pytest.raises(ModelLoadError, match="num_experts_per_tok is 9, of 8 experts"):
+        read_arch(folder)
+
+
+def test_groups_that_cannot_be(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("glm4_moe"), tmp_path / "model", nothing, topk_group=1)
+    with pytest.raises(ModelLoadError, match="3 of 8 experts from 1 of 4 groups"):
+        read_arch(folder)
