@@ -116,6 +116,7 @@ class Fleet:
         key_file: Path | None = None,
         num_tokens: int = NUM_BLOCKS * 16,
         tensor: int = 1,
+        stages: int = 1,
         **kv: Any,
     ) -> FleetEngine:
         """Start one.
@@ -125,14 +126,19 @@ class Fleet:
             block_size: tokens per block.
             key_file: of another fleet.
             num_tokens: room in its pool.
-            tensor: its ranks.
+            tensor: its ranks in each stage.
+            stages: of its pipeline.
             kv: of `KVTransferConfig`.
         """
         identity = EngineIdentity(name * 32, str(key_file or self._key_file))
         config = _config(self.model, CacheConfig(num_kv_blocks=num_tokens // block_size, block_size=block_size))
         transfer = KVTransferConfig(**{"kv_connector": "p2p", **kv})
         core, ready = build_core(
-            dataclasses.replace(config, kv_transfer=transfer, parallel=Parallelism(tensor_parallel_size=tensor)),
+            dataclasses.replace(
+                config,
+                kv_transfer=transfer,
+                parallel=Parallelism(tensor_parallel_size=tensor, pipeline_parallel_size=stages),
+            ),
             identity=identity,
         )
         assert ready.kv_transfer is not None

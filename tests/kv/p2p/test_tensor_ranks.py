@@ -1,4 +1,4 @@
-"""Engines of different numbers of tensor ranks pass each other K/V, as if each had one."""
+"""Engines of different numbers of ranks pass each other K/V, as if each had one."""
 
 from __future__ import annotations
 
@@ -66,6 +66,19 @@ def test_tokens_are_those_of_one_engine(
     fleet.until(lambda: prefill.num_held_blocks == 0)  # decode has said that it has all
     assert decode.num_held_blocks == 0
     assert decode.figure("received_blocks_total") == prefill.figure("sent_blocks_total") == 3 * FULL_BLOCKS
+
+
+def test_a_stage_gives_and_takes_its_layers(fleet: Fleet, expected: dict[int, list[int]]) -> None:
+    prefill = fleet.engine("a", stages=2, kv_role="prefill")
+    decode = fleet.engine("d", tensor=2, kv_role="decode", kv_peers=prefill.address)
+    assert pass_on(fleet, prefill, decode, 1) == expected[1]
+    assert decode.num_cached("d1") == FULL_BLOCKS * 16
+    fleet.stop(prefill)
+    prefill = fleet.engine("b", kv_role="prefill")
+    decode = fleet.engine("e", stages=2, kv_role="decode", kv_peers=prefill.address)
+    for number in (2, 3):
+        assert pass_on(fleet, prefill, decode, number) == expected[number]
+        assert decode.num_cached(f"d{number}") == FULL_BLOCKS * 16
 
 
 def test_a_request_that_is_aborted_midway_leaves_no_block(fleet: Fleet, expected: dict[int, list[int]]) -> None:
