@@ -6,12 +6,13 @@ import re
 
 from pagefleet_protocol.inference_service import EnvVar, InferenceServiceSpec
 from pagefleet_protocol.kv_offload import KvOffload
+from pagefleet_protocol.parallelism import Parallelism
 from pagefleet_protocol.quantities import quantity
 from pagefleet_protocol.resource_base import ITEMS, Rule
 
 _FLEETS = "left to the fleet"
 _OFFLOAD = "set spec.engine.kvOffload"
-_PARALLELISM = "set spec.resources.gpus or spec.parallelism"
+_PARALLELISM = "set spec.parallelism"
 OWN_FLAGS = {
     "--host": _FLEETS,
     "--port": _FLEETS,
@@ -36,8 +37,21 @@ OWN_FLAGS = {
     "--kv-send-type": "set spec.disaggregation.sendType",
     "--tensor-parallel-size": _PARALLELISM,
     "-tp": _PARALLELISM,
+    "--pipeline-parallel-size": _PARALLELISM,
+    "-pp": _PARALLELISM,
+    "--data-parallel-size": _PARALLELISM,
+    "-dp": _PARALLELISM,
+    "--nnodes": "set spec.nodes",
+    "--node-rank": _FLEETS,
+    "--master-addr": _FLEETS,
+    "--master-port": _FLEETS,
+    "--headless": _FLEETS,
 }
 """Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
+ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload, or give it one node"
+ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
+ONE_CACHE = "an engine passes K/V of several caches to nobody: leave out disaggregation, or parallelism.data"
+BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
 LEAST_ROOM = "1Mi"
 """Of kvOffload: less is a number without its unit."""
 
@@ -57,8 +71,47 @@ def _offload_has_room(offload: KvOffload) -> bool:
     return all(quantity(size) >= quantity(LEAST_ROOM) for size in sizes)
 
 
+def _ranks(given: Parallelism) -> int:
+    """Return the ranks that are written down."""
+    return (given.tensor or 1) * (given.pipeline or 1) * (given.data or 1)
+
+
 def _gpus_are_ranks(spec: InferenceServiceSpec) -> bool:
-    return not (spec.resources.gpus or 0) % (spec.parallelism.tensor or 1)
+    gpus, nodes, ranks = spec.resources.gpus or 0, spec.nodes, _ranks(spec.parallelism)
+    if gpus and spec.parallelism.tensor is not None:
+        return ranks % gpus == 0 and nodes in (None, ranks // gpus)
+    if gpus:
+        return gpus * (nodes or 1) % ranks == 0
+    return spec.parallelism.tensor is None or ranks % (nodes or 1) == 0
+
+
+def _one_copy_over_nodes(spec: InferenceServiceSpec) -> bool:
+    gpus = spec.resources.gpus or 0
+    spread = (spec.nodes or 1) > 1 or (
+        gpus > 0 and spec.parallelism.tensor is not None and _ranks(spec.parallelism) > gpus
+    )
+    return not spread or (spec.parallelism.data or 1) == 1
+
+
+def _kv_is_of_one_node(spec: InferenceServiceSpec) -> bool:
+    return (spec.nodes or 1) == 1 or (spec.disaggregation is None and spec.engine.kv_offload is None)
+
+
+def _kv_is_of_one_cache(spec: InferenceServiceSpec) -> bool:
+    both = spec.disaggregation
+    copies = [
+        one.data for one in (spec.parallelism, *((both.prefill.parallelism, both.decode.parallelism) if both else ()))
+    ]
+    return both is None or all(one in (None, 1) for one in copies)
+
+
+def _kv_of_ranks_goes_by_tcp(spec: InferenceServiceSpec) -> bool:
+    both = spec.disaggregation
+    if both is None or both.data_plane in ("auto", "tcp"):
+        return True
+    gpus = [one.gpus or 0 for one in (spec.resources, both.prefill.resources, both.decode.resources)]
+    ranks = [_ranks(one) for one in (spec.parallelism, both.prefill.parallelism, both.decode.parallelism)]
+    return max(*gpus, *ranks) <= 1
 
 
 def _cel_has_room(size: str) -> str:
@@ -78,6 +131,19 @@ def _offload_rule(*at: str) -> Rule:
 
 _SPEC = ("spec",)
 _PARTS = tuple((*_SPEC, "disaggregation", role) for role in ("prefill", "decode"))
+
+
+_PART_FIELDS = ("disaggregation.prefill.", "disaggregation.decode.")
+
+
+def _cel_or_one(field: str) -> str:
+    return f"(has(self.{field}) ? self.{field} : 1)"
+
+
+_TENSOR, _PIPELINE, _DATA = (f"parallelism.{name}" for name in ("tensor", "pipeline", "data"))
+_CEL_RANKS = " * ".join(map(_cel_or_one, (_TENSOR, _PIPELINE, _DATA)))
+_CEL_NODES = _cel_or_one("nodes")
+_CEL_GPUS = "(has(self.resources.gpus) ? self.resources.gpus : 0)"
 _ARGS_CEL = (
     f"self.all(arg, !arg.matches('^--?[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
 )
@@ -99,10 +165,48 @@ ENGINE_RULES = (
 RANK_RULES = (
     Rule(
         _SPEC,
-        "!has(self.parallelism.tensor) || !has(self.resources.gpus) || "
-        "self.resources.gpus % self.parallelism.tensor == 0",
-        "must have as many ranks as resources.gpus has GPUs (0: ranks compute on the CPU): leave one of the two out",
+        f"{_CEL_GPUS} > 0 ? (has(self.{_TENSOR}) ? {_CEL_RANKS} % {_CEL_GPUS} == 0 && (!has(self.nodes) || "
+        f"{_CEL_RANKS} == {_CEL_GPUS} * self.nodes) : {_CEL_GPUS} * {_CEL_NODES} % ({_CEL_RANKS}) == 0) : "
+        f"!has(self.{_TENSOR}) || {_CEL_RANKS} % {_CEL_NODES} == 0",
+        "tensor * pipeline * data must be the GPUs of whole nodes (resources.gpus is of one node, spec.nodes their "
+        "number; gpus 0: ranks compute on the CPU): leave tensor, gpus or nodes out, and it follows from the others",
         _gpus_are_ranks,
+        "parallelism",
+    ),
+    Rule(
+        _SPEC,
+        f"{_cel_or_one(_DATA)} == 1 || {_CEL_NODES} == 1 && "
+        f"({_CEL_GPUS} == 0 || !has(self.{_TENSOR}) || {_CEL_RANKS} <= {_CEL_GPUS})",
+        f"with several nodes {ONE_COPY}",
+        _one_copy_over_nodes,
+        "parallelism.data",
+    ),
+    Rule(
+        _SPEC,
+        f"{_CEL_NODES} == 1 || !has(self.disaggregation) && !has(self.engine.kvOffload)",
+        f"with several nodes {ONE_NODE}",
+        _kv_is_of_one_node,
+        "nodes",
+    ),
+    Rule(
+        _SPEC,
+        "!has(self.disaggregation) || ["
+        + ", ".join(_cel_or_one(f"{where}parallelism.data") for where in ("", *_PART_FIELDS))
+        + "].all(copies, copies == 1)",
+        f"with data ranks {ONE_CACHE}",
+        _kv_is_of_one_cache,
+        "parallelism",
+    ),
+    Rule(
+        _SPEC,
+        "!has(self.disaggregation) || self.disaggregation.dataPlane in ['auto', 'tcp'] || "
+        + " && ".join(
+            f"(!has(self.{where}{name}) || self.{where}{name} <= 1)"
+            for where in ("", *_PART_FIELDS)
+            for name in ("resources.gpus", "parallelism.tensor", "parallelism.pipeline")
+        ),
+        f"with several ranks, or several resources.gpus, {BY_TCP}",
+        _kv_of_ranks_goes_by_tcp,
         "parallelism",
     ),
 )

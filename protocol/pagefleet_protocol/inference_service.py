@@ -15,6 +15,7 @@ from pagefleet_protocol.cidr import Cidr
 from pagefleet_protocol.inference_status import InferenceServiceStatus
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_uri import ModelUriText
+from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
 from pagefleet_protocol.quantities import Quantity, TokenCount
 from pagefleet_protocol.resource_base import Labels, NameRef, Object, ObjectMeta, ObjectName, all_different, matching
 
@@ -145,23 +146,12 @@ class Engine(Object):
     """Keeps the K/V that the pool gives up; default: it is computed again."""
 
 
-MAX_RANKS = 16
-"""Of one engine, which runs on one node: no node has more GPUs."""
-
-
-class Parallelism(Object):
-    """Over how many ranks each engine is spread: processes of one node, each with a GPU or its share of the cores."""
-
-    tensor: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
-    """Ranks that compute every layer together, each a part of its heads; default: one for each GPU."""
-
-
 class Resources(Object):
     """What each engine gets."""
 
     gpus: Annotated[int, Field(ge=0, le=MAX_RANKS)] | None = None
-    """GPUs per engine, all of one node, one for each rank; 0: computes on the CPU; default: one for each rank where a
-    GPU type is named, else 0."""
+    """GPUs of each node of an engine, one for each rank; 0: computes on the CPU; default: one for each rank where a GPU
+    type is named, else 0."""
     gpu_type: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Class of GPU: the InferenceProfile with this spec.gpuType gives the defaults."""
     cpu: Quantity | None = None
@@ -294,10 +284,10 @@ class DisaggregatedRole(Object):
     """More flags of these engines, after those of spec.engine.args."""
     kv_offload: KvOffload | None = None
     """What these engines keep of the K/V that their pool gives up; default: spec.engine.kvOffload."""
-    parallelism: Parallelism = Parallelism()
-    """Ranks of each of these engines; default: spec.parallelism. The other part may have another number."""
     resources: Resources = Resources()
     """What each of these engines gets; default: spec.resources."""
+    parallelism: Parallelism = Parallelism()
+    """Over how many ranks each of these engines is spread; default: spec.parallelism."""
     pod_template: PodTemplate = Field(default_factory=dict)
     """Strategic merge patch of these engines' pod template, after spec.podTemplate."""
 
@@ -407,6 +397,8 @@ class InferenceServiceSpec(Object):
     """What each engine gets."""
     parallelism: Parallelism = Parallelism()
     """Over how many ranks each engine is spread; default: one for each of resources.gpus."""
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
+    """Pods of each engine, each on a node of its own, with resources each; default: as many as its ranks need."""
     router: Router = Router()
     """The front door of the engines."""
     rollout: Rollout = Rollout()

@@ -86,9 +86,15 @@ class ResolvedStatus(Object):
     cache: str = ""
     """How engines get at the model: none, pvc, hostPath, image, builtin or file."""
     gpus: int = 0
-    """GPUs per engine."""
+    """GPUs of each node of an engine."""
+    nodes: int = 1
+    """Pods per engine."""
     tensor: int = 1
     """Ranks per engine that compute every layer together."""
+    pipeline: int = 1
+    """Stages per engine."""
+    data: int = 1
+    """Copies of the model per engine."""
     max_model_len: int | None = None
     """Longest prompt plus answer in tokens."""
     memory: ResolvedMemory | None = None

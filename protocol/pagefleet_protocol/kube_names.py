@@ -43,6 +43,8 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 
 RESERVED_SUFFIXES = ("-engine", "-prefill", "-decode", "-router", "-model", "-openai", "-fleet")
 """Ends that no InferenceService's name may have: children of another one are called so."""
+NODES_SUFFIX = "-engine-[0-9]+"
+"""Nor this one: pods of engines on several nodes are called so, and their Services."""
 DOTTED_SUFFIX = "-x[0-9a-f]{10}"
 """Nor this one: it tells the children of a service whose name has a dot from those of all others."""
 
@@ -52,6 +54,9 @@ KV_EVENTS_PORT = 8100
 """Where engines in pods publish KV events; the next one answers for what was missed."""
 KV_CONTROL_PORT = 8102
 """Where prefill engines in pods answer those that want K/V; the next one takes data."""
+
+RANKS_PORT = 29500
+"""Where the leader of an engine on several nodes listens to the others."""
 
 PICKER_PORT = 9002
 """Where routers in pods are asked by gateways."""

@@ -22,14 +22,14 @@ from pagefleet_protocol.inference_service import (
     Rollout,
     ScalingTarget,
 )
-from pagefleet_protocol.kube_names import DOTTED_SUFFIX, RESERVED_SUFFIXES
+from pagefleet_protocol.kube_names import DOTTED_SUFFIX, NODES_SUFFIX, RESERVED_SUFFIXES
 from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
 from pagefleet_protocol.resource_base import Rule
 
 MAX_NAME_LENGTH = 40
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _SERVICE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-_RESERVED = f"({'|'.join(RESERVED_SUFFIXES)}|{DOTTED_SUFFIX})$"
+_RESERVED = f"({'|'.join(RESERVED_SUFFIXES)}|{NODES_SUFFIX}|{DOTTED_SUFFIX})$"
 _CACHE_TYPES = {
     "hf": ("auto", "none", "pvc", "hostPath"),
     "s3": ("auto", "none", "pvc", "hostPath"),
@@ -190,7 +190,8 @@ SERVICE_RULES = (
         f"!self.metadata.name.matches('{_RESERVED}')",
         f"must be at most {MAX_NAME_LENGTH} lower-case letters, digits, '-' and '.', starting with a letter, with a "
         "letter or digit at both sides of each '.' and at the end, and not ending with "
-        f"{', '.join(RESERVED_SUFFIXES)} or -x and ten hexadecimal digits (parts of InferenceServices are called so)",
+        f"{', '.join(RESERVED_SUFFIXES)}, -engine- and a number, or -x and ten hexadecimal digits (parts of "
+        "InferenceServices are called so)",
         _service_name_fits,
         "metadata.name",
     ),

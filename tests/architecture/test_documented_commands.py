@@ -58,6 +58,7 @@ MARKED = {
     "seq": "counts; what it counts for is run",
     "pre-commit install": "writes into .git; its hooks are those of make lint",
     "pip install openai": "packages of others",
+    "kubectl apply --server-side -f https://github.com/": "reads a manifest of others from the network",
     "hf": "Hugging Face's own command",
     "pagefleet VERB": "any verb",
     "vllm": "vLLM's own command, which ours is compared with",

@@ -140,8 +140,15 @@ def test_the_example_of_scaling_to_zero_is_for_any_machine() -> None:
     assert f"`router.queue.coldStartTimeout` ({spec.router.queue.cold_start_timeout} s) bounds it" in shown
 
 
+def test_the_example_of_nodes_is_for_any_machine() -> None:
+    path = EXAMPLES / "15-several-nodes" / "inferenceservice.yaml"
+    (wanted,) = read_wanted(parse_manifest((Source(path, path.read_bytes()),)), {})
+    assert check_gpus((wanted,), 0) == []
+    assert (wanted.resolved.nodes, wanted.resolved.ranks.per_node) == (2, 1)
+
+
 def test_the_example_of_ranks_is_for_any_machine() -> None:
     path = EXAMPLES / "14-tensor-parallel" / "inferenceservice.yaml"
     (wanted,) = read_wanted(parse_manifest((Source(path, path.read_bytes()),)), {})
     assert check_gpus((wanted,), 0) == []
-    assert wanted.resolved.tensor == 2
+    assert wanted.resolved.ranks.tensor == 2

@@ -14,6 +14,7 @@ _COUNTING = frozenset(
         "apps",
         "batch",
         "gateway.networking.k8s.io",
+        "leaderworkerset.x-k8s.io",
         "monitoring.coreos.com",
         "networking.k8s.io",
         "policy",
@@ -74,6 +75,8 @@ PAGEFLEET: tuple[Kind, ...] = (
 )
 SERVICE_MONITOR = Kind("monitoring.coreos.com", "v1", "servicemonitors", "ServiceMonitor")
 HTTP_ROUTE = Kind("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute", has_status=True)
+
+LEADER_WORKER_SET = Kind("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet", has_status=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ def test_every_field_arrives() -> None:
                 "scaleToZero": {"after": 300},
             },
             "resources": {"gpus": 4, "gpuType": "h100", "cpu": "1500m", "memory": "8Gi", "shm": "2Gi"},
-            "parallelism": {"tensor": 4},
+            "parallelism": {"tensor": 4, "pipeline": 2, "data": 1},
+            "nodes": 2,
             "router": {
                 "replicas": 2,
                 "workers": 2,
@@ -248,7 +249,7 @@ def test_a_field_without_a_value_is_a_field_not_written() -> None:
         ("spec.replicas", -1, "spec.replicas: must be at least 0, not the number -1"),
         ("spec.replicas", 257, "spec.replicas: must be at most 256"),
         ("spec.resources.gpus", 17, "spec.resources.gpus: must be at most 16"),
-        ("spec.parallelism.tensor", 17, "spec.parallelism.tensor: must be at most 16"),
+        ("spec.parallelism.tensor", 65, "spec.parallelism.tensor: must be at most 64"),
         ("spec.parallelism.tensor", 0, "spec.parallelism.tensor: must be at least 1"),
         (
             "spec.resources.cpu",
@@ -305,7 +306,7 @@ def test_quantities(text: str, number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--"], ["--=x"], ["-p"], ["--seed", "port"], ["--policy", "fcfs"], ["--max-num-seqs", "1"]]
+    "args", [["--"], ["--=x"], ["-q"], ["--seed", "port"], ["--policy", "fcfs"], ["--max-num-seqs", "1"]]
 )
 def test_flags_that_are_nobody_elses_may_be_given(args: list[str]) -> None:
     assert parse_inference_service(document("spec.engine.args", args)).spec.engine.args == tuple(args)

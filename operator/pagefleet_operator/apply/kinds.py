@@ -48,6 +48,7 @@ CHILDREN = (
     Kind("Service", "services", "v1"),
     Kind("Job", "jobs", "v1", "batch"),
     Kind("Deployment", "deployments", "v1", "apps"),
+    Kind("LeaderWorkerSet", "leaderworkersets", "v1", "leaderworkerset.x-k8s.io", optional=True),
     Kind("PodDisruptionBudget", "poddisruptionbudgets", "v1", "policy"),
     Kind("Ingress", "ingresses", "v1", "networking.k8s.io", optional=True),
     Kind("HTTPRoute", "httproutes", "v1", "gateway.networking.k8s.io", optional=True),

@@ -30,6 +30,7 @@ from pagefleet_operator.autoscale.trial_window import TrialWindow
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.canary import TrialFigures
+from pagefleet_operator.plan.engine_sets import DEPLOYMENT, ENGINE_SETS, find_set, progress_s
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
@@ -45,7 +46,7 @@ TELL_S = 30.0
 FAILED_STARTS = 3
 """Restarts of a container after which an engine that is not ready is not on its way any more."""
 START_DEADLINE_S = 1800.0
-"""An engine that is not ready by then is not on its way, where its Deployment has no progressDeadlineSeconds."""
+"""An engine that is not ready by then is not on its way, where nobody said for how long it may start."""
 _ENDED = ("Failed", "Succeeded")
 _ASKED_FOR = (b'"autoscaling"', b'"disaggregation"', b'"canary"')
 """What routers are asked for, as it stands in a document."""
@@ -228,9 +229,10 @@ class Autoscaler:
     def _deployment(self, key: Key, uid: str, service: InferenceService, role: EngineRole) -> Mapping[str, Any]:
         """Return the Deployment of these engines, of the revision with the most; empty: there is none."""
         if role == "engine":
-            found = self._view.child(key, uid, ("Deployment", names_of(service).engine))
-            return found.body if found is not None and found.ours else {}
-        pairs = deployed_pairs(self._view.children(key, uid, "Deployment"))
+            name = names_of(service).engine
+            found = find_set(self._view.children(key, uid, *ENGINE_SETS), name)
+            return found.body if found is not None else {}
+        pairs = deployed_pairs(self._view.children(key, uid, DEPLOYMENT))
         bodies = [pair[role] for pair in pairs.values() if role in pair]
         return max(bodies, key=lambda body: (body.get("spec") or {}).get("replicas") or 0, default={})
 
@@ -248,11 +250,11 @@ def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any], now: da
 
     Args:
         pods: of one service.
-        deployment: of its engines, as the API server has it; empty where there is none.
+        deployment: of its engines, or their LeaderWorkerSet, as the API server has it; empty where there is none.
         now: to which a start may have taken too long.
     """
     spec: Mapping[str, Any] = deployment.get("spec") or {}
-    deadline_s = float(spec.get("progressDeadlineSeconds") or START_DEADLINE_S)
+    deadline_s = progress_s(deployment) or START_DEADLINE_S
     exist = [pod for pod in pods if pod.component == "engine" and pod.phase not in _ENDED]
     engines = [pod for pod in exist if not pod.deleting]
     ready = [pod for pod in engines if pod.ready]

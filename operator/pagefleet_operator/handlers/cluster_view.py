@@ -89,13 +89,13 @@ class ClusterView:
     def service(self, key: Key) -> StoredService | None:
         return self._services.get(key)
 
-    def children(self, key: Key, uid: str, kind: str = "") -> dict[ChildKey, Child]:
+    def children(self, key: Key, uid: str, *kinds: str) -> dict[ChildKey, Child]:
         """Return what belongs to an InferenceService by its label; `uid` tells which of it is its own.
 
-        `kind` is for those of one kind alone: each is parsed anew.
+        `kinds` are for those of some kinds alone: each is parsed anew.
         """
         found = self._children.get(key, {})
-        return {name: child.open(uid) for name, child in found.items() if kind in ("", name[0])}
+        return {name: child.open(uid) for name, child in found.items() if not kinds or name[0] in kinds}
 
     def child(self, key: Key, uid: str, name: ChildKey) -> Child | None:
         """Return one of them; None: there is none."""

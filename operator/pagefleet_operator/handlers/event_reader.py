@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from pagefleet_operator.apply.cluster import Body, Cluster
 from pagefleet_operator.handlers.seen import timestamp
+from pagefleet_operator.plan.engine_sets import LEADER_WORKER_SET
 from pagefleet_operator.plan.names import child_stem
 from pagefleet_operator.plan.observed import Child, ChildKey, EventSeen, Observed
 
@@ -91,9 +92,14 @@ def suspects(observed: Observed, claims: Sequence[str]) -> Sequence[ChildKey]:
             asked.append((kind, name))
         elif kind == "Deployment" and _lacks_pods(child):
             asked.append(("ReplicaSet", ""))  # their names are not known here; those of one namespace are few
+        elif kind == LEADER_WORKER_SET and (waiting or _lacks_pods(child)):
+            asked += [(kind, name), ("StatefulSet", name)]
+    # What makes the pods that follow is called as their leader.
+    leaders = [pod.name for pod in observed.pods if pod.place and pod.place.node == 0 and pod.name in waiting]
+    asked += [("StatefulSet", name) for name in leaders[:MAX_PODS]]
     return list(dict.fromkeys(asked))
 
 
-def _lacks_pods(deployment: Child) -> bool:
-    wanted = (deployment.body.get("spec") or {}).get("replicas", 1)
-    return bool((deployment.body.get("status") or {}).get("replicas", 0) < wanted)
+def _lacks_pods(engines: Child) -> bool:
+    wanted = (engines.body.get("spec") or {}).get("replicas", 1)
+    return bool((engines.body.get("status") or {}).get("replicas", 0) < wanted)

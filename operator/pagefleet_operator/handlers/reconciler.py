@@ -25,6 +25,7 @@ from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredSer
 from pagefleet_operator.handlers.observer import Observer
 from pagefleet_operator.handlers.status_writer import StatusWriter
 from pagefleet_operator.plan.announcements import announcements
+from pagefleet_operator.plan.engine_sets import ENGINE_SETS, replicas_in
 from pagefleet_operator.plan.observed import ApplyFailure, Child, ChildKey, Observed, PodSeen
 from pagefleet_operator.plan.obstacles import key_of
 from pagefleet_operator.plan.roles import PAIR_ROLES
@@ -62,7 +63,7 @@ class Reconciler:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self.optional_kinds: frozenset[str] = frozenset()
-        """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress: those that the cluster knows."""
+        """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress, LeaderWorkerSet: those that the cluster knows."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one InferenceService so; returns the seconds to the next look, None: it is no more.
@@ -102,7 +103,7 @@ class Reconciler:
             plan = plan_service(service, previous, observed, tools.settings)
         failures = await make_fleet_key(tools.cluster, service) if plan.needs_fleet_key else ()
         # Pods would wait for a key that cannot be made, while those that serve go.
-        objects = [one for one in plan.objects if not failures or one["kind"] != "Deployment"]
+        objects = [one for one in plan.objects if not failures or one["kind"] not in ENGINE_SETS]
         applied = await tools.applier.make_so(key, objects, observed.children, plan.delete)
         failures += applied.failures
         if any(one.status == 403 and _GOING in one.message for one in failures):
@@ -200,7 +201,8 @@ def _parsed(text: str) -> DownloadResult | None:
 
 
 # A plan that is refused touches nothing. But a service that sleeps at zero engines answers nobody, so its engines'
-# Deployment, which is the last accepted spec as it was carried out, gets its engines back, and nothing else changes.
+# Deployment or LeaderWorkerSet, which is the last accepted spec as it was carried out, gets them back, and nothing else
+# changes.
 async def wake_asleep(cluster: Cluster, key: Key, previous: InferenceServiceStatus | None, observed: Observed) -> None:
     """Give engines to a refused service that has none, if its autoscaler wants some.
 
@@ -213,10 +215,10 @@ async def wake_asleep(cluster: Cluster, key: Key, previous: InferenceServiceStat
     """
     counts = _wanted(previous, observed)
     for (kind, name), child in observed.children.items():
-        wanted = counts.get(_role(child.body), 0) if kind == "Deployment" and child.ours else 0
-        if wanted and _replicas(child.body) == 0:
+        wanted = counts.get(_role(child.body), 0) if kind in ENGINE_SETS and child.ours else 0
+        if wanted and replicas_in(child.body) == 0:
             body = await cluster.get(BY_NAME[kind], key[0], name)
-            if body is None or _replicas(body) != 0:
+            if body is None or replicas_in(body) != 0:
                 continue
             await cluster.apply(as_scaled(body, wanted))
             _LOG.info("%s/%s: %s wakes up with %d engines, though the spec is refused", *key, name, wanted)
@@ -236,10 +238,6 @@ def _wanted(previous: InferenceServiceStatus | None, observed: Observed) -> Mapp
 
 
 def _role(body: Mapping[str, Any]) -> str:
-    """Return what a Deployment's pods are: engine, prefill, decode; empty: no engines."""
+    """Return what the pods are that are made from it: engine, prefill, decode; empty: no engines."""
     labels = (body.get("metadata") or {}).get("labels") or {}
     return str(labels.get(LABEL_ROLE, "engine")) if labels.get(LABEL_COMPONENT) == "engine" else ""
-
-
-def _replicas(body: Mapping[str, Any]) -> object:
-    return (body.get("spec") or {}).get("replicas")

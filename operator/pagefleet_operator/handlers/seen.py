@@ -11,6 +11,7 @@ import msgspec
 from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import FIELD_MANAGER, LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
+from pagefleet_operator.plan.engine_sets import ENGINE_SETS, place_of
 from pagefleet_operator.plan.observed import Child, Component, ContainerSeen, PodSeen
 from pagefleet_operator.plan.roles import PAIR_ROLES
 
@@ -44,7 +45,7 @@ def stored_child(body: Mapping[str, Any], kind: str, api_version: str) -> Stored
     return StoredChild(
         uid=metadata.get("uid", ""),
         owner=controller_of(metadata),
-        scaled_by=_scaled_by(metadata) if kind == "Deployment" else "",
+        scaled_by=_scaled_by(metadata) if kind in ENGINE_SETS else "",
         data=msgspec.json.encode(kept),
     )
 
@@ -100,6 +101,7 @@ def pod_seen(body: Mapping[str, Any]) -> PodSeen | None:
         node=(body.get("spec") or {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
         role=_ROLES.get(labels.get(LABEL_ROLE, "")),
+        place=place_of(labels, metadata.get("annotations") or {}),
         created=timestamp(metadata.get("creationTimestamp")),
         turned=timestamp(ready.get("lastTransitionTime")),
         reason=status.get("reason", ""),

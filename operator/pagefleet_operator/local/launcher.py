@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pagefleet_protocol.inference_service import InferenceService
 
@@ -12,7 +13,7 @@ from pagefleet_operator.local.machine import Gpus, Ports, free_pair, free_port, 
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG
+from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, node_args
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.workloads import Workload, router_name
 
@@ -46,29 +47,39 @@ class Launcher:
             address = ("--endpoints-file", file, "--inference-service-file", news, "--host", host, "--port", str(port))
             return Launch((*command, *address, *self._key(service, workload), *workload.args), {}, base_url(host, port))
         name = f"{workload.name}-{number}"
-        devices = self.gpus.claim(name, workload.gpus)
+        count = workload.gpus * workload.nodes
+        devices = self.gpus.claim(name, count)
         if devices is None:
-            raise OperatorError(f"waits for {'a free GPU' if workload.gpus == 1 else f'{workload.gpus} free GPUs'}")
+            raise OperatorError(f"waits for {'a free GPU' if count == 1 else f'{count} free GPUs'}")
         port = free_port(_LOOPBACK)
         events = free_pair(_LOOPBACK, port)
         transfer = free_pair(_LOOPBACK, port, events, events + 1)
-        threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines)
+        threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines * workload.nodes)
         # Those that come from Secrets in a cluster are in our own environment here.
         written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
-        # An engine that was promised no GPU must not find one.
-        promised = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        environment = {**written, **promised, **wait_policy({**os.environ, **written})}
-        return Launch(
-            (
-                *(*command, *workload.args, "--host", _LOOPBACK, "--port", str(port), *threads),
-                *(("--kv-events-port", str(events)) if workload.kv_events else ()),
-                *self._kv_address(service, workload, transfer),
-                *((DIRECTORY_FLAG, str(self._state.kv_path(name))) if workload.kv_disk else ()),
-                *self._key(service, workload),
-            ),
-            environment,
-            base_url(_LOOPBACK, port),
-            f"{_LOOPBACK}:{transfer}" if workload.role == "prefill" else "",
+        environment = {**written, **wait_policy({**os.environ, **written})}
+        common = (*command, *workload.args, *threads, *self._key(service, workload))
+        meeting = free_pair(_LOOPBACK, port, events, events + 1, transfer, transfer + 1)
+        ports = [port, *(free_port(_LOOPBACK) for _ in range(1, workload.nodes))]
+        nodes = [
+            Launch(
+                (*common, *_node(workload, node, meeting), "--host", _LOOPBACK, "--port", str(own)),
+                # An engine that was promised no GPU must not find one.
+                {**environment, "CUDA_VISIBLE_DEVICES": ",".join(_part(devices, node, workload.gpus))},
+                base_url(_LOOPBACK, own),
+            )
+            for node, own in enumerate(ports)
+        ]
+        serving = (
+            *(("--kv-events-port", str(events)) if workload.kv_events else ()),
+            *self._kv_address(service, workload, transfer),
+            *((DIRECTORY_FLAG, str(self._state.kv_path(name))) if workload.kv_disk else ()),
+        )
+        return replace(
+            nodes[0],
+            argv=(*nodes[0].argv, *serving),
+            kv_address=f"{_LOOPBACK}:{transfer}" if workload.role == "prefill" else "",
+            followers=tuple(nodes[1:]),
         )
 
     def _kv_address(self, service: str, workload: Workload, port: int) -> tuple[str, ...]:
@@ -96,6 +107,15 @@ class Launcher:
     def release_ports(self, service: InferenceService) -> None:
         for number in range(service.spec.router.replicas):
             self.ports.release(f"{router_name(service)}-{number}")
+
+
+def _node(workload: Workload, node: int, port: int) -> tuple[str, ...]:
+    """Return which of its engine's nodes a process is, where there are several."""
+    return node_args(str(node), _LOOPBACK, port) if workload.nodes > 1 else ()
+
+
+def _part(devices: tuple[str, ...], node: int, each: int) -> tuple[str, ...]:
+    return devices[node * each : (node + 1) * each]
 
 
 def wait_policy(environment: Mapping[str, str]) -> dict[str, str]:

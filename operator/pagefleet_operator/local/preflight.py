@@ -11,9 +11,11 @@ import os
 from collections.abc import Iterable, Sequence
 
 from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
+from pagefleet_protocol.kube_names import RANKS_PORT
 
 from pagefleet_operator.local.log_files import printable
 from pagefleet_operator.local.wanted import Wanted
+from pagefleet_operator.plan.command_lines import node_args
 from pagefleet_operator.plan.workloads import PartSettings, Workload, plan_workloads
 
 _PATIENCE_S = 20.0
@@ -46,12 +48,20 @@ def _engines(wanted: Wanted) -> tuple[Workload, ...]:
     return plan.parts or (plan.engine,)
 
 
+def _together(workload: Workload) -> tuple[str, ...]:
+    """Return the flags without which several nodes are refused; the file is looked at when an engine starts."""
+    if workload.nodes == 1:
+        return ()
+    return (*node_args("0", "127.0.0.1", RANKS_PORT), "--fleet-key-file", os.devnull)
+
+
 async def _mistake(workload: Workload, serve: Sequence[str]) -> str | None:
     written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
     try:
         process = await asyncio.create_subprocess_exec(
             *serve,
             *workload.args,
+            *_together(workload),
             "--check",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

@@ -29,6 +29,8 @@ class Launch:
     """Base URL without trailing slash."""
     kv_address: str = ""
     """HOST:PORT where a prefill engine will answer decode engines; empty: it is none."""
+    followers: tuple[Launch, ...] = ()
+    """The other nodes of an engine that has several; their URLs answer probes alone."""
 
 
 class Child:

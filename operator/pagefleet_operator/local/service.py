@@ -139,7 +139,7 @@ class ServiceRunner:
 
     def _unlimited_plan(self) -> Plan:
         wanted, gpus = self._wanted, self._world.launcher.gpus
-        each = max(one.gpus for one in (wanted.parts.values() or (wanted.resolved,)))
+        each = max(one.gpus * one.nodes for one in (wanted.parts.values() or (wanted.resolved,)))
         spare = gpus.total > each * most_engines(self.service)
         parts = {role: PartSettings(own, self._scalers.desired(role)) for role, own in wanted.parts.items()}
         location, scaling = self._location(), self._scalers.desired("engine")
@@ -151,7 +151,7 @@ class ServiceRunner:
         view = engine_views(self.service).get(role)
         if not engines.gpus or view is None or self._scalers.desired(role) is None:
             return engines.replicas
-        room = self._world.launcher.gpus.room(engines.name) // engines.gpus
+        room = self._world.launcher.gpus.room(engines.name) // (engines.gpus * engines.nodes)
         return min(engines.replicas, max(room, least_of_view(view)))
 
     def _follow_watch(self) -> None:

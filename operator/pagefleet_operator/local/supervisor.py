@@ -14,8 +14,9 @@ from pagefleet_operator.errors import OperatorError
 from pagefleet_operator.local.backoff import Backoff
 from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.log_files import ProcessLog, without_stamp
+from pagefleet_operator.local.node_processes import NodeProcesses
 from pagefleet_operator.local.probe import probe, probe_loading
-from pagefleet_operator.local.process import Child, Launch, exit_text
+from pagefleet_operator.local.process import Launch, exit_text
 from pagefleet_operator.local.reporter import Reporter
 from pagefleet_operator.local.settings import LocalSettings, Timing
 from pagefleet_operator.local.state_dir import StateDir
@@ -73,7 +74,7 @@ class Supervisor:
         self._routed = False
         self._leave = asyncio.Event()
         self._now = asyncio.Event()
-        self._child: Child | None = None
+        self._child: NodeProcesses | None = None
         self._is_hopeless = False
         self._began = 0.0
         self._loading: LoadProgress | None = None
@@ -130,12 +131,13 @@ class Supervisor:
         except OperatorError as error:
             return str(error)
         try:
-            child = await Child.start(launch, self._log)
+            child = await NodeProcesses.start(launch, self._log, self._node_log)
         except OSError as error:
             return f"{launch.argv[0]} cannot be started: {error.strerror}"
         self._child, self.address, self.kv_address = child, launch.url, launch.kv_address
         self._began, self._loading = time.monotonic(), None
-        self._world.state.record(self.name, child.pid)
+        for node, pid in enumerate(child.pids):
+            self._world.state.record(self._node_name(node), pid)
         if not self._leave.is_set():
             self._enter(State.STARTING, f"process {child.pid}")
         exited = asyncio.create_task(child.wait())
@@ -147,9 +149,18 @@ class Supervisor:
             if not exited.done():
                 child.kill()
                 exited.cancel()
-            self._world.state.forget(self.name)
+            for node in range(len(child.pids)):
+                self._world.state.forget(self._node_name(node))
 
-    async def _accompany(self, child: Child, exited: asyncio.Task[int], launch: Launch) -> str:
+    def _node_name(self, node: int) -> str:
+        """Return what a process is called, as a pod would be."""
+        return f"{self.name}-{node}" if node else self.name
+
+    def _node_log(self, node: int) -> ProcessLog:
+        name = self._node_name(node)
+        return ProcessLog(self._world.state.logs, name, lambda line: self._world.reporter.log(name, line))
+
+    async def _accompany(self, child: NodeProcesses, exited: asyncio.Task[int], launch: Launch) -> str:
         watched = asyncio.create_task(self._watch(launch.url))
         leaving = asyncio.create_task(self._leave.wait())
         try:
@@ -214,7 +225,7 @@ class Supervisor:
             self._loading = loading
             self._world.changed()
 
-    async def _finish(self, child: Child, exited: asyncio.Task[int]) -> None:
+    async def _finish(self, child: NodeProcesses, exited: asyncio.Task[int]) -> None:
         """End a process so that no request is lost, unless there is no time for it."""
         timing = self._world.timing
         if self._routed and self.url:

@@ -55,8 +55,10 @@ class Wanted:
         """The same for each of its workloads of engines, by its name."""
         if self.parts:
             views = {role: role_view(self.service, role) for role in self.parts}
-            return {f"{self.name}-{role}": self.parts[role].gpus * least_of_view(view) for role, view in views.items()}
-        return {f"{self.name}-engine": self.resolved.gpus * least_engines(self.service)}
+            return {
+                f"{self.name}-{role}": _gpus_of(self.parts[role]) * least_of_view(view) for role, view in views.items()
+            }
+        return {f"{self.name}-engine": _gpus_of(self.resolved) * least_engines(self.service)}
 
 
 def read_wanted(manifest: Manifest, environment: Mapping[str, str]) -> tuple[Wanted, ...]:
@@ -128,7 +130,7 @@ def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:
     if asked <= total:
         return []
     have = "this machine has no GPU" if total == 0 else f"this machine has {total}"
-    largest = max(one.gpus for each in wanted for one in (each.parts.values() or (each.resolved,)))
+    largest = max(_gpus_of(one) for each in wanted for one in (each.parts.values() or (each.resolved,)))
     if total == 0:
         remedy = "set it to 0 to compute on the CPU"
     elif largest > total:
@@ -137,6 +139,11 @@ def check_gpus(wanted: tuple[Wanted, ...], total: int) -> list[str]:
         remedy = "lower replicas, or autoscaling.min"
     parts = ", ".join(f"{one.name} {one.gpus}" for one in wanted if one.gpus)
     return [f"spec.resources.gpus: {asked} GPUs are asked for ({parts}) and {have}; {remedy}"]
+
+
+def _gpus_of(resolved: Resolved) -> int:
+    """Return the GPUs of one engine."""
+    return resolved.gpus * resolved.nodes
 
 
 def _obstacles(resolved: Resolved, environment: Mapping[str, str]) -> list[str]:

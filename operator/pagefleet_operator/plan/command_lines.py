@@ -10,7 +10,8 @@ from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.resolve import Resolved, data_ranks
+from pagefleet_operator.plan.ranks import Ranks
+from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import is_disaggregated, refuses_without_kv
 
 _NO_CACHING = "--no-enable-prefix-caching"
@@ -33,7 +34,7 @@ def engine_args(
         *("--dtype", resolved.dtype),
         *(("--quantization", resolved.quantization) if resolved.quantization else ()),
         *(("--max-model-len", str(length)) if length is not None else ()),
-        *(("--tensor-parallel-size", str(resolved.tensor)) if resolved.tensor > 1 else ()),
+        *_rank_args(resolved.ranks, service.spec.rollout.progress_seconds),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
         *_connector_args(service, resolved, role),
         *offload_args(resolved.kv_offload),
@@ -41,6 +42,30 @@ def engine_args(
         *_trace_args(service),
         *resolved.args,
     )
+
+
+def _rank_args(ranks: Ranks, patience_s: int) -> tuple[str, ...]:
+    """Return how many ranks an engine has; which node a process is, and where the first one, is for who starts it."""
+    counts = {
+        "--tensor-parallel-size": ranks.tensor,
+        "--pipeline-parallel-size": ranks.pipeline,
+        "--data-parallel-size": ranks.data,
+        "--nnodes": ranks.nodes,
+    }
+    waits = ("--rank-wait-timeout", str(patience_s)) if ranks.nodes > 1 else ()
+    return (*(word for flag, count in counts.items() if count > 1 for word in (flag, str(count))), *waits)
+
+
+def node_args(node: str, leader: str, port: int) -> tuple[str, ...]:
+    """Return which of its engine's nodes a process is: `0` is the leader, which serves; others wait for it.
+
+    Args:
+        node: its number.
+        leader: host name or address of node 0.
+        port: where the leader listens to the others.
+    """
+    follows = ("--headless",) if node != "0" else ()
+    return ("--node-rank", node, "--master-addr", leader, "--master-port", str(port), *follows)
 
 
 def _connector_args(service: InferenceService, resolved: Resolved, role: PairRole | None) -> tuple[str, ...]:
@@ -102,12 +127,12 @@ def _trace_args(service: InferenceService) -> tuple[str, ...]:
 def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
     """Return whether engines tell routers what they have cached: one cache, that is."""
     flags = {arg.partition("=")[0] for arg in resolved.args}
-    return service.spec.router.kv_events and _NO_CACHING not in flags and data_ranks(resolved.args) == 1
+    return service.spec.router.kv_events and _NO_CACHING not in flags and resolved.ranks.data == 1
 
 
 def needs_key(service: InferenceService, resolved: Resolved) -> bool:
-    """Return whether engines and routers have to know each other."""
-    return shares_kv_events(service, resolved) or is_disaggregated(service)
+    """Return whether engines and routers, or an engine's nodes, have to know each other."""
+    return shares_kv_events(service, resolved) or is_disaggregated(service) or resolved.nodes > 1
 
 
 CONNECTOR = "offload"

@@ -1,6 +1,7 @@
 """Whether a model fits: its weights and the KV cache of one sequence, against what an engine may use.
 
-Each rank has its share of both on a GPU of its own; ranks that compute on the CPU share one memory.
+Each rank has its share of both on a GPU of its own: of the layers its stage's, of each its part of the heads. Ranks of
+one node that compute on the CPU share its memory.
 
 A lower bound on purpose: what is refused here cannot work, and what is let through is measured by the engine itself.
 """
@@ -8,13 +9,15 @@ A lower bound on purpose: what is refused here cannot work, and what is let thro
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pagefleet_protocol.inference_service import MAX_RANKS
 from pagefleet_protocol.inference_status import ResolvedMemory
 from pagefleet_protocol.model_facts import ModelFacts
+from pagefleet_protocol.parallelism import MAX_RANKS
 from pagefleet_protocol.quantities import quantity
 
+from pagefleet_operator.plan.ranks import Ranks
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.verdict import Refusal
@@ -59,19 +62,22 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Of one device: a rank's GPU, or the memory that all ranks share."""
+    """Of one device: a rank's GPU, or the memory that all ranks of a node share."""
 
     facts: ModelFacts
     weights: int
     token: int
     """KV bytes of one token in one layer."""
+    stages: int = 1
+    """Devices that have the layers between them."""
 
     def kv(self, num_tokens: int) -> int:
         """Return the bytes of a sequence's KV cache."""
         facts = self.facts
         windowed = facts.num_window_layers if facts.window else 0
         in_window = min(num_tokens, facts.window)
-        return self.token * ((facts.num_layers - windowed) * num_tokens + windowed * in_window)
+        layers = (facts.num_layers - windowed) * num_tokens + windowed * in_window
+        return -(-self.token * layers // self.stages)
 
     def longest(self, room: int) -> int:
         """Return the most tokens whose KV cache takes no more than `room` bytes, up to what the model was made for."""
@@ -87,11 +93,8 @@ def check_fit(resolved: Resolved) -> Fit:
     facts = resolved.facts
     if facts is None:
         return Fit(max_model_len=resolved.max_model_len)
-    if not divides(facts, resolved.tensor):
-        counts = ", ".join(str(one) for one in range(1, MAX_RANKS + 1) if divides(facts, one))
-        heads = f"{facts.num_attention_heads} heads of attention, {facts.num_kv_heads} of keys and values"
-        message = f"is {resolved.tensor}, and ranks share heads evenly: the model has {heads}; give one of {counts}"
-        return Fit(Refusal("spec.parallelism.tensor", Reason.INVALID_SPEC, message))
+    if refusal := _undivided(resolved.ranks, facts):
+        return Fit(refusal)
     made_for = facts.max_position_embeddings
     if resolved.max_model_len is not None and resolved.max_model_len > made_for:
         message = f"is {resolved.max_model_len}, the model was made for {made_for} tokens: give that at most"
@@ -114,6 +117,20 @@ def check_fit(resolved: Resolved) -> Fit:
     return Fit(None, _memory(need, served, device), served, shorter)
 
 
+def _undivided(ranks: Ranks, facts: ModelFacts) -> Refusal | None:
+    """Refuse ranks among which heads, or layers, cannot be shared out."""
+    if ranks.pipeline > facts.num_layers:
+        message = f"is {ranks.pipeline}, and the model has {facts.num_layers} layers: give that at most"
+        return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
+    if divides(facts, ranks.tensor):
+        return None
+    most = max(MAX_RANKS, ranks.tensor)
+    counts = ", ".join(str(one) for one in range(1, most + 1) if divides(facts, one))
+    heads = f"{facts.num_attention_heads} heads of attention, {facts.num_kv_heads} of keys and values"
+    message = f"is {ranks.tensor}, and ranks share heads evenly: the model has {heads}; give one of {counts}"
+    return Refusal("spec.parallelism.tensor", Reason.INVALID_SPEC, message)
+
+
 def divides(facts: ModelFacts, ranks: int) -> bool:
     """Return whether each rank gets as many heads as the others; the engine's `own_heads` asks for the same."""
     heads, kv_heads = facts.num_attention_heads, facts.num_kv_heads
@@ -121,12 +138,13 @@ def divides(facts: ModelFacts, ranks: int) -> bool:
 
 
 def _need(resolved: Resolved, facts: ModelFacts) -> _Need:
-    weights, head = _weight_bytes(resolved, facts), _kv_bytes_per_head(resolved, facts)
+    weights, head, ranks = _weight_bytes(resolved, facts), _kv_bytes_per_head(resolved, facts), resolved.ranks
     # With more ranks than heads, several have the same one.
-    heads = math.ceil(facts.num_kv_heads / resolved.tensor)
-    if resolved.gpus:
-        return _Need(facts, math.ceil(weights / resolved.tensor), heads * head)
-    return _Need(facts, weights, resolved.tensor * heads * head)
+    heads = math.ceil(facts.num_kv_heads / ranks.tensor)
+    if ranks.gpus:
+        return _Need(facts, math.ceil(weights / ranks.each), heads * head, ranks.pipeline)
+    # What all ranks have, and how many nodes share it.
+    return _Need(facts, math.ceil(weights * ranks.data / ranks.nodes), ranks.tensor * heads * head, ranks.nodes)
 
 
 def _device(resolved: Resolved) -> _Device | None:
@@ -139,11 +157,12 @@ def _device(resolved: Resolved) -> _Device | None:
     profile = resolved.profile
     if resolved.gpus and profile and profile.spec.gpu_memory:
         total = int(quantity(profile.spec.gpu_memory))
-        overhead = GPU_OVERHEAD + (NCCL_OVERHEAD if resolved.gpus > 1 else 0)
+        overhead = GPU_OVERHEAD + (NCCL_OVERHEAD if resolved.ranks.each > 1 else 0)
         return _Device(total, int(total * usable_share) - overhead, f"{_gib(total, 0)} (profile {profile.name})")
     if not resolved.gpus and resolved.memory:
         total = int(quantity(resolved.memory))
-        overhead = CPU_OVERHEAD + (CPU_RANK_OVERHEAD * resolved.tensor if resolved.tensor > 1 else 0)
+        ranks = resolved.ranks.per_node if resolved.ranks.total > 1 else 0
+        overhead = CPU_OVERHEAD + CPU_RANK_OVERHEAD * ranks
         return _Device(total, int(total * usable_share) - overhead, f"{_gib(total)} (resources.memory)")
     return None
 
@@ -151,7 +170,7 @@ def _device(resolved: Resolved) -> _Device | None:
 def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longest: int) -> Refusal:
     kv = need.kv(asked)
     total = need.weights + kv
-    part = f"each of {resolved.gpus} GPUs gets " if resolved.gpus > 1 else ""
+    part = _share_words(resolved.ranks)
     sentence = (
         f"{part}weights {_gib(need.weights)} + KV cache of one sequence of {asked} tokens {_gib(kv)} = {_gib(total)}, "
         f"more than the {_gib(max(0, device.usable))} that an engine may use of {device.name}"
@@ -163,6 +182,14 @@ def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longes
     )
 
 
+def _share_words(ranks: Ranks) -> str:
+    """Return whose share the numbers are; empty: one device has everything."""
+    nodes = f" of each of {ranks.nodes} nodes" if ranks.nodes > 1 else ""
+    if not ranks.gpus:
+        return f"each of {ranks.nodes} nodes gets " if nodes else ""
+    return f"each of {ranks.gpus} GPUs{nodes} gets " if ranks.gpus > 1 or nodes else ""
+
+
 def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> str:
     asked = resolved.max_model_len or MIN_LENGTH
     settings = [f"engine.maxModelLen to {_round(longest)} or less"] if longest >= 2 else []
@@ -171,13 +198,24 @@ def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> s
     halved = _need(replace(resolved, quantization="fp8"), need.facts)
     if halved.weights < need.weights and halved.weights + halved.kv(asked) <= device.usable:
         settings.append("engine.quantization: fp8")
-    for ranks in (one for one in (2, 4, 8, 16) if one > resolved.tensor and divides(need.facts, one)):
-        spread = replace(resolved, gpus=ranks, tensor=ranks)
+    for name, wider in _wider(resolved, need.facts):
+        spread = replace(resolved, ranks=wider)
         part, each = _need(spread, need.facts), _device(spread)
         if each and part.weights + part.kv(asked) <= each.usable:
-            settings.append(f"resources.gpus: {ranks}")
+            settings.append(name)
             break
     return _sentence(settings, "use a GPU with more memory")
+
+
+def _wider(resolved: Resolved, facts: ModelFacts) -> Iterator[tuple[str, Ranks]]:
+    """Yield more ranks, each with how they are asked for: more of one node, then more nodes, a stage on each."""
+    now = resolved.ranks
+    most = (resolved.profile.spec.gpus_per_node if resolved.profile else None) or MAX_RANKS
+    if now.each == now.tensor == now.gpus:
+        for count in (one for one in (2, 4, 8, 16) if now.tensor < one <= most and divides(facts, one)):
+            yield f"resources.gpus: {count}", Ranks(tensor=count, gpus=count)
+    for nodes in (one for one in (2, 4, 8) if now.data == 1 and now.nodes < one <= facts.num_layers):
+        yield f"nodes: {nodes}", replace(now, pipeline=now.pipeline * nodes // now.nodes, nodes=nodes)
 
 
 def _sentence(settings: list[str], otherwise: str) -> str:

@@ -31,8 +31,13 @@ class ChildNames:
         """Of all that belongs to the engines, the headless Service included."""
         return f"{self.service}-engine"
 
+    @property
+    def follower(self) -> str:
+        """Of what belongs to pods of engines on several nodes that serve nobody."""
+        return f"{self.engine}-follower"
+
     def trial(self, revision: str) -> str:
-        """Of the Deployment of engines of a revision that is tried out."""
+        """Of the Deployment, or LeaderWorkerSet, of engines of a revision that is tried out."""
         return f"{self.engine}-{revision}"
 
     def part(self, role: PairRole, revision: str = "") -> str:

@@ -19,7 +19,8 @@ from pagefleet_operator.plan.canary import TrialFigures
 from pagefleet_operator.plan.kv_link import KvEngineSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
 
-Component = Literal["engine", "router", "model"]
+Component = Literal["engine", "follower", "router", "model"]
+"""follower: a pod of an engine that is several, and not the one that serves."""
 DOWNLOAD = "download"
 """Name of the container that downloads a model, in a job or before an engine."""
 ChildKey = tuple[str, str]
@@ -57,6 +58,25 @@ class ContainerSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Which pod of an engine that is a group of pods, one on each node."""
+
+    set_name: str
+    """LeaderWorkerSet."""
+    group: int
+    node: int
+    """0 leads."""
+    nodes: int
+    ranks: int
+    """Of each node."""
+
+    def __str__(self) -> str:
+        first = self.node * self.ranks
+        ranks = f"rank {first}" if self.ranks == 1 else f"ranks {first} to {first + self.ranks - 1}"
+        return f"group {self.group}, node {self.node} of {self.nodes} ({ranks})"
+
+
+@dataclass(frozen=True, slots=True)
 class PodSeen:
     """One pod of an engine, a router, or a model job."""
 
@@ -71,6 +91,8 @@ class PodSeen:
     ip: str = ""
     role: PairRole | None = None
     """Part of a disaggregated service; None: none."""
+    place: GroupPlace | None = None
+    """None: the pod is a whole engine, or none."""
     created: datetime | None = None
     turned: datetime | None = None
     """When `ready` last changed."""
@@ -142,7 +164,7 @@ class Observed:
     invalid_profiles: Mapping[str, str] = field(default_factory=dict)
     """Profiles that cannot be used: what is wrong with each."""
     optional_kinds: frozenset[str] = frozenset()
-    """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress: those that the cluster knows."""
+    """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress, LeaderWorkerSet: those that the cluster knows."""
     progress: Progress | None = None
     """Of the model job, while it runs."""
     live: LiveSample | None = None

@@ -24,6 +24,8 @@ from pagefleet_protocol.inference_status import PairRole
 
 WHOLE = ""
 """Stands for the revision of engines for whole requests, which roll over by themselves: they have one together."""
+GROUPS = "groups"
+"""The same of engines over several nodes, which others make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,11 @@ class Count(NamedTuple):
 
 
 def by_revision(counts: Iterable[Count]) -> dict[str, RevisionSeen]:
-    """Return the engines of each revision; those for whole requests have one."""
+    """Return the engines of each revision."""
     found: dict[str, RevisionSeen] = {}
     for one in counts:
-        name = one.revision if one.role else WHOLE
-        before = found.get(name, RevisionSeen(name, Pair(), Pair()))
-        found[name] = replace(
+        before = found.get(one.revision, RevisionSeen(one.revision, Pair(), Pair()))
+        found[one.revision] = replace(
             before, asked=before.asked.plus(one.role, one.asked), ready=before.ready.plus(one.role, one.ready)
         )
     return found

@@ -53,7 +53,10 @@ def _counts(plan: Plan, existing: Instances) -> Mapping[str, Pair]:
     """Return the engines of both parts that each revision has next."""
     live = ((kind, one) for kind, have in existing.items() for one in have if _is_live(one))
     seen = by_revision(
-        Count(one.revision, None if kind == "engine" else kind, 1, one.state is State.READY) for kind, one in live
+        Count(WHOLE, None, 1, one.state is State.READY)
+        if kind == "engine"
+        else Count(one.revision, kind, 1, one.state is State.READY)
+        for kind, one in live
     )
     wanted = plan.parts[0].revision if plan.parts else WHOLE
     target = Pair(*(one.replicas for one in plan.parts)) if plan.parts else Pair(0, plan.engine.replicas)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, TypeVar
 
 from pagefleet_protocol.inference_profile import InferenceProfile, InferenceProfileSpec
-from pagefleet_protocol.inference_service import MAX_RANKS, Disaggregation, EnvVar, InferenceService
+from pagefleet_protocol.inference_service import EnvVar, InferenceService
 from pagefleet_protocol.kv_offload import KvOffload
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
 from pagefleet_protocol.quantities import scaled
 
 from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.ranks import Ranks, find_ranks
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.verdict import Refusal
 
@@ -45,10 +45,8 @@ class Resolved:
     quantization: str
     max_model_len: int | None
     kv_offload: KvOffload | None
-    gpus: int
-    """All of one node, one for each rank; 0: ranks compute on the CPU."""
-    tensor: int
-    """Ranks that compute every layer together."""
+    ranks: Ranks
+    """Of each engine."""
     gpu_resource: str
     cpu: str | None
     memory: str | None
@@ -61,13 +59,21 @@ class Resolved:
     why: tuple[str, ...]
     """One line for each setting that was not in the spec, e.g. `resources.gpus: 1, from profile h100`."""
 
+    @property
+    def gpus(self) -> int:
+        """Of each node of an engine, one for each rank; 0: ranks compute on the CPU."""
+        return self.ranks.gpus
+
+    @property
+    def nodes(self) -> int:
+        """Pods of each engine."""
+        return self.ranks.nodes
+
 
 DEFAULT_SHM_GIB = 1
 """Of each rank: NCCL and plans go through it where GPUs cannot reach each other."""
 DEFAULT_REVISION = "main"
 """Of repositories at hf://."""
-
-ONE_CACHE = "an engine passes K/V of several caches to nobody: leave out disaggregation, or --data-parallel-size"
 
 T = TypeVar("T")
 
@@ -92,14 +98,15 @@ def resolve(
     choice = _Choice(profile)
     engine, resources = choice.spec.engine, choice.spec.resources
     cache = _cache_kind(service, uri, choice)
-    copies = data_ranks((*engine.args, *spec.engine.args))
-    gpus = _gpus(service, copies, choice)
-    tensor = _tensor(service, gpus // copies, choice)
-    if wrong := _wrong_ranks(gpus, tensor, copies, spec.disaggregation):
-        return Refusal("spec.parallelism", Reason.INVALID_SPEC, wrong)
-    share = _Share(gpus, resources.gpus or 1)
-    surge, unavailable = _rollout(service, gpus, choice)
-    shm = f"{tensor * copies * DEFAULT_SHM_GIB}Gi"
+    ranks = find_ranks(service, profile, choice.note)
+    if isinstance(ranks, str):
+        return Refusal("spec.parallelism", Reason.INVALID_SPEC, ranks)
+    if spec.resources.gpu_type and spec.resources.gpus is not None and profile is None:
+        reason = "for which there is no InferenceProfile: it gives no defaults"
+        choice.note("resources.gpuType", spec.resources.gpu_type, reason)
+    share = _Share(ranks.gpus, resources.gpus or 1)
+    surge, unavailable = _rollout(service, ranks.gpus, choice)
+    shm = f"{ranks.per_node * DEFAULT_SHM_GIB}Gi"
     own_claim = names_of(service).model
     claim = uri.claim if uri.scheme == "pvc" else spec.cache.claim or own_claim
     return Resolved(
@@ -116,8 +123,7 @@ def resolve(
         quantization=choice.take("engine.quantization", spec.engine.quantization, engine.quantization, ""),
         max_model_len=choice.take("engine.maxModelLen", spec.engine.max_model_len, engine.max_model_len, None),
         kv_offload=choice.take("engine.kvOffload", spec.engine.kv_offload, engine.kv_offload, None),
-        gpus=gpus,
-        tensor=tensor,
+        ranks=ranks,
         gpu_resource=choice.spec.gpu_resource,
         cpu=choice.take("resources.cpu", spec.resources.cpu, share.of(resources.cpu), None),
         memory=choice.take("resources.memory", spec.resources.memory, share.of(resources.memory), None),
@@ -191,58 +197,6 @@ class _Share:
         if size is None or self.gpus in (0, self.profiled):
             return size
         return scaled(size, Fraction(self.gpus, self.profiled))
-
-
-def data_ranks(args: tuple[str, ...]) -> int:
-    """Return the data ranks that an engine's flags ask for, each of which has tensor ranks of its own."""
-    values = re.findall(r"(?:^|\n)(?:--data-parallel-size|-dp)[=\n](\d+)(?=\n|$)", "\n".join(args))
-    return max(1, int(values[-1])) if values else 1
-
-
-def _gpus(service: InferenceService, copies: int, choice: _Choice) -> int:
-    """Return GPUs per engine. Who names a class of GPU wants one, or one for each rank."""
-    named = service.spec.resources.gpu_type or choice.spec.gpu_type
-    given, profiled = service.spec.resources.gpus, choice.spec.resources.gpus
-    ranks = service.spec.parallelism.tensor
-    on_gpus = profiled != 0 if named else bool(profiled)
-    if given is None and on_gpus and (ranks is not None or (profiled or 1) % copies):
-        count = (ranks or 1) * copies
-        choice.note("resources.gpus", count, f"as there {f'are {count} ranks' if count > 1 else 'is one rank'}")
-        return count
-    if given is None and profiled is None and named:
-        choice.note("resources.gpus", 1, f"as gpuType is {named}")
-        return 1
-    gpus = choice.take("resources.gpus", given, profiled, 0)
-    wanted = service.spec.resources.gpu_type
-    if wanted and choice.profile is None:
-        choice.note("resources.gpuType", wanted, "for which there is no InferenceProfile: it gives no defaults")
-    return gpus
-
-
-def _wrong_ranks(gpus: int, tensor: int, copies: int, both: Disaggregation | None) -> str:
-    """Return what is wrong with the ranks, if anything; `both`: how K/V gets to other engines."""
-    count = tensor * copies
-    if count > MAX_RANKS:
-        return f"makes {count} ranks with {copies} data ranks, and one node has {MAX_RANKS} at most: lower either"
-    if gpus not in (0, count):
-        return f"takes {count} GPUs, and resources.gpus is {gpus}: make them equal, or leave gpus out"
-    if both is not None and tensor > 1 and both.data_plane not in ("auto", "tcp"):
-        return f"with {tensor} ranks K/V goes by tcp, and disaggregation.dataPlane is {both.data_plane}: leave it out"
-    if both is not None and copies > 1:
-        return f"with {copies} data ranks {ONE_CACHE}"
-    return ""
-
-
-def _tensor(service: InferenceService, gpus: int, choice: _Choice) -> int:
-    """Return the ranks that compute every layer together: a GPU that is asked for is there to be used.
-
-    Args:
-        gpus: of each copy of the model.
-    """
-    given = service.spec.parallelism.tensor
-    if given is None and gpus > 1:
-        choice.note("parallelism.tensor", gpus, f"as there are {gpus} GPUs")
-    return given or max(1, gpus)
 
 
 def _cache_kind(service: InferenceService, uri: ModelUri, choice: _Choice) -> CacheKind:

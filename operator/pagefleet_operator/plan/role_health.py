@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from pagefleet_protocol.inference_status import Role
 from pagefleet_protocol.kube_names import LABEL_REVISION
 
+from pagefleet_operator.plan.engine_sets import find_set, instant, is_grouped, progress_s
+from pagefleet_operator.plan.group_reasons import group_troubles
 from pagefleet_operator.plan.names import ChildNames, child_stem
 from pagefleet_operator.plan.observed import Observed, PodSeen
 from pagefleet_operator.plan.pod_reasons import EventLog, pod_trouble, refused_pods
@@ -34,14 +37,14 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
         role: engine, router, or a part of a disaggregated service.
         service: its namespace and name.
         wanted: replicas in the spec; another field manager that scales the Deployment has the last word.
-        revision: of the Deployment that is wanted; empty where the one that exists stays as it is.
+        revision: that is wanted; empty where the one that exists stays as it is.
     """
     namespace, name = service
     names = ChildNames(child_stem(name))
     deployment = names.router if role == "router" else names.engine if role == "engine" else names.part(role, revision)
-    child = observed.children.get(("Deployment", deployment))
-    body = child.body if child and child.ours else None
-    if child and child.ours and child.scaled_by:
+    child = find_set(observed.children, deployment, revision)
+    body = child.body if child else None
+    if child and child.scaled_by:
         wanted = _number(child.body, "spec", "replicas", default=wanted)
     log = EventLog(observed.events)
     mine = [pod for pod in observed.pods if _is_of(pod, role)]
@@ -52,13 +55,15 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
     refused = refused_pods(deployment, _creation_failures(body))
     if refused:
         troubles.append((revision, refused))
+    if body is not None and is_grouped(body):
+        troubles += [(revision, one) for one in group_troubles(body, live, log, observed.now)]
     return RoleSeen(
         role=role,
         wanted=wanted,
         revision=revision,
-        members=tuple(Member(pod.revision, pod.ready, pod.turned) for pod in live),
+        members=tuple(Member(pod.revision, pod.ready, pod.turned) for pod in live if pod.component != "follower"),
         made=body is not None,
-        late=_condition(body, "Progressing", "False", "ProgressDeadlineExceeded") is not None,
+        late=_is_late(body, [pod for pod in live if pod.revision == revision], observed.now),
         troubles=tuple(trouble for _, trouble in troubles),
         new_troubles=tuple(trouble for of, trouble in troubles if of == revision),
     )
@@ -92,14 +97,17 @@ def _instance_trouble(workload: Workload, one: Instance) -> Trouble | None:
 
 def _is_of(pod: PodSeen, role: Role) -> bool:
     """Whether a pod counts for a role: engines for whole requests do so as decode engines, where those take over."""
+    component = "engine" if pod.component == "follower" else pod.component
     if role in PAIR_ROLES:
-        return pod.component == "engine" and (pod.role or "decode") == role
-    return pod.component == role
+        return component == "engine" and (pod.role or "decode") == role
+    return component == role
 
 
 def _trouble(pod: PodSeen, log: EventLog, namespace: str, observed: Observed) -> Trouble:
     """Say why `pod` does not serve. A router without an engine takes no requests, which is no fault of its own."""
     trouble = pod_trouble(pod, log, namespace)
+    if pod.place is not None:
+        return replace(trouble, message=f"{pod.place}: {trouble.message}")
     runs = not pod.reason and any(one.state == "running" for one in pod.containers)
     if pod.component != "router" or not runs or trouble.reason not in (Reason.NOT_READY, Reason.STARTING):
         return trouble
@@ -117,7 +125,21 @@ def _tells(pod: PodSeen, log: EventLog, observed: Observed) -> bool:
     """Whether a pod that is no more says why another is missing: it was ended lately, or its node is gone."""
     if pod.phase == "Failed":
         return bool(pod.reason) and pod.created is not None and observed.now - pod.created < _ENDED_FOR
+    if pod.deleting and pod.place is not None:
+        return any(one.restarts for one in pod.containers)  # what all of its group go because of
     return pod.deleting and not pod.ready and bool(log.about("Pod", pod.name, "NodeNotReady"))
+
+
+def _is_late(body: Mapping[str, Any] | None, pods: Sequence[PodSeen], now: datetime) -> bool:
+    """Whether the wanted revision has made no progress for too long; of groups nobody else says so."""
+    if body is None or not is_grouped(body):
+        return _condition(body, "Progressing", "False", "ProgressDeadlineExceeded") is not None
+    longest, waits = progress_s(body), _condition(body, "Progressing", "True")
+    if longest is None or waits is None:
+        return False
+    moments = [instant(waits.get("lastTransitionTime")), *(pod.turned for pod in pods if pod.ready)]
+    last = max((one for one in moments if one is not None), default=None)
+    return last is not None and (now - last).total_seconds() > longest
 
 
 def _creation_failures(body: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -5,14 +5,12 @@ All that plans engines by an InferenceService so plans those of one part, withou
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from pagefleet_protocol.inference_service import DisaggregatedRole, InferenceService, Parallelism, Resources
+from pagefleet_protocol.inference_service import DisaggregatedRole, InferenceService, Resources
 from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStatus, PairRole
+from pagefleet_protocol.parallelism import Parallelism
 
 from pagefleet_operator.plan.pair_rollout import Pair
 
-_Settings = TypeVar("_Settings", Parallelism, Resources)
 PAIR_ROLES: tuple[PairRole, PairRole] = ("prefill", "decode")
 
 
@@ -50,8 +48,8 @@ def role_view(service: InferenceService, role: PairRole) -> InferenceService:
                     ),
                     "replicas": part.replicas,
                     "autoscaling": part.autoscaling,
-                    "parallelism": _over(part.parallelism, spec.parallelism),
-                    "resources": _over(part.resources, spec.resources),
+                    "resources": _over(_with_gpus(part, spec.resources), spec.resources),
+                    "parallelism": _own_ranks(part, spec.parallelism),
                 }
             ),
             "status": role_status_view(service.status, role),
@@ -82,6 +80,19 @@ def both_or_none(service: InferenceService, wanted: Pair) -> Pair:
     return Pair(wanted.prefill or least[0], wanted.decode or least[1])
 
 
-def _over(given: _Settings, default: _Settings) -> _Settings:
+def _own_ranks(part: DisaggregatedRole, default: Parallelism) -> Parallelism:
+    """Return the ranks of a part: its own as a whole, those that its GPUs make, or the service's."""
+    return part.parallelism if part.parallelism != Parallelism() or part.resources.gpus is not None else default
+
+
+def _with_gpus(part: DisaggregatedRole, default: Resources) -> Resources:
+    """Return what a part's engines get, with a GPU for each of the ranks that are its own, where there are GPUs."""
+    own = part.parallelism
+    if own == Parallelism() or part.resources.gpus is not None or not default.gpus:
+        return part.resources
+    return part.resources.model_copy(update={"gpus": (own.tensor or 1) * (own.pipeline or 1)})
+
+
+def _over(given: Resources, default: Resources) -> Resources:
     written = {name: value for name, value in given if value is not None}
     return default.model_copy(update=written)

@@ -51,7 +51,9 @@ class Workload:
     rollout: Rollout
     env: tuple[EnvVar, ...] = ()
     gpus: int = 0
-    """Of each instance."""
+    """Of each node of an instance."""
+    nodes: int = 1
+    """Processes, or pods, that are one instance together; the first of them serves."""
     cpu: str | None = None
     """Cores of each instance, as a quantity; None: an equal share."""
     progress_s: float = 1800.0
@@ -153,6 +155,7 @@ def engine_workload(
         rollout=Rollout(resolved.max_surge, resolved.max_unavailable),
         env=resolved.env,
         gpus=resolved.gpus,
+        nodes=resolved.nodes,
         cpu=resolved.cpu,
         progress_s=float(spec.rollout.progress_seconds),
         kv_events=shares_kv_events(service, resolved),

@@ -13,16 +13,23 @@ from pagefleet_protocol.inference_status import CanaryStatus, EngineRole, Infere
 from pagefleet_protocol.kube_names import LABEL_CANARY, LABEL_REVISION
 
 from pagefleet_operator.plan.canary import TrialSeen, engines_on_trial, next_status
+from pagefleet_operator.plan.engine_sets import is_grouped, revision_in
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, Observed
-from pagefleet_operator.plan.pair_rollout import WHOLE
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.role_health import see_role
 from pagefleet_operator.plan.role_seen import see_trial
-from pagefleet_operator.render.engine_deployment import engine_deployment
-from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, kept_engines, pair_revision, part_deployment
+from pagefleet_operator.render.engine_pairs import (
+    Part,
+    deployed_pairs,
+    kept_engines,
+    pair_revision,
+    part_deployment,
+    whole_revision,
+)
 from pagefleet_operator.render.labels import Object, selector
-from pagefleet_operator.render.revision import as_scaled, as_seen, with_applied
+from pagefleet_operator.render.leader_worker_set import engine_set
+from pagefleet_operator.render.revision import as_found, as_scaled, with_applied
 from pagefleet_operator.render.settings import ClusterSettings
 
 
@@ -55,19 +62,19 @@ def plan_trial(
         seen: the last status, and how many engines are wanted.
     """
     previous, replicas = seen
-    stable = observed.children.get(("Deployment", names_of(service).engine))
+    wanted = engine_set(service, resolved, settings, replicas)
+    stable = observed.children.get((wanted["kind"], names_of(service).engine))
     canary = service.spec.rollout.canary
     if canary is None or stable is None or not stable.ours:
         return None
     before = previous.canary if previous else None
-    wanted = engine_deployment(service, resolved, settings, replicas)
-    revision, serving = _revision(wanted), _revision(stable.body)
+    revision, serving = revision_in(wanted), revision_in(stable.body)
     # Where no old engine may be missing, the rollout may need the devices of those that were tried out.
-    left = _left(service, revision, observed) if resolved.max_unavailable else ()
+    left = _left(service, wanted["kind"], revision, observed) if resolved.max_unavailable else ()
     if revision == serving:
         return _replacing(before, stable, left, revision)
-    stays = as_seen(stable.body, "apps/v1", "Deployment") if stable.scaled_by else as_scaled(stable.body, replicas)
-    kept = (stays, *kept_engines(resolved, observed.children, replicas, WHOLE)[1])
+    stays = as_found(stable.body) if stable.scaled_by else as_scaled(stable.body, replicas)
+    kept = (stays, *kept_engines(resolved, observed.children, replicas, whole_revision(resolved))[1])
     known = before if before and before.revision == revision else None
     if not replicas:
         return Trial(known, kept) if known and known.phase != "Promoted" else None
@@ -144,32 +151,28 @@ def _replacing(before: CanaryStatus | None, stable: Child, left: tuple[Object, .
     return Trial(before, (), () if _is_rolled_out(stable.body) else left)
 
 
-def _left(service: InferenceService, revision: str, observed: Observed) -> tuple[Object, ...]:
-    child = observed.children.get(("Deployment", names_of(service).trial(revision)))
-    return (as_seen(child.body, "apps/v1", "Deployment"),) if child and child.ours else ()
+def _left(service: InferenceService, kind: str, revision: str, observed: Observed) -> tuple[Object, ...]:
+    child = observed.children.get((kind, names_of(service).trial(revision)))
+    return (as_found(child.body),) if child and child.ours else ()
 
 
 def _deployment(service: InferenceService, wanted: Object, revision: str, count: int) -> Object:
-    """Return the Deployment of the engines that are tried out: as wanted, under another name, and so many."""
+    """Return what makes the engines that are tried out: as wanted, under another name, and so many."""
     mark = {LABEL_REVISION: revision}
     metadata = {
         **wanted["metadata"],
         "name": names_of(service).trial(revision),
         "labels": wanted["metadata"]["labels"] | mark,
     }
-    match = {"matchLabels": selector(service.name, "engine") | mark}
-    return with_applied(
-        {**wanted, "metadata": metadata, "spec": {**wanted["spec"], "selector": match, "replicas": count}}
-    )
+    # A LeaderWorkerSet needs no selector: its pods have its name.
+    match = {"selector": {"matchLabels": selector(service.name, "engine") | mark}} if not is_grouped(wanted) else {}
+    return with_applied({**wanted, "metadata": metadata, "spec": {**wanted["spec"], **match, "replicas": count}})
 
 
-def _revision(deployment: Mapping[str, Any]) -> str:
-    return str(deployment["spec"]["template"]["metadata"].get("labels", {}).get(LABEL_REVISION, ""))
-
-
-def _is_rolled_out(deployment: Mapping[str, Any]) -> bool:
-    """Whether a Deployment's pods are all of its template and take requests."""
-    status, wanted = deployment.get("status") or {}, deployment["spec"].get("replicas", 1)
-    seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
-    counts = [status.get(name, 0) for name in ("updatedReplicas", "availableReplicas", "replicas")]
+def _is_rolled_out(engines: Mapping[str, Any]) -> bool:
+    """Whether all engines are of the template that is wanted, and take requests."""
+    status, wanted = engines.get("status") or {}, engines["spec"].get("replicas", 1)
+    seen = status.get("observedGeneration", 0) >= engines["metadata"].get("generation", 0)
+    ready = "readyReplicas" if is_grouped(engines) else "availableReplicas"
+    counts = [status.get(name, 0) for name in ("updatedReplicas", ready, "replicas")]
     return seen and counts == [wanted] * 3

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import GROUP, PLURAL
+from pagefleet_protocol.kube_names import GROUP, LABEL_COMPONENT, LABEL_SERVICE, PLURAL
 
+from pagefleet_operator.plan.engine_sets import (
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    engine_sets,
+    is_grouped,
+    replicas_in,
+    surge_in,
+)
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, ChildKey, Component
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.render.canary import Trial
 from pagefleet_operator.render.drift import differences
-from pagefleet_operator.render.engine_deployment import engine_deployment
 from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments
 from pagefleet_operator.render.labels import Object, child_object, selector
+from pagefleet_operator.render.leader_worker_set import engine_set
 from pagefleet_operator.render.model_job import model_claim, model_job, needs_job
 from pagefleet_operator.render.network_policies import network_policies
-from pagefleet_operator.render.revision import as_seen, with_applied
+from pagefleet_operator.render.revision import as_found, as_seen, with_applied
 from pagefleet_operator.render.router_deployment import router_deployment
 from pagefleet_operator.render.services import (
     client_service,
@@ -40,7 +48,7 @@ class ChildContext:
 
     children: Mapping[ChildKey, Child]
     optional_kinds: frozenset[str]
-    """Of ServiceMonitor, InferencePool, HTTPRoute and Ingress, those that the cluster knows."""
+    """Of ServiceMonitor, InferencePool, HTTPRoute, Ingress and LeaderWorkerSet, those that the cluster knows."""
     model_ready: bool
     """Whether engines would find the model. Until then there are none of this revision, and older ones stay."""
     engines: int
@@ -51,6 +59,8 @@ class ChildContext:
     """Whether of one part none of the wanted revision gets ready."""
     trial: Trial | None = None
     """Of a new revision of engines for whole requests."""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Groups of pods that are one engine each, as they were seen: by LeaderWorkerSet, the highest number plus one."""
     engine_allowed: bool = True
     """False: the engines that are wanted are refused; those that run stay as they are."""
 
@@ -64,20 +74,23 @@ def wanted_children(
     seen, so that nothing differs and nothing is applied.
     """
     with_job = needs_job(resolved)
+    engines = _engines(service, resolved, settings, context)
+    followers: list[Component] = ["follower"] if any(map(is_grouped, engines)) else []
     fresh = [
         *access(service),
         openai_config(service),
-        *network_policies(service, resolved, settings, with_job=with_job, parts=context.parts),
+        *network_policies(
+            service, resolved, settings, with_job=with_job, parts=context.parts, groups=_groups(engines, context)
+        ),
         client_service(service),
         engine_service(service, context.trial.share if context.trial else {}),
         *([prefill_service(service)] if context.parts or deployed_pairs(context.children) else []),
-        _budget(service, names_of(service).engine, "engine"),
+        _budget(service, names_of(service).engine, "engine", *followers),
         _budget(service, names_of(service).router, "router"),
         *([model_claim(service, resolved)] if resolved.makes_claim else []),
         router_deployment(service, resolved, settings),
         *_exposure(service, context),
     ]
-    engines = _engines(service, resolved, settings, context)
     job = _job(service, resolved, settings, context) if with_job else None
     return (*map(with_applied, fresh), *_policies_left(service, context), *([job] if job else []), *engines)
 
@@ -95,17 +108,18 @@ def _policies_left(service: InferenceService, context: ChildContext) -> Iterator
 def _engines(
     service: InferenceService, resolved: Resolved, settings: ClusterSettings, context: ChildContext
 ) -> tuple[Object, ...]:
-    seen = context.children.get(("Deployment", names_of(service).engine))
+    kind = LEADER_WORKER_SET if resolved.nodes > 1 else DEPLOYMENT
+    seen = context.children.get((kind, names_of(service).engine))
     pairs = deployed_pairs(context.children)
     if not (context.model_ready and context.engine_allowed):
         bodies = [body for pair in pairs.values() for body in pair.values()]
-        bodies += [seen.body] if seen and seen.ours else []
-        return tuple(as_seen(body, "apps/v1", "Deployment") for body in bodies)
+        bodies += [one.body for name, one in engine_sets(context.children) if name == names_of(service).engine]
+        return tuple(map(as_found, bodies))
     if context.trial and context.trial.engines:
         return context.trial.engines
     beside = context.trial.beside if context.trial else ()
     if not context.parts and seen is not None and seen.ours and seen.scaled_by and not pairs:
-        return (with_applied(engine_deployment(service, resolved, settings, None)), *beside)
+        return (with_applied(engine_set(service, resolved, settings, None)), *beside)
     wanted = context.parts or context.engines
     made = engine_deployments(service, resolved, settings, context.children, wanted, fails=context.fails)
     return (*made, *beside)
@@ -134,11 +148,27 @@ def _exposure(service: InferenceService, context: ChildContext) -> Iterator[Obje
         yield service_monitor(service)
 
 
-def _budget(service: InferenceService, name: str, component: Component) -> Object:
+def _groups(engines: Sequence[Object], context: ChildContext) -> dict[str, int]:
+    """Return how many groups each LeaderWorkerSet may have now: those that leave still talk among themselves."""
+    found = {}
+    for one in filter(is_grouped, engines):
+        name = one["metadata"]["name"]
+        seen = context.children.get((LEADER_WORKER_SET, name))
+        asked = [count for body in (one, seen.body if seen else {}) if (count := replicas_in(body)) is not None]
+        found[name] = max(max(asked, default=1) + surge_in(one), context.groups.get(name, 0))
+    return found | {name: count for name, count in context.groups.items() if name not in found}
+
+
+def _budget(service: InferenceService, name: str, component: Component, *more: Component) -> Object:
+    """Return how many pods may be taken away at once: of a group one, which is all of it until it serves again."""
+    match: Object = {"matchLabels": selector(service.name, component)}
+    if more:
+        among = {"key": LABEL_COMPONENT, "operator": "In", "values": [component, *more]}
+        match = {"matchLabels": {LABEL_SERVICE: service.name}, "matchExpressions": [among]}
     spec = {
         # With one pod it allows one: a budget that allows none keeps nodes from ever being drained.
         "maxUnavailable": 1,
-        "selector": {"matchLabels": selector(service.name, component)},
+        "selector": match,
         # Pods that do not work may always go; they would hold a drain up for ever.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }

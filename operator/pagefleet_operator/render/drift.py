@@ -23,6 +23,7 @@ _POD_LISTS: dict[str, tuple[str, ...]] = {
 _LIST_KEYS: Mapping[str, dict[str, tuple[str, ...]]] = {
     "": {"ownerReferences": ("uid",)},
     "Deployment": _POD_LISTS,
+    "LeaderWorkerSet": _POD_LISTS,
     "Job": _POD_LISTS,
     "Service": {"ports": ("port", "protocol")},
 }

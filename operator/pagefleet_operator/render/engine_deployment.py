@@ -8,11 +8,19 @@ from collections.abc import Mapping
 from pagefleet_protocol.inference_profile import Toleration
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
 from pagefleet_protocol.inference_status import PairRole, Role
-from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, LABEL_REVISION, SERVING_PORT
+from pagefleet_protocol.kube_names import (
+    KV_CONTROL_PORT,
+    KV_EVENTS_PORT,
+    LABEL_REVISION,
+    LABEL_SERVICE,
+    RANKS_PORT,
+    SERVING_PORT,
+)
 from pagefleet_protocol.kv_offload import KvOffloadDisk
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, memory_request
+from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, memory_request, node_args
+from pagefleet_operator.plan.engine_sets import GROUP_LABEL, LEADER_ADDRESS, NODE_RANK, SET_LABEL
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_spec
@@ -35,6 +43,7 @@ from pagefleet_operator.render.pod import (
     serving,
     spread,
     tmp_volume,
+    with_annotations,
 )
 from pagefleet_operator.render.settings import ClusterSettings
 
@@ -67,18 +76,28 @@ def engine_deployment(
 
 
 def engine_template(
-    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None = None
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    role: PairRole | None = None,
+    *,
+    follows: bool = False,
 ) -> Object:
-    """Return the pod template without its revision, podTemplate merged into it, and then that of the role."""
-    template = patched(_plain_template(service, resolved, settings, role), service.spec.pod_template)
+    """Return the pod template without its revision, podTemplate merged into it, and then that of the role.
+
+    Args:
+        follows: of the pods of an engine on several nodes that serve nobody.
+    """
+    made = _plain_template(service, resolved, settings, role, follows)
+    template = patched(made, service.spec.pod_template)
     return patched(template, role_spec(service, role).pod_template) if role else template
 
 
 def _plain_template(
-    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None
+    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None, follows: bool
 ) -> Object:
     workload = engine_workload(service, resolved, model_location(resolved), role)
-    own = labels(service.name, "engine", role)
+    own = labels(service.name, "follower" if follows else "engine", role)
     gear = (
         _shared_memory(resolved),
         fleet_key(service) if workload.keyed else Gear(),
@@ -88,35 +107,46 @@ def _plain_template(
     parts = PodParts(
         labels=own,
         service_account=names_of(service).engine,
-        containers=(_container(service, workload, resolved, gear),),
+        containers=(_container(service, workload, resolved, gear, follows),),
         init_containers=tuple(one for each in gear for one in each.init_containers),
         volumes=(tmp_volume(_TMP_SIZE), *(volume for one in gear for volume in one.volumes)),
         more=_placement(service, resolved, role)
         | {"terminationGracePeriodSeconds": grace_s(round(workload.drain_timeout_s))},
     )
-    return pod_template(parts, settings)
+    template = pod_template(parts, settings)
+    annotations = resolved.profile.spec.network.annotations if resolved.profile else {}
+    return with_annotations(template, annotations) if annotations else template
 
 
 def tolerations_of(resolved: Resolved) -> list[Object]:
     return [_toleration(one) for one in resolved.profile.spec.tolerations] if resolved.profile else []
 
 
-def _container(service: InferenceService, workload: Workload, resolved: Resolved, gear: tuple[Gear, ...]) -> Object:
+def _container(
+    service: InferenceService, workload: Workload, resolved: Resolved, gear: tuple[Gear, ...], follows: bool
+) -> Object:
     args = (workload.verb, *_device_args(workload), *cache_args(resolved), *workload.args)
     args += tuple(word for one in gear for word in one.args)
-    args += _kv_address(service, workload.role)
-    if workload.kv_events:
-        args += ("--kv-events-port", str(KV_EVENTS_PORT))
+    if workload.nodes > 1:
+        args += node_args(NODE_RANK if follows else "0", LEADER_ADDRESS, RANKS_PORT)
+    args += () if follows else _fleet_addresses(service, workload)
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
     start_s = max(_START_S, round(workload.progress_s))
+    # Of an engine on several nodes, those that follow answer the same probes, and finish when their leader has.
     made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
-    made["env"] = _environment(workload)
+    made["env"] = _environment(workload, resolved)
     made["volumeMounts"] += [mount for one in gear for mount in one.mounts]
     if workload.role == "prefill":
         made["ports"] += kv_ports("containerPort")
     if resources := _resources(resolved):
         made["resources"] = resources
     return made
+
+
+def _fleet_addresses(service: InferenceService, workload: Workload) -> tuple[str, ...]:
+    """Return where an engine listens to others of its service."""
+    events = ("--kv-events-port", str(KV_EVENTS_PORT)) if workload.kv_events else ()
+    return (*_kv_address(service, workload.role), *events)
 
 
 def kv_ports(field: str) -> list[Object]:
@@ -146,7 +176,7 @@ def _device_args(workload: Workload) -> tuple[str, ...]:
     return ("--num-threads", str(threads)) if threads else ()
 
 
-def _environment(workload: Workload) -> list[Object]:
+def _environment(workload: Workload, resolved: Resolved) -> list[Object]:
     ours = {
         "HOME": TMP_PATH,
         "XDG_CACHE_HOME": f"{TMP_PATH}/cache",
@@ -157,6 +187,9 @@ def _environment(workload: Workload) -> list[Object]:
     if not workload.gpus:
         # An engine that was promised no GPU must not find one, and its threads share the node with others.
         ours |= {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
+    interface = resolved.profile.spec.network.interface if resolved.profile else None
+    if workload.nodes > 1 and interface:
+        ours |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface.lstrip("=")}
     given = {one.name for one in workload.env}
     # A label's value: a template that held its own hash would be another one.
     told = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_REVISION}']"}}
@@ -185,13 +218,21 @@ def _resources(resolved: Resolved) -> Object:
             limits["memory"] = memory
     if resolved.gpus:
         limits[resolved.gpu_resource] = str(resolved.gpus)
-    return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
+    profile = resolved.profile.spec if resolved.profile else None
+    limits |= {name: str(count) for name, count in profile.network.devices.items()} if profile else {}
+    claims = [{"name": one.name} for one in profile.device_claims] if profile else []
+    found = (("requests", requests), ("limits", limits), ("claims", claims))
+    return {name: values for name, values in found if values}
 
 
 def _placement(service: InferenceService, resolved: Resolved, role: PairRole | None) -> Object:
-    placement: Object = {"topologySpreadConstraints": [spread(selector(service.name, "engine", role))]}
+    placement: Object = {"topologySpreadConstraints": [_spread(service, resolved, role)]}
+    if resolved.profile and resolved.profile.spec.device_claims:
+        claims = resolved.profile.spec.device_claims
+        placement["resourceClaims"] = [{"name": one.name, "resourceClaimTemplateName": one.template} for one in claims]
     if keeps_one_node(service, resolved):
-        placement = {"affinity": same_node(service)}
+        del placement["topologySpreadConstraints"]
+        placement["affinity"] = same_node(service)
     if resolved.runtime_class:
         placement["runtimeClassName"] = resolved.runtime_class
     if resolved.node_selector:
@@ -199,6 +240,13 @@ def _placement(service: InferenceService, resolved: Resolved, role: PairRole | N
     if tolerations := tolerations_of(resolved):
         placement["tolerations"] = tolerations
     return placement
+
+
+def _spread(service: InferenceService, resolved: Resolved, role: PairRole | None) -> Object:
+    """Return the wish that engines, or the pods of one, are on different nodes."""
+    if resolved.nodes == 1:
+        return spread(selector(service.name, "engine", role))
+    return spread({LABEL_SERVICE: service.name}, (SET_LABEL, GROUP_LABEL))
 
 
 def _toleration(toleration: Toleration) -> Object:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
+from pagefleet_operator.plan.engine_sets import LEADER_WORKER_SET, find_set, replicas_in
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
-from pagefleet_operator.plan.names import names_of
+from pagefleet_operator.plan.names import child_stem, names_of
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.plan.pair_rollout import Pair
+from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.role_health import see_role
 from pagefleet_operator.plan.role_seen import RoleSeen, both_parts
@@ -21,8 +21,13 @@ from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggreg
 from pagefleet_operator.plan.verdict import Refusal
 from pagefleet_operator.render.engine_deployment import engine_template
 from pagefleet_operator.render.engine_pairs import Part, deployed_pairs
+from pagefleet_operator.render.model_files import keeps_one_node
 from pagefleet_operator.render.pod_policy import check_pod_template
 from pagefleet_operator.render.settings import ClusterSettings
+
+_INSTALL = (
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/lws/releases/download/v0.10.0/manifests.yaml"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +65,8 @@ class EngineGroups:
 def count_engines(service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed) -> int | Pair:
     """Return how many engines are wanted, for whole requests or of each part: by the spec, or by the autoscaler."""
     if not is_disaggregated(service):
-        child = observed.children.get(("Deployment", names_of(service).engine))
-        deployed = _replicas(child.body) if child and child.ours else None
+        child = find_set(observed.children, names_of(service).engine)
+        deployed = replicas_in(child.body) if child else None
         return wanted_engines(service, previous, observed.scaling, deployed)
     counts = (_part_engines(role_view(service, role), role, previous, observed) for role in PAIR_ROLES)
     return both_or_none(service, Pair(*counts))
@@ -81,7 +86,7 @@ def plan_groups(
     """
     counts = count_engines(service, previous, observed)
     if isinstance(counts, int):
-        return EngineGroups(counts=counts, fit=check_fit(resolved))
+        return EngineGroups(counts=counts, fit=_missing_kind(resolved, observed) or check_fit(resolved))
     parts = []
     for role, engines in zip(PAIR_ROLES, (counts.prefill, counts.decode), strict=True):
         view = role_view(service, role)
@@ -97,26 +102,50 @@ def plan_groups(
     return EngineGroups(counts=counts, parts=tuple(parts), fit=fit)
 
 
+_LONGEST_TRIED = 31
+"""Characters of a stem: StatefulSets of what is tried out put its name, two numbers and a hash into one label."""
+
+
+def check_groups(service: InferenceService, resolved: Resolved) -> Refusal | None:
+    """Return what keeps engines from being spread over several nodes; None: nothing, or each has one node."""
+    if resolved.nodes == 1:
+        return None
+    if keeps_one_node(service, resolved):
+        message = f"keeps all pods on one node, and each engine has {resolved.nodes}: give ReadWriteMany"
+        return Refusal("spec.cache.accessMode", Reason.INVALID_SPEC, message)
+    if service.spec.rollout.canary and len(child_stem(service.name)) > _LONGEST_TRIED:
+        message = f"needs a metadata.name of {_LONGEST_TRIED} characters at most where engines have several nodes"
+        return Refusal("spec.rollout.canary", Reason.INVALID_SPEC, message)
+    return None
+
+
+def _missing_kind(resolved: Resolved, observed: Observed) -> Fit | None:
+    """Refuse engines over several nodes where nobody makes them; when somebody does, this is looked at again."""
+    if resolved.nodes == 1 or LEADER_WORKER_SET in observed.optional_kinds:
+        return None
+    ranks = resolved.ranks
+    message = (
+        f"an engine of {ranks.total} ranks on {ranks.nodes} nodes is a LeaderWorkerSet, which this cluster does not "
+        f"know. Install it: {_INSTALL}; or spread engines over fewer nodes (spec.resources.gpus, spec.parallelism)"
+    )
+    return Fit(Refusal("spec.nodes", Reason.KIND_MISSING, message))
+
+
 def _part_engines(
     view: InferenceService, role: PairRole, previous: InferenceServiceStatus | None, observed: Observed
 ) -> int:
     trial = previous.canary.revision if previous and previous.canary and previous.canary.phase != "Promoted" else ""
     counts = [count for name, pair in deployed_pairs(observed.children).items() if role in pair and name != trial
-              if (count := _replicas(pair[role])) is not None]  # fmt: skip
+              if (count := replicas_in(pair[role])) is not None]  # fmt: skip
     # While a revision replaces another, none of their counts is the wanted one.
     deployed = counts[0] if len(counts) == 1 else None
     return wanted_engines(view, role_status_view(previous, role), observed.role_scaling.get(role), deployed)
 
 
-def _replicas(body: Mapping[str, Any]) -> int | None:
-    count = (body.get("spec") or {}).get("replicas")
-    return count if isinstance(count, int) else None
-
-
 def _serving_revision(observed: Observed) -> str:
     """Return the revision that most engines of both parts are of."""
     asked = {
-        revision: sum(_replicas(body) or 0 for body in pair.values())
+        revision: sum(replicas_in(body) or 0 for body in pair.values())
         for revision, pair in deployed_pairs(observed.children).items()
     }
     return max(asked, key=lambda one: (asked[one], one), default="")

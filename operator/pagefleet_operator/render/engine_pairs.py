@@ -1,4 +1,4 @@
-"""The Deployments of engines: of whole requests, or of both parts of them, and of what they replace.
+"""What engines are made from: those for whole requests, or both parts of them, and what they replace.
 
 Parts have Deployments of their own for each revision, whose templates never change: so their numbers can be led step by
 step, and a revision has both parts or none. Kubernetes rolls over engines for whole requests by itself.
@@ -14,13 +14,23 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
 from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
+from pagefleet_operator.plan.engine_sets import ENGINE_SETS, LEADER_WORKER_SET, is_grouped
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, ChildKey
-from pagefleet_operator.plan.pair_rollout import WHOLE, Count, Pair, RevisionSeen, Rollout, by_revision, next_counts
+from pagefleet_operator.plan.pair_rollout import (
+    GROUPS,
+    WHOLE,
+    Count,
+    Pair,
+    RevisionSeen,
+    Rollout,
+    by_revision,
+    next_counts,
+)
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
-from pagefleet_operator.render.engine_deployment import engine_deployment
 from pagefleet_operator.render.labels import Object, child_object, labels, selector
+from pagefleet_operator.render.leader_worker_set import engine_set
 from pagefleet_operator.render.pod import deployment_spec, rolling_update
 from pagefleet_operator.render.revision import as_scaled, digest, with_applied
 from pagefleet_operator.render.settings import ClusterSettings
@@ -40,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Deployed:
-    """A Deployment of engines that exists, and is ours."""
+    """A Deployment or LeaderWorkerSet of engines that exists, and is ours."""
 
     revision: str
     role: PairRole | None
@@ -53,9 +63,14 @@ class _Deployed:
 
     @property
     def ready(self) -> int:
-        """Engines that have been ready for a while."""
-        count = (self.body.get("status") or {}).get("availableReplicas")
+        """Engines that have been ready for a while; of groups those that are."""
+        count = (self.body.get("status") or {}).get("readyReplicas" if is_grouped(self.body) else "availableReplicas")
         return min(count, self.asked) if isinstance(count, int) else 0
+
+
+def whole_revision(resolved: Resolved) -> str:
+    """Return what stands for the revision of engines for whole requests: of one pod each, or of several."""
+    return WHOLE if resolved.nodes == 1 else GROUPS
 
 
 def pair_revision(parts: tuple[Part, ...]) -> str:
@@ -81,7 +96,7 @@ def engine_deployments(
     *,
     fails: bool = False,
 ) -> tuple[Object, ...]:
-    """Return the Deployments to be applied now: the wanted ones, and what is left of others.
+    """Return the Deployments and LeaderWorkerSets to be applied now: the wanted ones, and what is left of others.
 
     Args:
         resolved: the settings in force for whole requests, and for what parts have in common.
@@ -89,7 +104,7 @@ def engine_deployments(
         fails: whether the wanted revision has to prove itself before there may be more of it.
     """
     deployed = _deployed(children)
-    revision = WHOLE if isinstance(wanted, int) else pair_revision(wanted)
+    revision = whole_revision(resolved) if isinstance(wanted, int) else pair_revision(wanted)
     seen = by_revision(Count(one.revision, one.role, one.asked, one.ready) for one in deployed)
     found = seen.pop(revision, None)
     now = replace(found, fails=fails) if found else RevisionSeen(revision, Pair(), Pair())
@@ -141,7 +156,7 @@ def _wanted(
 ) -> tuple[Object, ...]:
     revision, counts = now
     if isinstance(wanted, int):
-        return (with_applied(engine_deployment(service, resolved, settings, counts.decode)),)
+        return (with_applied(engine_set(service, resolved, settings, counts.decode)),)
     numbers = {"prefill": counts.prefill, "decode": counts.decode}
     return tuple(part_deployment(one, revision, numbers[one.role]) for one in wanted)
 
@@ -180,10 +195,11 @@ def _deployed(children: Mapping[ChildKey, Child]) -> tuple[_Deployed, ...]:
     found = []
     for (kind, _), child in sorted(children.items()):
         marks = child.body.get("metadata", {}).get("labels") or {}
-        if kind != "Deployment" or not child.ours or marks.get(LABEL_COMPONENT) != "engine":
+        if kind not in ENGINE_SETS or not child.ours or marks.get(LABEL_COMPONENT) != "engine":
             continue
         role = next((one for one in PAIR_ROLES if one == marks.get(LABEL_ROLE)), None)
         if not role and LABEL_REVISION in marks:
             continue  # a revision that is tried out
-        found.append(_Deployed(str(marks.get(LABEL_REVISION, WHOLE)) if role else WHOLE, role, child.body))
+        whole = GROUPS if kind == LEADER_WORKER_SET else WHOLE
+        found.append(_Deployed(str(marks.get(LABEL_REVISION, WHOLE)) if role else whole, role, child.body))
     return tuple(found)

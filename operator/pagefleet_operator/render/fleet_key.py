@@ -14,6 +14,7 @@ from typing import Any
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import FLEET_KEY_ENTRY
 
+from pagefleet_operator.plan.engine_sets import ENGINE_SETS, template_in
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Observed
 from pagefleet_operator.render.labels import Object, child_object
@@ -39,8 +40,8 @@ def fleet_key_secret(service: InferenceService, key: bytes) -> Object:
 def needs_fleet_key(service: InferenceService, wanted: Iterable[Object], observed: Observed) -> bool:
     """Return whether the Secret may be missing: pods that mount it are about to be made, or wait for it."""
     secret = names_of(service).fleet
-    deployments = [child for child in wanted if child["kind"] == "Deployment" and _mounts_key(child, secret)]
-    seen = [observed.children.get(("Deployment", child["metadata"]["name"])) for child in deployments]
+    keyed = [child for child in wanted if child["kind"] in ENGINE_SETS and _mounts_key(child, secret)]
+    seen = [observed.children.get((child["kind"], child["metadata"]["name"])) for child in keyed]
     if any(child is None or not _mounts_key(child.body, secret) for child in seen):
         return True
     lost = f'"{secret}" not found'
@@ -60,8 +61,8 @@ def fleet_key(service: InferenceService) -> Gear:
     )
 
 
-def _mounts_key(deployment: Mapping[str, Any], secret: str) -> bool:
-    pod = deployment.get("spec", {}).get("template", {}).get("spec", {})
+def _mounts_key(made: Mapping[str, Any], secret: str) -> bool:
+    pod = template_in(made).get("spec", {})
     volumes = pod.get("volumes") or ()
     return any(
         volume.get("name") == _VOLUME and (volume.get("secret") or {}).get("secretName") == secret for volume in volumes

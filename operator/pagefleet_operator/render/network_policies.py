@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from pagefleet_protocol.inference_service import InferenceService
@@ -16,6 +17,7 @@ from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
 from pagefleet_operator.render.engine_pairs import Part
 from pagefleet_operator.render.labels import Object, child_object, selector
+from pagefleet_operator.render.leader_worker_set import group_selector
 from pagefleet_operator.render.settings import ClusterSettings
 
 METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
@@ -36,14 +38,37 @@ def network_policies(
     *,
     with_job: bool,
     parts: Sequence[Part] = (),
+    groups: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Object, ...]:
-    """Return the policies of engines, routers and, where there are any, of the model job and the engines' parts."""
+    """Return the policies of engines, routers and, where there are any, of the model job and the engines' parts.
+
+    Args:
+        groups: of pods that are one engine each, how many there may be: by the LeaderWorkerSet.
+    """
     if not settings.network_policies:
         return ()
     engines = _policy(service, "engine", _engine_rules(service, resolved, settings))
     routers = _policy(service, "router", _router_rules(service, resolved, settings))
     job = _policy(service, "model", _job_rules(resolved, settings))
-    return (engines, routers, *([job] if with_job else []), *(_part_policies(service, parts) if parts else ()))
+    own = [_group_policy(service, name, group) for name, count in groups.items() for group in range(count)]
+    followers = [_policy(service, "follower", _follower_rules(resolved))] if own else []
+    return (
+        *(engines, routers, *([job] if with_job else []), *followers, *own),
+        *(_part_policies(service, parts) if parts else ()),
+    )
+
+
+def _group_policy(service: InferenceService, set_name: str, group: int) -> Object:
+    """Return what the pods of one engine may do beside: reach each other, at any port, as NCCL chooses its own."""
+    match = {"matchLabels": group_selector(set_name, group)}
+    each: list[Object] = [{"podSelector": match}]
+    spec = {
+        "podSelector": match,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": each}],
+        "egress": [{"to": each}],
+    }
+    return child_object("networking.k8s.io/v1 NetworkPolicy", service, f"{set_name}-{group}", "engine", spec=spec)
 
 
 def _part_policies(service: InferenceService, parts: Sequence[Part]) -> tuple[Object, Object]:
@@ -72,11 +97,22 @@ def _engine_rules(service: InferenceService, resolved: Resolved, settings: Clust
     sources += _gateways(service)
     if is_disaggregated(service):
         sources.append(_operator(settings))  # it asks engines whether they reach each other
-    downloads = resolved.uri.remote and resolved.cache in ("none", "hostPath")
     ingress: list[Object] = [{"from": sources, "ports": _tcp(SERVING_PORT)}]
     if shares_kv_events(service, resolved):
         ingress.append({"from": [router], "ports": _tcp(*_EVENT_PORTS)})
-    return {"ingress": ingress, "egress": [_names(), *([_everywhere()] if downloads else _collector(service))]}
+    return {
+        "ingress": ingress,
+        "egress": [_names(), *([_everywhere()] if _downloads(resolved) else _collector(service))],
+    }
+
+
+def _follower_rules(resolved: Resolved) -> Object:
+    """Return what a pod may that serves nobody, beside talking to those of its group."""
+    return {"ingress": [], "egress": [_names(), *([_everywhere()] if _downloads(resolved) else [])]}
+
+
+def _downloads(resolved: Resolved) -> bool:
+    return resolved.uri.remote and resolved.cache in ("none", "hostPath")
 
 
 def _router_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
@@ -110,9 +146,8 @@ def _job_rules(resolved: Resolved, settings: ClusterSettings) -> Object:
 
 def _policy(service: InferenceService, component: Component, rules: Object, role: PairRole | None = None) -> Object:
     names = names_of(service)
-    name = (
-        names.part(role) if role else {"engine": names.engine, "router": names.router, "model": names.model}[component]
-    )
+    whole = {"engine": names.engine, "follower": names.follower, "router": names.router, "model": names.model}
+    name = names.part(role) if role else whole[component]
     spec = {
         "podSelector": {"matchLabels": selector(service.name, component, role)},
         "policyTypes": [name.title() for name in rules],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,19 +151,28 @@ def deployment_spec(template: Object, match: Mapping[str, str], rollout: Mapping
     }
 
 
+def with_annotations(template: Mapping[str, Any], annotations: Mapping[str, str]) -> Object:
+    """Return a pod template with annotations that no patch may change."""
+    metadata = template["metadata"]
+    return {**template, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), **annotations}}}
+
+
 def rolling_update(max_surge: int, max_unavailable: int) -> Object:
     assert max_surge + max_unavailable > 0, "a rollout that may neither add nor remove a pod never ends"
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": max_surge, "maxUnavailable": max_unavailable}}
 
 
-def spread(match: Mapping[str, str]) -> Object:
-    """Return the wish, not the condition, that pods of one revision are on different nodes."""
+def spread(match: Mapping[str, str], keys: Sequence[str] = ("pod-template-hash",)) -> Object:
+    """Return the wish, not the condition, that pods are on different nodes: those of one revision.
+
+    `keys`: of labels that such pods have alike.
+    """
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": dict(match)},
-        "matchLabelKeys": ["pod-template-hash"],
+        "matchLabelKeys": list(keys),
     }
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pagefleet_protocol.kube_names import ANNOTATION_APPLIED, LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
+from pagefleet_operator.plan.engine_sets import (
+    DEPLOYMENT,
+    ENGINE_SETS,
+    LEADER_WORKER_SET,
+    LEADER_WORKER_SETS,
+    is_grouped,
+    template_in,
+)
 from pagefleet_operator.render.labels import Object
 
 REVISION_LENGTH = 10
@@ -29,6 +37,14 @@ def with_revision(template: Mapping[str, Any]) -> Object:
     return {**bare, "metadata": {**metadata, "labels": labels | {LABEL_REVISION: digest(bare)}}}
 
 
+def with_joint_revision(templates: Sequence[Mapping[str, Any]]) -> list[Object]:
+    """Return templates of pods that are replaced together, each with the label that tells all of them from others."""
+    joint = {LABEL_REVISION: digest([with_revision(one) for one in templates])}
+    return [
+        {**one, "metadata": {**one["metadata"], "labels": {**one["metadata"]["labels"], **joint}}} for one in templates
+    ]
+
+
 def with_applied(child: Object) -> Object:
     """Return a child with the hash of what is wanted of it.
 
@@ -40,14 +56,14 @@ def with_applied(child: Object) -> Object:
 
 
 def revision_of(children: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the revision of the pods of each Deployment among `children`, by component: engine, router.
+    """Return the revision of the pods that serve, of what makes them among `children`, by component: engine, router.
 
     Parts of a disaggregated service have Deployments of several revisions, and are left out.
     """
     found = {}
     for child in children:
-        if child.get("kind") == "Deployment":
-            pod_labels = child["spec"]["template"]["metadata"]["labels"]
+        if child.get("kind") in ENGINE_SETS:
+            pod_labels = template_in(child)["metadata"]["labels"]
             if LABEL_ROLE not in pod_labels:
                 found[pod_labels[LABEL_COMPONENT]] = pod_labels.get(LABEL_REVISION, "")
     return found
@@ -66,7 +82,14 @@ def as_seen(body: Mapping[str, Any], api_version: str, kind: str) -> Object:
     return {**kept, "apiVersion": api_version, "kind": kind, "metadata": metadata}
 
 
-def as_scaled(deployment: Mapping[str, Any], replicas: int) -> Object:
-    """Return a Deployment as the API server has it, but for its number of pods."""
-    body = as_seen(deployment, "apps/v1", "Deployment")
+def as_found(engines: Mapping[str, Any]) -> Object:
+    """Return a Deployment or LeaderWorkerSet as the API server has it."""
+    if is_grouped(engines):
+        return as_seen(engines, LEADER_WORKER_SETS, LEADER_WORKER_SET)
+    return as_seen(engines, "apps/v1", DEPLOYMENT)
+
+
+def as_scaled(engines: Mapping[str, Any], replicas: int) -> Object:
+    """Return a Deployment or LeaderWorkerSet as the API server has it, but for its number of engines."""
+    body = as_found(engines)
     return {**body, "spec": {**body["spec"], "replicas": replicas}}

@@ -15,6 +15,7 @@ from pagefleet_protocol.inference_status import CanaryStatus, InferenceServiceSt
 from pagefleet_protocol.kube_names import GROUP
 from pagefleet_protocol.model_facts import DownloadResultError, ModelFacts, decode_result
 
+from pagefleet_operator.plan.engine_sets import groups_seen
 from pagefleet_operator.plan.gpu_fit import Fit
 from pagefleet_operator.plan.model_health import JobSeen, facts_from_pods, model_verdict, see_job
 from pagefleet_operator.plan.names import names_of
@@ -28,7 +29,7 @@ from pagefleet_operator.plan.status import Situation, engine_selector, refused, 
 from pagefleet_operator.plan.verdict import Refusal, Verdict, find_condition
 from pagefleet_operator.render.canary import Trial, plan_pair_trial, plan_trial
 from pagefleet_operator.render.children import ChildContext, wanted_children
-from pagefleet_operator.render.engine_groups import EngineGroups, count_engines, plan_groups
+from pagefleet_operator.render.engine_groups import EngineGroups, check_groups, count_engines, plan_groups
 from pagefleet_operator.render.engine_pairs import pair_revision
 from pagefleet_operator.render.fleet_key import needs_fleet_key
 from pagefleet_operator.render.model_job import model_job, needs_job
@@ -108,6 +109,8 @@ def _resolve(
     assert not isinstance(known, Refusal), "facts of a model refuse nothing"
     if refusal := check_allowed(service, known, settings):
         return refusal
+    if refusal := check_groups(service, known):
+        return refusal
     groups = plan_groups(service, previous, observed, known, settings)
     return groups if isinstance(groups, Refusal) else _Model(job, known, groups)
 
@@ -185,8 +188,7 @@ def _carried_out(
     settings: ClusterSettings,
     model: _Model,
 ) -> ServicePlan:
-    groups = model.groups
-    fit = groups.fit
+    groups, fit = model.groups, model.groups.fit
     both = _both_parts(service, observed, model)
     trial, canary = _tried_out(service, previous, observed, settings, model)
     context = ChildContext(
@@ -197,6 +199,7 @@ def _carried_out(
         engines=groups.whole,
         parts=groups.parts,
         fails=both is not None and any(map(revision_fails, both[1])),
+        groups=groups_seen(observed.pods),
         engine_allowed=fit.refusal is None,
     )
     children = wanted_children(service, model.resolved, settings, context)

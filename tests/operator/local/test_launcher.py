@@ -100,6 +100,25 @@ def test_the_ranks_of_an_engine_share_its_cores_and_have_a_gpu_each(make_launche
         launcher.launch("q", on_gpus, 2)
 
 
+def test_nodes_of_an_engine_are_processes_on_loopback_that_meet_at_one_port(
+    make_launcher: MakeLauncher, build: Any
+) -> None:
+    engine = local_plan(build(resources={"gpus": 1}, nodes=2, parallelism={"tensor": 2})).engine
+    launcher = make_launcher("0", "1", "2", cores=8)
+    leader = launcher.launch("q", engine, 0)
+    (follower,) = leader.followers
+    assert (flag(leader.argv, "--node-rank"), flag(follower.argv, "--node-rank")) == ("0", "1")
+    assert ("--headless" in leader.argv, "--headless" in follower.argv) == (False, True)
+    for name in ("--master-addr", "--master-port", "--nnodes", "--fleet-key-file", "--num-threads"):
+        assert flag(leader.argv, name) == flag(follower.argv, name)
+    assert flag(leader.argv, "--num-threads") == "4"
+    assert len({flag(leader.argv, "--port"), flag(follower.argv, "--port"), flag(leader.argv, "--master-port")}) == 3
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in (leader, follower)] == ["0", "1"]
+    assert "--kv-events-port" not in follower.argv
+    with pytest.raises(OperatorError, match="waits for 2 free GPUs"):
+        launcher.launch("q", engine, 1)
+
+
 def test_threads_sleep_while_they_wait_unless_the_user_said_how(
     make_launcher: MakeLauncher, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pagefleet_operator.plan.ranks import Ranks
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved, resolve
-from pagefleet_operator.plan.roles import engine_views
+from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.verdict import Refusal
 
 from tests.operator.plan.kube_world import COMMIT, FACTS, HF, SETTINGS, profile, service
@@ -81,7 +82,7 @@ def test_gpu_type_finds_its_profile_and_asks_for_a_gpu() -> None:
 def test_gpus_are_ranks_and_bring_their_part_of_the_host() -> None:
     h100 = profile(resources={"gpus": 1, "cpu": "7500m", "memory": "64Gi", "shm": "4Gi"})
     found = resolved([h100], resources={"gpuType": "h100", "gpus": 4})
-    assert (found.gpus, found.tensor) == (4, 4)
+    assert (found.gpus, found.ranks.tensor) == (4, 4)
     assert (found.cpu, found.memory, found.shm) == ("30000m", "256Gi", "16Gi")
     assert "parallelism.tensor: 4, as there are 4 GPUs" in found.why
     assert "resources.memory: 256Gi, from profile h100" in found.why
@@ -91,7 +92,7 @@ def test_gpus_are_ranks_and_bring_their_part_of_the_host() -> None:
 
 def test_a_profile_for_a_whole_node_lends_a_part_of_it() -> None:
     node = profile(resources={"gpus": 8, "cpu": "100", "memory": "1Ti", "shm": "8Gi"})
-    assert resolved([node], profileRef={"name": "h100"}).tensor == 8
+    assert resolved([node], profileRef={"name": "h100"}).ranks.tensor == 8
     found = resolved([node], profileRef={"name": "h100"}, resources={"gpus": 3})
     assert (found.cpu, found.memory, found.shm) == ("37.5", "0.375Ti", "3Gi")
 
@@ -99,80 +100,35 @@ def test_a_profile_for_a_whole_node_lends_a_part_of_it() -> None:
 @pytest.mark.parametrize("resources", [{"gpuType": "h100"}, {"gpuType": "a100"}])
 def test_ranks_ask_for_a_gpu_each_where_there_are_gpus(resources: Any) -> None:
     found = resolved([profile(resources={"gpus": 1})], resources=resources, parallelism={"tensor": 2})
-    assert (found.gpus, found.tensor, found.shm) == (2, 2, "2Gi")
+    assert (found.gpus, found.ranks.tensor, found.shm) == (2, 2, "2Gi")
     assert "resources.gpus: 2, as there are 2 ranks" in found.why
 
 
 @pytest.mark.parametrize(
-    ("args", "spec", "ranks"),
+    ("profiled", "spec", "words"),
     [
-        (["--data-parallel-size", "2"], {"resources": {"gpus": 2}}, (2, 1)),
-        (["-dp=2"], {"resources": {"gpus": 4}}, (4, 2)),
-        (["-dp", "2"], {"resources": {"gpus": 4}, "parallelism": {"tensor": 2}}, (4, 2)),
-        (["-dp", "2"], {"profileRef": {"name": "h100"}, "parallelism": {"tensor": 2}}, (4, 2)),
-        (["-dp", "4"], {"resources": {"gpuType": "h100"}}, (4, 1)),
-        (["-dp", "4"], {"resources": {"gpuType": "b200"}}, (4, 1)),
-        (["-dp", "4"], {}, (0, 1)),
+        ({"resources": {"gpus": 8}}, {"disaggregation": {"dataPlane": "nccl"}}, "with 8 ranks K/V of several ranks"),
+        ({"parallelism": {"data": 2}}, {"disaggregation": {}}, "with 2 data ranks an engine passes K/V"),
         (
-            ["-dp", "2"],
-            {"engine": {"kvOffload": {"memory": "8Gi"}}, "resources": {"gpus": 2}, "parallelism": {"tensor": 1}},
-            (2, 1),
+            {"engine": {"kvOffload": {"memory": "8Gi"}}, "gpusPerNode": 1},
+            {"parallelism": {"tensor": 2}},
+            "with 2 nodes an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload",
         ),
-        (["-dp", "2"], {"engine": {"kvOffload": {"memory": "8Gi"}}, "resources": {"gpus": 2}}, (2, 1)),
     ],
 )
-def test_data_ranks_of_the_flags_have_tensor_ranks_each(args: Any, spec: Any, ranks: tuple[int, int]) -> None:
-    engine = {**spec.get("engine", {}), "args": args}
-    found = resolved([profile(resources={"gpus": 1})], **{**spec, "engine": engine})
-    copies = int(args[-1].rpartition("=")[2])
-    assert (found.gpus, found.tensor, found.shm) == (*ranks, f"{ranks[1] * copies}Gi")
-
-
-def test_a_profile_for_several_gpus_divides_them_among_data_ranks() -> None:
-    found = resolved([profile(resources={"gpus": 8})], profileRef={"name": "h100"}, engine={"args": ["-dp", "4"]})
-    assert (found.gpus, found.tensor) == (8, 2)
-
-
-@pytest.mark.parametrize("resources", [{}, {"gpuType": "h100"}])
-def test_more_ranks_than_a_node_has_are_refused(resources: Any) -> None:
-    found = refusal([profile()], resources=resources, parallelism={"tensor": 16}, engine={"args": ["-dp", "4"]})
+def test_ranks_from_a_profile_may_not_go_with_kv_that_leaves_the_engine(profiled: Any, spec: Any, words: str) -> None:
+    found = refusal([profile(**profiled)], profileRef={"name": "h100"}, **spec)
     assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
-    assert "64 ranks with 4 data ranks, and one node has 16 at most" in found.message
+    assert words in found.message
 
 
-def test_data_ranks_pass_no_kv_to_other_engines() -> None:
-    found = refusal(disaggregation={}, engine={"args": ["--data-parallel-size=2"]})
-    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
-    assert "with 2 data ranks" in found.message
-    assert "leave out disaggregation, or --data-parallel-size" in found.message
-
-
-@pytest.mark.parametrize("args", [[], ["-dp", "4"]])
-def test_gpus_that_no_rank_has_a_use_for_are_refused(args: list[str]) -> None:
-    found = refusal(resources={"gpus": 4}, parallelism={"tensor": 2}, engine={"args": args})
-    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
-    assert "and resources.gpus is 4: make them equal, or leave gpus out" in found.message
-
-
-@pytest.mark.parametrize("resources", [{}, {"gpus": 0}])
-def test_ranks_compute_on_the_cpu_where_no_gpu_is_asked_for(resources: Any) -> None:
-    found = resolved(resources=resources, parallelism={"tensor": 2})
-    assert (found.gpus, found.tensor, found.shm) == (0, 2, "2Gi")
-
-
-def test_each_part_has_ranks_of_its_own() -> None:
-    spec: Any = {"resources": {"gpuType": "h100"}, "disaggregation": {"prefill": {"parallelism": {"tensor": 4}}}}
-    found = {role: resolve(view, {"h100": profile()}, None) for role, view in engine_views(service(**spec)).items()}
-    assert {role: (one.gpus, one.tensor) for role, one in found.items() if isinstance(one, Resolved)} == {
-        "prefill": (4, 4),
-        "decode": (1, 1),
-    }
-
-
-def test_kv_of_ranks_does_not_go_from_device_to_device() -> None:
-    found = refusal(parallelism={"tensor": 2}, disaggregation={"dataPlane": "nccl"})
-    assert (found.path, found.reason) == ("spec.parallelism", Reason.INVALID_SPEC)
-    assert found.message == "with 2 ranks K/V goes by tcp, and disaggregation.dataPlane is nccl: leave it out"
+def test_parts_have_ranks_of_their_own() -> None:
+    parts = {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"resources": {"gpus": 1}}}
+    whole = service(resources={"gpus": 2}, parallelism={"tensor": 2}, disaggregation=parts)
+    found = [resolve(role_view(whole, role), {}, None) for role in PAIR_ROLES]
+    assert [one.ranks for one in found if isinstance(one, Resolved)] == [Ranks(4, gpus=4), Ranks(1, gpus=1)]
+    both = service(parallelism={"tensor": 2}, disaggregation={})
+    assert role_view(both, "decode").spec.parallelism.tensor == 2
 
 
 def test_gpu_type_without_a_profile_is_told_and_gives_no_defaults() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from pagefleet_engine.cli import read_configuration
+from pagefleet_operator.plan.command_lines import node_args
 from pagefleet_operator.plan.workloads import Plan
 
 from tests.fakes.local_plans import local_plan
@@ -102,6 +103,18 @@ def test_ranks_are_those_of_the_engine(build: Any, spec: Any) -> None:
     assert engine.parallel.tensor_parallel_size == 2
 
 
+@pytest.mark.parametrize("node", ["0", "1"])
+def test_nodes_are_told_apart_by_flags_that_engines_read(build: Any, node: str) -> None:
+    workload = local_plan(build(nodes=2, parallelism={"tensor": 4}, rollout={"progressSeconds": 900})).engine
+    assert (workload.nodes, workload.keyed) == (2, True)
+    own = (*node_args(node, "10.0.0.1", 29500), "--fleet-key-file", "/etc/pagefleet/fleet/key")
+    engine, server = read_configuration((*workload.args, *own), {})
+    ranks = engine.parallel
+    assert (ranks.tensor_parallel_size, ranks.nnodes, ranks.node_rank) == (4, 2, int(node))
+    assert (ranks.master_addr, ranks.master_port, ranks.rank_wait_timeout) == ("10.0.0.1", 29500, 900.0)
+    assert server.headless == (node == "1")
+
+
 def test_parsers_and_the_store_of_responses_are_set_by_flags_of_the_engines(build: Any) -> None:
     """As docs/kubernetes.md says; the engine's own command line reads them."""
     page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
@@ -179,9 +192,10 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"router": {"queue": {"max": 1}}}, False, True),
         ({"router": {"kvEvents": False}}, True, True),
         ({"engine": {"args": ["--no-enable-prefix-caching"]}}, True, True),
-        ({"engine": {"args": ["--data-parallel-size=2"]}}, True, True),
-        ({"engine": {"args": ["-dp", "2"]}}, True, True),
-        ({"engine": {"args": ["-dp", "1"]}}, True, False),
+        ({"parallelism": {"pipeline": 2}}, True, False),
+        ({"parallelism": {"data": 2}}, True, True),
+        ({"parallelism": {"data": 1}, "nodes": 1}, False, False),
+        ({"nodes": 2}, True, False),
         ({"replicas": 5}, False, False),
         ({"router": {"replicas": 3, "resources": {"cpu": 1}}}, False, False),
         ({"resources": {"memory": "1Gi", "shm": "2Gi"}}, False, False),

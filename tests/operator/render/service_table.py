@@ -250,6 +250,31 @@ TABLE: Mapping[str, Case] = {
         profiles={"h100": H100},
     ),
     "tensor-parallel-cpu": TINY.changed(resources={"cpu": "4"}, parallelism={"tensor": 2}),
+    "several-nodes": Case(
+        {
+            "model": {"uri": "hf://meta-llama/Llama-3.1-405B-Instruct"},
+            "resources": {"gpuType": "h100"},
+            "parallelism": {"tensor": 8, "pipeline": 2},
+            "replicas": 2,
+            "podTemplate": {"spec": {"priorityClassName": "large"}},
+        },
+        profiles={
+            "h100": {
+                **H100,
+                "gpusPerNode": 8,
+                "spareGpus": True,
+                "exclusiveTopology": "topology.kubernetes.io/block",
+                "network": {
+                    "interface": "eth1",
+                    "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
+                    "devices": {"rdma/hca": 8},
+                },
+                "deviceClaims": [{"name": "fabric", "template": "nvlink-domain"}],
+            }
+        },
+        kinds=frozenset({"Ingress", "LeaderWorkerSet"}),
+    ),
+    "several-nodes-cpu": TINY.changed(nodes=2, replicas=1),
     "scaled-to-zero": replace(
         TINY.changed(replicas=0), settings=replace(SETTINGS, network_policies=False), kinds=frozenset()
     ),

@@ -1,0 +1,182 @@
+"""Over how many ranks, GPUs and nodes an engine is spread: from what of it is written, and what follows from that.
+
+An engine has `tensor * pipeline * data` ranks. Its nodes have equal parts of them, each rank a GPU where there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagefleet_protocol.engine_rules import BY_TCP, ONE_CACHE, ONE_COPY, ONE_NODE
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
+
+Note = Callable[[str, object, str], None]
+"""Takes down a setting that nobody wrote, its value, and where it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Of one engine."""
+
+    tensor: int = 1
+    """Ranks that compute every layer together."""
+    pipeline: int = 1
+    """Stages, each of which has some of the layers."""
+    data: int = 1
+    """Copies of the model."""
+    nodes: int = 1
+    """Pods, each with as many ranks as the others."""
+    gpus: int = 0
+    """Of each node, one for each of its ranks; 0: ranks compute on the CPU."""
+
+    @property
+    def each(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.tensor * self.pipeline
+
+    @property
+    def total(self) -> int:
+        return self.each * self.data
+
+    @property
+    def per_node(self) -> int:
+        return self.total // self.nodes
+
+
+def find_ranks(service: InferenceService, profile: InferenceProfile | None, note: Note) -> Ranks | str:
+    """Return the ranks of each engine, or what is wrong with those that are written."""
+    asked = _asked(service, profile, note)
+    found = _on_cpu(asked, note) if asked.gpus == 0 else _on_gpus(asked, note)
+    if isinstance(found, str):
+        return found
+    offloaded = bool(service.spec.engine.kv_offload or (profile and profile.spec.engine.kv_offload))
+    return _wrong(found) or _kv_stays(found, service, offloaded) or found
+
+
+def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
+    """Return why an engine of these ranks cannot pass its K/V to others, or offload it; empty: it can."""
+    both = service.spec.disaggregation
+    if ranks.nodes > 1 and (both or offloaded):
+        return f"with {ranks.nodes} nodes {ONE_NODE}"
+    if both and ranks.data > 1:
+        return f"with {ranks.data} data ranks {ONE_CACHE}"
+    if both and ranks.each > 1 and both.data_plane not in ("auto", "tcp"):
+        return f"with {ranks.each} ranks {BY_TCP}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is written; None: it follows."""
+
+    parallelism: Parallelism
+    nodes: int | None
+    gpus: int | None
+    """None: a GPU for each rank."""
+    most: int
+    """GPUs that a node has."""
+
+    @property
+    def written(self) -> int:
+        """Ranks by what is written of them."""
+        return (self.parallelism.tensor or 1) * self.slices
+
+    @property
+    def slices(self) -> int:
+        """Stages of all copies."""
+        return (self.parallelism.pipeline or 1) * (self.parallelism.data or 1)
+
+
+def _asked(service: InferenceService, profile: InferenceProfile | None, note: Note) -> _Asked:
+    """Return what is written. Who names a class of GPU wants GPUs; a profile's ranks count where the spec has none."""
+    spec, resources = service.spec, service.spec.resources
+    given, own = spec.parallelism, profile.spec if profile else None
+    most = own.gpus_per_node or MAX_RANKS if own else MAX_RANKS
+    profiled = own.resources.gpus if own else None
+    if own and given == Parallelism() != own.parallelism and resources.gpus is None and spec.nodes is None:
+        given = own.parallelism
+        words = ", ".join(f"{name} {value}" for name, value in given if value is not None)
+        note("parallelism", words, f"from profile {profile.name if profile else ''}")
+    if resources.gpus is not None:
+        return _Asked(given, spec.nodes, resources.gpus, most)
+    named = resources.gpu_type or (own.gpu_type if own else "")
+    if not (profiled != 0 if named else profiled):
+        note("resources.gpus", 0, f"from profile {profile.name}" if profile and profiled == 0 else "the default")
+        return _Asked(given, spec.nodes, 0, most)
+    asked = _Asked(given, spec.nodes, None, most)
+    if given.tensor is None and profiled and profiled * (spec.nodes or 1) % asked.slices == 0:
+        note("resources.gpus", profiled, f"from profile {profile.name if profile else ''}")
+        return _Asked(given, spec.nodes, profiled, most)
+    if asked.written == 1 and spec.nodes in (None, 1) and given.tensor is None:
+        note("resources.gpus", 1, f"as gpuType is {named}" if named else "as there is one rank")
+        return _Asked(given, spec.nodes, 1, most)
+    return asked
+
+
+def _on_cpu(asked: _Asked, note: Note) -> Ranks | str:
+    given, nodes = asked.parallelism, asked.nodes or 1
+    pipeline = given.pipeline or (_stages(nodes, note) if given.tensor is None else 1)
+    return Ranks(given.tensor or 1, pipeline, given.data or 1, nodes)
+
+
+def _on_gpus(asked: _Asked, note: Note) -> Ranks | str:
+    given = asked.parallelism
+    gpus, nodes = asked.gpus, asked.nodes
+    if gpus is None:
+        ranks = asked.written if given.tensor or given.pipeline else asked.written * (nodes or 1)
+        nodes = nodes or -(-ranks // asked.most)
+        if ranks % nodes:
+            return f"makes {ranks} ranks, which {nodes} nodes cannot have in equal parts: change either"
+        gpus = ranks // nodes
+        reason = "is one rank" if ranks == 1 else f"are {ranks} ranks" + (f" on {nodes} nodes" if nodes > 1 else "")
+        note("resources.gpus", gpus, f"as there {reason}")
+    if given.tensor is not None:
+        return _by_ranks(asked, gpus, nodes, note)
+    nodes = nodes or 1
+    pipeline = given.pipeline or _stages(nodes, note)
+    slices = pipeline * (given.data or 1)
+    if gpus * nodes % slices:
+        return f"makes {slices} stages and copies, which {gpus * nodes} GPUs do not divide among: change either"
+    tensor = gpus * nodes // slices
+    if tensor > 1:
+        note(
+            "parallelism.tensor",
+            tensor,
+            f"as there are {gpus} GPUs" + (f" on each of {nodes} nodes" if nodes > 1 else ""),
+        )
+    return Ranks(tensor, pipeline, given.data or 1, nodes, gpus)
+
+
+def _by_ranks(asked: _Asked, gpus: int, nodes: int | None, note: Note) -> Ranks | str:
+    """Return as many nodes as the ranks need."""
+    given, ranks = asked.parallelism, asked.written
+    if ranks % gpus or (nodes is not None and ranks != gpus * nodes):
+        where = f" on each of {nodes} nodes" if nodes and nodes > 1 else ""
+        return f"takes {ranks} GPUs, and resources.gpus is {gpus}{where}: make them equal, or leave gpus out"
+    if nodes is None and ranks > gpus:
+        note("nodes", ranks // gpus, f"as {ranks} ranks take {gpus} GPUs of each")
+    return Ranks(given.tensor or 1, given.pipeline or 1, given.data or 1, ranks // gpus, gpus)
+
+
+def _stages(nodes: int, note: Note) -> int:
+    """Return a stage for each node: what stages send each other is little beside the sums of a layer's ranks."""
+    if nodes > 1:
+        note("parallelism.pipeline", nodes, f"as there are {nodes} nodes")
+    return nodes
+
+
+def _wrong(ranks: Ranks) -> str:
+    if ranks.total % ranks.nodes:
+        return f"makes {ranks.total} ranks, which {ranks.nodes} nodes cannot have in equal parts: change either"
+    if ranks.nodes > 1 and ranks.data > 1:
+        return f"with {ranks.nodes} nodes {ONE_COPY}"
+    if ranks.per_node > MAX_RANKS:
+        return (
+            f"makes {ranks.per_node} ranks on one node, which has {MAX_RANKS} at most: lower them, or give spec.nodes"
+        )
+    if ranks.nodes > MAX_NODES:
+        return f"takes {ranks.nodes} nodes, and an engine has {MAX_NODES} at most: lower it, or raise resources.gpus"
+    return ""

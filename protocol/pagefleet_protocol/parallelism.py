@@ -1,0 +1,25 @@
+"""Over how many ranks an engine is spread, as people write it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pagefleet_protocol.resource_base import Object
+
+MAX_RANKS = 16
+"""Of an engine on one node: no node has more GPUs."""
+MAX_NODES = 64
+"""Of one engine."""
+
+
+class Parallelism(Object):
+    """Over how many ranks each engine is spread: processes, each with a GPU or its share of the cores."""
+
+    tensor: Annotated[int, Field(ge=1, le=MAX_RANKS * 4)] | None = None
+    """Ranks that compute every layer together, each a part of its heads; default: one for each GPU of a node."""
+    pipeline: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
+    """Stages, each of which has some of the layers; default: one for each node."""
+    data: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
+    """Copies of the model behind one port, each with tensor * pipeline ranks; default 1."""
