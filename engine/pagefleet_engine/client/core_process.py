@@ -16,6 +16,7 @@ from pagefleet_engine.client.child_process import ChildProcess
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import CoreStart
+from pagefleet_engine.ranks.together import TogetherHandles
 
 CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
 
@@ -36,6 +37,9 @@ class Surroundings:
     """Variables by which it sees no devices but its own."""
     num_askers: int = 1
     """API processes."""
+    data_rank: int = 0
+    together: TogetherHandles | None = None
+    """What the data ranks share, if there are several; the first of them closes it."""
 
 
 class CoreProcess:
@@ -63,6 +67,7 @@ class CoreProcess:
         self.config = config
         self._around = around or Surroundings()
         self._child = ChildProcess(command, self._around.devices)
+        self._shared = None if self._around.data_rank else self._around.together
 
     @property
     def pid(self) -> int:
@@ -84,10 +89,13 @@ class CoreProcess:
                     self._around.profiler_dir,
                     self._around.name,
                     self._around.num_askers,
+                    self._around.data_rank,
+                    self._around.together,
                 )
             )
 
-        self._child.start(told, on_exit)
+        together = self._around.together
+        self._child.start(told, on_exit, () if together is None else together.fds)
 
     def exit_status(self) -> str:
         """Say in words how the child ended."""
@@ -97,6 +105,9 @@ class CoreProcess:
         """End the child at once and remove the folder. A second call does nothing."""
         self._child.stop()
         self._private.remove()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
 
 class RunningCore(msgspec.Struct, frozen=True):

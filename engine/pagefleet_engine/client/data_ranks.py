@@ -18,6 +18,7 @@ from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads, usab
 from pagefleet_engine.engine_core.messages import CoreStats, Ready
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.gpu_size import visible_gpus
+from pagefleet_engine.ranks.together import make_together
 
 RANKS_PER_CORE = 8
 """More than anybody has a use for, and fewer than a machine comes to a standstill under."""
@@ -37,8 +38,18 @@ def core_processes(
     all_around = around or Surroundings()
     if len(configs) == 1:
         return [CoreProcess(config, command, all_around)]
+    try:
+        together = make_together(len(configs))
+    except OSError as error:
+        raise ConfigError(
+            f"the data ranks' memory cannot be made ({error}): raise the limits of processes and open files"
+        ) from error
     return [
-        CoreProcess(own, command, replace(all_around, name=f"engine core {rank}", devices=devices[rank]))
+        CoreProcess(
+            own,
+            command,
+            replace(all_around, name=f"engine core {rank}", devices=devices[rank], data_rank=rank, together=together),
+        )
         for rank, own in enumerate(configs)
     ]
 

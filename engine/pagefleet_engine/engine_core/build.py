@@ -20,10 +20,12 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.micro_batches import StepStyle
 from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.core.scheduler import Scheduler
+from pagefleet_engine.engine_core.data_group import DataGroup, data_group
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.kv_shape import LoadedModel, kv_shape
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
+from pagefleet_engine.engine_core.waves import Waves
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.executor.processes import ProcessExecutor
@@ -33,6 +35,7 @@ from pagefleet_engine.loader.memory import free_bytes
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.nodes.leader import SeveralMachines
+from pagefleet_engine.ranks.together import TogetherHandles
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
 from pagefleet_engine.worker.logits_processors import load_processor_kinds
@@ -46,6 +49,8 @@ def build_core(
     times: StartupTimes | None = None,
     cache_events: CacheEvents | None = None,
     identity: EngineIdentity | None = None,
+    together: TogetherHandles | None = None,
+    data_rank: int = 0,
 ) -> tuple[EngineCore, Ready]:
     """Load the model and make its core.
 
@@ -54,6 +59,8 @@ def build_core(
         times: may have counted the imports already.
         cache_events: are told what the prefix cache gains and loses.
         identity: of this start; by default it is of no fleet.
+        together: what the data ranks share, if there are several.
+        data_rank: of this core.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
@@ -66,7 +73,8 @@ def build_core(
         arch = read_arch(folder)
         _check_layers(config, arch)
         processors = load_processor_kinds(config.execution.processor_names)
-    executor = _executor(config, folder, arch, times, identity)
+        group = data_group(config, arch, together, data_rank)
+    executor, waves = _load(config, folder, arch, times, identity, group)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
     kv_cache = KVCache(
@@ -99,19 +107,31 @@ def build_core(
         kv_transfer,
     )
     _log.info("%s", times.describe())
-    return EngineCore(scheduler, executor, limits, name, grammars, processors), ready
+    core = EngineCore(scheduler, executor, limits, name, grammars, processors)
+    if waves is not None:
+        core.step_together(waves)
+    return core, ready
 
 
-def _executor(
-    config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes, identity: EngineIdentity
-) -> InProcessExecutor | ProcessExecutor:
+def _load(
+    config: EngineConfig,
+    folder: Path,
+    arch: ModelArch,
+    times: StartupTimes,
+    identity: EngineIdentity,
+    group: DataGroup | None,
+) -> tuple[InProcessExecutor | ProcessExecutor, Waves | None]:
+    """Load the model, and join the data ranks that step together, if they do."""
     parallel = config.parallel
+    if group is not None:
+        executor = InProcessExecutor(config, folder, arch, times, group.communicators)
+        return executor, group.waves(executor.compute_nothing)
     if parallel.world_size == 1 and not parallel.is_networked:
-        return InProcessExecutor(config, folder, arch, times)
+        return InProcessExecutor(config, folder, arch, times), None
     if parallel.nnodes == 1:
-        return ProcessExecutor(config, folder, arch, times)
+        return ProcessExecutor(config, folder, arch, times), None
     several = partial(SeveralMachines, folder=folder, fleet_key_file=identity.fleet_key_file)
-    return ProcessExecutor(config, folder, arch, times, machines=several)
+    return ProcessExecutor(config, folder, arch, times, machines=several), None
 
 
 def _grammars(config: EngineConfig, folder: Path, arch: ModelArch) -> GrammarCompiler | None:

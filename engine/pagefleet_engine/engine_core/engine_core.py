@@ -21,6 +21,7 @@ from pagefleet_engine.engine_core.admission import ArgumentReader, check_extra_a
 from pagefleet_engine.engine_core.masks import MaskFiller
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput
 from pagefleet_engine.engine_core.step_queue import StepQueue
+from pagefleet_engine.engine_core.waves import Waves
 from pagefleet_engine.engine_core.wire import refusal, to_wire
 from pagefleet_engine.errors import InvalidRequest, QueueFull
 from pagefleet_engine.executor.executor import Executor
@@ -55,6 +56,7 @@ class EngineCore:
         grammars: GrammarSource | None = None,
         readers: Mapping[str, ArgumentReader] = MappingProxyType({}),
     ) -> None:
+        self._waves: Waves | None = None
         self._readers = readers
         self._scheduler = scheduler
         self._executor = executor
@@ -66,6 +68,11 @@ class EngineCore:
         self._stalled = False
         self._transfer_stats: Mapping[str, float] = {}
         self._transfer_stats_due = 0.0
+
+    def step_together(self, waves: Waves) -> None:
+        """From now on step with other data ranks, which cannot go on without this one."""
+        self._waves = waves
+        self._steps = StepQueue(self._executor, fails_alone=False)
 
     @property
     def limits(self) -> ModelLimits:
@@ -79,13 +86,18 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while a request is open or a step is in flight."""
-        return self._scheduler.has_work or len(self._steps) > 0
+        """True while a request is open or a step is in flight, or due as other ranks have one."""
+        return self._scheduler.has_work or len(self._steps) > 0 or self._waits_for_others
 
     @property
     def is_due(self) -> bool:
-        """True while a step is in flight, or a request is open that does not just wait for K/V from elsewhere."""
-        return len(self._steps) > 0 or not self._scheduler.only_parked
+        """True while a step is in flight or due, or a request is open that does not just wait for K/V."""
+        return len(self._steps) > 0 or not self._scheduler.only_parked or self._waits_for_others
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether this rank has to step, as others do."""
+        return self._waves is not None and self._waves.is_due
 
     @property
     def is_stalled(self) -> bool:
@@ -101,9 +113,14 @@ class EngineCore:
     def bells(self) -> Sequence[int]:
         """File descriptors that are readable while there is something for `step` or `settle` to take in.
 
-        They tell of transfers that have ended, of forms that are compiled, and of devices that are gone.
+        They tell of transfers that have ended, of forms that are compiled, of ranks that step, and of devices that are
+        gone.
         """
-        bells = (self._scheduler.connector.bell, None if self._grammars is None else self._grammars.bell)
+        bells = [
+            self._scheduler.connector.bell,
+            None if self._grammars is None else self._grammars.bell,
+            None if self._waves is None else self._waves.bell,
+        ]
         return [*self._executor.bells, *(bell for bell in bells if bell is not None)]
 
     def add(self, message: AddRequest) -> list[RequestOutput]:
@@ -148,14 +165,26 @@ class EngineCore:
             outputs += self.settle()
             plan = self._scheduler.schedule()
             if plan.num_tokens == 0:
+                self._step_empty()
                 break
+            if self._waves is not None:
+                self._waves.begin()
             self._launch(plan)
-        self._stalled = not steps
+            if self._waves is not None:
+                self._waves.stepped(has_work=True)
+        self._stalled = not steps and not self._waits_for_others
         if steps:
             outputs += [to_wire(update) for update in self._scheduler.update(*steps.take())]
             if steps and not steps.is_sampled:
                 self._begin_masks(steps.due)
         return outputs
+
+    def _step_empty(self) -> None:
+        """Take part in what other ranks compute, where nothing of this one is under way."""
+        waves = self._waves
+        if waves is not None and not self._steps and waves.is_due:
+            waves.step_empty()
+            waves.stepped(has_work=not self._scheduler.only_parked)
 
     def _launch(self, plan: StepPlan) -> None:
         """Launch a step, and begin to fill its masks where all tokens before it are known.

@@ -48,6 +48,7 @@ from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core, socket_address
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelLoadError, ProfileRefused
+from pagefleet_engine.ranks.together import TogetherHandles
 from pagefleet_engine.startup import StartupTimes
 
 IDLE_WAIT_S = 1.0
@@ -79,6 +80,9 @@ class CoreStart(msgspec.Struct, frozen=True):
     """In the log."""
     num_askers: int = 1
     """API processes."""
+    data_rank: int = 0
+    together: TogetherHandles | None = None
+    """What the data ranks share, if there are several."""
 
 
 BuildCore = Callable[[CoreStart, CacheEvents | None, StartupTimes], tuple[EngineCore, Ready]]
@@ -265,7 +269,8 @@ def run_core(build: BuildCore) -> int:
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoreStart)
     set_up_logging(start.name, "pagefleet_engine", "pagefleet_kv")
-    os.set_inheritable(start.sentinel, False)
+    for fd in (start.sentinel, *(() if start.together is None else start.together.fds)):
+        os.set_inheritable(fd, False)
     folder = Path(start.folder)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     progress = ProgressWriter(folder / "progress")
@@ -327,7 +332,7 @@ def _import_and_build(
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
 
     identity = EngineIdentity(start.incarnation, start.fleet_key_file)
-    return build_core(start.config, times, cache_events, identity)
+    return build_core(start.config, times, cache_events, identity, start.together, start.data_rank)
 
 
 if __name__ == "__main__":

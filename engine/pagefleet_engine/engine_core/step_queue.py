@@ -48,11 +48,16 @@ class _Launched:
 class StepQueue:
     """At most `executor.max_in_flight` steps.
 
+    Args:
+        executor: of the steps.
+        fails_alone: whether a launch that fails keeps nobody waiting but its own requests; else it is the engine's end.
+
     Attributes:
         num_out_of_memory: steps that ran out of memory, in all.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, *, fails_alone: bool = True) -> None:
+        self._fails_alone = fails_alone
         self.num_out_of_memory = 0
         self._executor = executor
         self._due = 0 if executor.num_stages == 1 else -1
@@ -73,11 +78,17 @@ class StepQueue:
         return not steps or (steps[-1].is_sampled and not isinstance(steps[-1].pending, _Failed))
 
     def launch(self, plan: StepPlan) -> None:
-        """Start a step; a failure shows when it is taken, so that results keep their order."""
+        """Start a step; a failure shows when it is taken, so that results keep their order.
+
+        Raises:
+            EngineDead: it failed, and others wait for it.
+        """
         pending: PendingStep
         try:
             pending = self._executor.launch(plan)
         except Exception as error:  # whatever a device may raise, the other requests must go on
+            if not self._fails_alone:
+                raise EngineDead(f"a step failed that others compute too: {type(error).__name__}: {error}") from error
             pending = _Failed(error)
         self._steps.append(_Launched(plan, pending, self._in_doubt, not plan.masked))
 

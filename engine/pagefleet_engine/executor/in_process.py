@@ -11,6 +11,7 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.worker import Worker
 
@@ -18,14 +19,21 @@ from pagefleet_engine.worker.worker import Worker
 class InProcessExecutor:
     """Implements `Executor` over one `Worker`."""
 
-    def __init__(self, config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path,
+        arch: ModelArch,
+        times: StartupTimes | None = None,
+        communicators: Communicators | None = None,
+    ) -> None:
         """Load the model; takes as long as that takes, and `times` learns what took it.
 
         Raises:
             ModelLoadError: the weights cannot be loaded.
             ConfigError: the settings do not fit the model or the device.
         """
-        self._worker: Worker | None = Worker(config, folder, arch, times)
+        self._worker: Worker | None = Worker(config, folder, arch, times, communicators)
         size, groups = self._worker.cache, self._worker.kv_groups
         self._cache = CacheFacts(size.num_blocks, size.block_size, size.bytes_per_block, groups)
         self._max_in_flight = self._worker.max_in_flight
@@ -68,6 +76,11 @@ class InProcessExecutor:
         """See Executor."""
         assert self._worker is not None, "launch after shutdown"
         return self._worker.launch(plan)
+
+    def compute_nothing(self) -> None:
+        """Take part in a step without tokens, as one of the data ranks that step together."""
+        assert self._worker is not None, "a step after shutdown"
+        self._worker.compute_nothing()
 
     @property
     def bells(self) -> Sequence[int]:

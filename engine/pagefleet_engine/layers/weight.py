@@ -42,6 +42,8 @@ class Placement:
     """For torch.compile: nothing but torch's own operations, on matrices as they are. Not together with kernels."""
     tensor: RankGroup = field(default_factory=Alone)
     """The ranks that layers are divided among."""
+    data: RankGroup = field(default_factory=Alone)
+    """The copies of the model that step together, see `ModelArch.steps_together`."""
     layers: range | None = None
     """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
     machine: RankGroup | None = None

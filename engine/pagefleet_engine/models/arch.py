@@ -74,6 +74,8 @@ class ModelArch:
     """Multiplies the embedding's rows."""
     unused_weights: tuple[str, ...] = ()
     """Beginnings of the names of tensors that the checkpoint has and the model does not need."""
+    steps_together: bool = False
+    """Whether layers exchange something among the data ranks, so that all of them compute each step."""
     quantization: Quantization | None = None
     """Which of the checkpoint's matrices are stored in eight bits."""
 

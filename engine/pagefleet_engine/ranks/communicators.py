@@ -17,6 +17,8 @@ class Communicators:
     """Which part of the model it has."""
     tensor: RankGroup = field(default_factory=Alone)
     """The ranks that each layer of its stage is divided among."""
+    data: RankGroup = field(default_factory=Alone)
+    """The copies of the model that step together, where its layers exchange something among them."""
     links: StageLinks = field(default_factory=StageLinks)
     """Its neighbours in the pipeline."""
     world: RankGroup | None = None

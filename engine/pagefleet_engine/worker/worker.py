@@ -27,6 +27,7 @@ from pagefleet_engine.worker.device import (
     resolve_device,
     set_num_threads,
 )
+from pagefleet_engine.worker.empty_step import compute_nothing
 from pagefleet_engine.worker.kv_pages import make_kv_pages
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -151,6 +152,10 @@ class Worker:
             torch.cuda.empty_cache()
         raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {reason}")
 
+    def compute_nothing(self) -> None:
+        """Take part in a step without tokens, as one of the data ranks that step together."""
+        compute_nothing(self._model, self._device)
+
     def give_up(self, plan: StepPlan) -> None:
         """Let other stages of the pipeline go on after a plan whose launch failed here."""
         self._runner.give_up(plan)
@@ -181,6 +186,7 @@ class Worker:
             tensor=self._communicators.tensor,
             layers=None if self._part.num_stages == 1 else self._layers,
             machine=self._communicators.everyone,
+            data=self._communicators.data,
         )
 
     def _compiled(self, model: Model) -> Model:
@@ -210,12 +216,12 @@ class Worker:
         return self._common(size)
 
     def _common(self, size: KVCacheSize) -> KVCacheSize:
-        """The pool that every rank has room for."""
-        ranks = self._communicators.everyone
-        if ranks.size == 1:
+        """The pool that every rank has room for; data ranks that step together have the same, and warm up alike."""
+        ranks, data = self._communicators.everyone, self._communicators.data
+        if ranks.size == data.size == 1:
             return size
         both = torch.tensor([size.num_blocks, size.max_model_len], device=self._device)
-        num_blocks, longest = ranks.all_reduce(both, "min").tolist()
+        num_blocks, longest = data.all_reduce(ranks.all_reduce(both, "min"), "min").tolist()
         per_request = self._needs.blocks(longest)
         return replace(size, num_blocks=num_blocks, max_model_len=longest, blocks_per_request=per_request)
 

@@ -1,0 +1,96 @@
+"""Real core processes whose model steps together over data ranks: the tokens of one rank, and no hang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.client.core_process import CORE_COMMAND
+from pagefleet_engine.client.stream import Generation
+from pagefleet_engine.errors import ConfigError, EngineDead
+from pagefleet_engine.settings import engine_config
+from pagefleet_protocol.sampling_params import SamplingParams
+
+from tests.engine.client.test_async_client import ROOT, TOKENIZER, eventually, run
+
+pytestmark = pytest.mark.fleet
+
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path.insert(0, sys.argv[1]); from tests.fakes import together_model; "
+    "sys.exit(together_model.run())",
+    str(ROOT),
+)
+
+
+async def start(ranks: int, command: tuple[str, ...] = COMMAND, **settings: object) -> AsyncEngineClient:
+    given = {"model": "builtin://tiny", "device": "cpu", "dtype": "float32", "num_kv_blocks": 256, "num_threads": 1}
+    config = engine_config({**given, "data_parallel_size": ranks, **settings})
+    return await AsyncEngineClient.start(config, TOKENIZER, None, command)
+
+
+async def tokens(client: AsyncEngineClient, number: int, max_tokens: int = 12) -> list[int]:
+    prompt = [(7 * number + place) % 250 for place in range(3 + 5 * (number % 4))]
+    asked = Generation(f"r{number}", [prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+    return [token async for _, chunk in client.generate(asked) for token in chunk.token_ids]
+
+
+async def all_tokens(client: AsyncEngineClient) -> list[list[int]]:
+    """One alone, twelve at once, and one after a rest: some ranks have nothing, then all have something."""
+    first = await tokens(client, 0, 40)
+    several = await asyncio.gather(*(tokens(client, number, 4 + 9 * (number % 3)) for number in range(12)))
+    await eventually(lambda: client.stats is not None and not client.stats.requests_running)
+    return [first, *several, await tokens(client, 5)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_tokens_are_those_of_one_rank(ranks: int) -> None:
+    async def test() -> None:
+        alone = await start(1, CORE_COMMAND)
+        expected = await all_tokens(alone)
+        await alone.close()
+        together = await start(ranks)
+        assert await all_tokens(together) == expected
+        told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
+        assert len(told) == ranks, "each rank computed some"
+        await together.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_in_a_wave_ends_all(how: signal.Signals) -> None:
+    async def test() -> None:
+        client = await start(2)
+        running = asyncio.create_task(tokens(client, 0, 2000))
+        await eventually(lambda: client.stats is not None and client.stats.steps > 20)
+        stats = client.rank_stats
+        busy = next(rank for rank in range(2) if (told := stats[rank]) is not None and told.requests_running)
+        os.kill(client.core_pids[1 - busy], how)
+        with pytest.raises(EngineDead):
+            await running
+        await client.close()
+
+    run(test)
+
+
+def test_a_rank_alone_waits_for_nobody() -> None:
+    async def test() -> None:
+        client = await start(1)
+        assert len(await tokens(client, 0)) == 12
+        await client.close()
+
+    run(test)
+
+
+def test_tensor_ranks_that_would_have_to_step_together_are_refused() -> None:
+    async def test() -> None:
+        with pytest.raises(ConfigError, match="step together, and each is one process: leave tensor and pipeline"):
+            await start(2, tensor_parallel_size=2)
+
+    run(test)

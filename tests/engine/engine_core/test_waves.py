@@ -1,0 +1,190 @@
+"""Data ranks that step together: nobody steps alone, nobody is waited for in vain, no request is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.engine_core.data_group import DataGroup
+from pagefleet_engine.engine_core.engine_core import EngineCore
+from pagefleet_engine.engine_core.messages import AddRequest
+from pagefleet_engine.engine_core.waves import AGREE_EVERY, Waves
+from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.ranks.doorbell import Doorbell
+from pagefleet_engine.ranks.group import RankGroup
+from pagefleet_engine.ranks.together import TogetherHandles, make_together
+from pagefleet_protocol.sampling_params import SamplingParams
+
+from tests.fakes.scripted_core import scripted_core
+
+NUM_STEPS = 10_000
+
+
+@contextlib.contextmanager
+def shared(size: int) -> Iterator[TogetherHandles]:
+    handles = make_together(size)
+    try:
+        yield handles
+    finally:
+        handles.close()
+
+
+class Rank:
+    """A real core over a scripted worker, whose every step meets those of the other ranks."""
+
+    def __init__(self, handles: TogetherHandles, index: int) -> None:
+        group = DataGroup(handles, index)
+        self.index = index
+        self.random = random.Random(index)
+        self.steps = 0
+        self.open: set[str] = set()
+        self.num_asked = 0
+        self.error: Exception | None = None
+        self.bell = Doorbell(handles.bells[index])
+        self._group: RankGroup = group.communicators.data
+        scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32)
+        config = EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler)
+        self.core: EngineCore = scripted_core(config, self._meet_in_step)
+        self.waves: Waves = group.waves(self._meet)
+        self.core.step_together(self.waves)
+
+    def _meet_in_step(self, plan: StepPlan) -> None:
+        assert plan.num_tokens
+        self._meet()
+
+    def _meet(self) -> None:
+        """What the layers exchange: all must be at the same step."""
+        self.steps += 1
+        at = torch.tensor([self.steps, -self.steps])
+        self._group.all_reduce(at, "max")
+        assert at.tolist() == [self.steps, -self.steps], "the ranks are at different steps"
+
+    def ask(self) -> None:
+        self.num_asked += 1
+        request_id = f"{self.index}.{self.num_asked}"
+        sampling = SamplingParams(max_tokens=self.random.choice((1, 2, 40)), ignore_eos=True)
+        prompt = [self.random.randrange(200) for _ in range(self.random.choice((1, 5, 70)))]
+        self.open.add(request_id)
+        assert not self.core.add(AddRequest(request_id, prompt, sampling, ()))
+
+    def turn(self) -> None:
+        """What the core's loop does."""
+        if not self.core.has_work:
+            self.bell.wait(0.002)
+            return
+        for output in self.core.step():
+            if output.finish_reason is not None:
+                assert output.finish_reason == "length"
+                self.open.remove(output.request_id)
+
+
+def run(ranks: list[Rank], script: str) -> None:
+    """Run each in a thread, with requests that come at any moment, until all is answered and still."""
+    still = [threading.Event() for _ in ranks]
+
+    def live(rank: Rank) -> None:
+        try:
+            while rank.steps < NUM_STEPS:
+                busy = rank.core.has_work
+                if rank.random.random() < (0.05 if busy else 0.3) and (script == "all" or rank.index == 0):
+                    rank.ask()
+                rank.turn()
+            while not all(event.is_set() for event in still):
+                rank.turn()
+                if not rank.open and not rank.core.has_work:
+                    still[rank.index].set()
+        except Exception as error:
+            rank.error = error
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+        assert not thread.is_alive(), "the ranks wait for each other for ever"
+
+
+@pytest.mark.parametrize("script", ["all", "one"])
+def test_ten_thousand_steps_with_ranks_that_have_nothing(script: str) -> None:
+    with shared(3) as handles:
+        ranks = [Rank(handles, index) for index in range(3)]
+        run(ranks, script)
+        assert [rank.error for rank in ranks] == [None] * 3
+        assert not any(rank.open for rank in ranks)
+        assert len({rank.steps for rank in ranks}) == 1
+        assert ranks[0].num_asked > 100
+        empty = [rank.waves.num_empty for rank in ranks]
+        assert all(empty)
+        if script == "one":
+            assert empty[1] == empty[2] == ranks[1].steps
+
+
+def test_a_rank_that_dies_in_a_wave_ends_those_that_wait_for_it() -> None:
+    with shared(2) as handles:
+        ranks = [Rank(handles, index) for index in range(2)]
+        for rank in ranks:
+            rank._group.patience_s = 0.2  # type: ignore[attr-defined]
+        ranks[0].ask()
+        one_turn = threading.Thread(target=ranks[1].turn)
+        one_turn.start()
+        with pytest.raises(EngineDead, match=r"others compute too: RuntimeError: waited 0\.2 s for rank 1"):
+            repeat(ranks[0].turn)
+        one_turn.join(60)
+        with pytest.raises(EngineDead, match=r"data rank 1 lost the step of the others: waited 0\.2 s for rank 0"):
+            repeat(ranks[1].waves.step_empty)
+
+
+def repeat(step: Callable[[], None]) -> None:
+    for _ in range(2 * AGREE_EVERY):
+        step()
+
+
+class Board:
+    """Calls of one rank, and of others that the test plays."""
+
+    bell = -1
+
+    def __init__(self) -> None:
+        self.others = 0
+        self.called: list[int] = []
+
+    def call(self, wave: int) -> None:
+        self.called.append(wave)
+
+    def newest(self) -> int:
+        return max([self.others, *self.called])
+
+
+def test_a_wave_ends_where_all_have_run_dry_and_a_call_begins_the_next() -> None:
+    board, asked, empty = Board(), list[bool](), list[int]()
+    others_have_work = [True, False, False]
+
+    def agree(has_work: bool) -> bool:
+        asked.append(has_work)
+        return has_work or others_have_work.pop(0)
+
+    waves = Waves(board, agree, lambda: empty.append(1))
+    assert [waves.is_due] == [False]
+    board.others = 1
+    due = []
+    for _ in range(2 * AGREE_EVERY):
+        due.append(waves.is_due)
+        waves.step_empty()
+        waves.stepped(has_work=False)
+    assert all(due)
+    assert asked == [False, False]
+    assert [waves.is_due] == [False]
+    waves.begin()
+    waves.stepped(has_work=True)
+    assert board.called == [2]
+    for _ in range(AGREE_EVERY - 1):
+        waves.step_empty()
+        waves.stepped(has_work=False)
+    assert not waves.is_due
+    assert waves.num_empty == len(empty) == 3 * AGREE_EVERY - 1
