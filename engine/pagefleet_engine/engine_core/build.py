@@ -27,6 +27,7 @@ from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.engine_core.waves import Waves
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
@@ -77,14 +78,7 @@ def build_core(
     executor, waves = _load(config, folder, arch, times, identity, group)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
-    kv_cache = KVCache(
-        cache.num_blocks,
-        cache.block_size,
-        config.cache.enable_prefix_caching,
-        cache.kv_groups,
-        config.scheduler.max_num_batched_tokens,
-        cache_events,
-    )
+    kv_cache = _kv_cache(config, cache, cache_events)
     name = served_names(config.model.model, config.model.served_model_name)[0]
     model = LoadedModel(folder, arch, name, executor.dtype, executor.cache_dtype, executor.context_length)
     connector, kv_transfer = _connect(config, executor, model, identity)
@@ -111,6 +105,17 @@ def build_core(
     if waves is not None:
         core.step_together(waves)
     return core, ready
+
+
+def _kv_cache(config: EngineConfig, cache: CacheFacts, events: CacheEvents | None) -> KVCache:
+    return KVCache(
+        cache.num_blocks,
+        cache.block_size,
+        config.cache.enable_prefix_caching,
+        cache.kv_groups,
+        config.scheduler.max_num_batched_tokens,
+        events,
+    )
 
 
 def _load(
