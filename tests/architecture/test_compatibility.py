@@ -28,7 +28,7 @@ CAPABILITIES = {
     "Structured output", "Tools", "Thoughts and their budget", "Beam search", "Log-probabilities", "`n`", "`seed`",
     "Stop strings", "Logits processors", "Prefix cache", "Preemption", "Chunked prefill", "Prefill and decode apart",
     "K/V in host memory and on disk", "K/V in a shared folder", "KV events", "Quantization", "Windows (Gemma, Mistral)",
-    "Speculative decoding", "Tensor ranks", "Behind a gateway, as endpoint picker",
+    "Speculative decoding", "Tensor ranks", "Pipeline stages", "Behind a gateway, as endpoint picker",
 }  # fmt: skip
 """That each have a row at least."""
 WORKS = re.compile(r"\[works\]\[(test_\w+)\]")
@@ -110,6 +110,11 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
     ("Tensor ranks with torch.compile", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2, compile=True),
     **dict.fromkeys(
         product(["Tensor ranks with torch.compile"], (SERVER, SERVICE)), lambda _: serve(MODEL, "-tp", "2", "--compile")
+    ),
+    ("Pipeline stages with torch.compile", OFFLINE): lambda _: LLM(MODEL, pipeline_parallel_size=2, compile=True),
+    **dict.fromkeys(
+        product(["Pipeline stages with torch.compile"], (SERVER, SERVICE)),
+        lambda _: serve(MODEL, "-pp", "2", "--compile"),
     ),
     ("Behind a gateway, with prefill and decode apart", SERVICE): lambda _: parse_inference_service(
         service_document(disaggregation={}, router={"inferencePool": {}})

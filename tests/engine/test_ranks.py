@@ -1,4 +1,4 @@
-"""A real model over two rank processes: offline, and served."""
+"""A real model over rank processes, tensor ranks and stages: offline, and served."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ PROMPTS = {
     "What is pagefleet?": SamplingParams(temperature=0, max_tokens=24, logprobs=2),
     "Tell me a story": SamplingParams(temperature=1, seed=3, max_tokens=24, ignore_eos=True),
     "Give me JSON": SamplingParams(temperature=1, seed=4, max_tokens=24, structured_outputs=FORM),
+    "Once": SamplingParams(
+        temperature=1, seed=5, top_k=20, repetition_penalty=1.2, max_tokens=24, prompt_logprobs=2, stop=["e t"]
+    ),
 }
 
 
-def answers(ranks: int) -> list[tuple[int, ...]]:
-    llm = LLM("builtin://tiny", tensor_parallel_size=ranks, **SETTINGS)
+def answers(ranks: int, stages: int = 1) -> list[tuple[int, ...]]:
+    llm = LLM("builtin://tiny", tensor_parallel_size=ranks, pipeline_parallel_size=stages, **SETTINGS)
     try:
         told = llm.generate(list(PROMPTS), list(PROMPTS.values()), use_tqdm=False)
         return [tuple(one.outputs[0].token_ids) for one in told]
@@ -48,6 +51,13 @@ def alone() -> list[tuple[int, ...]]:
 def test_an_llm_over_ranks(alone: list[tuple[int, ...]]) -> None:
     before = child_pids(os.getpid())  # of tests that ran in this process
     assert answers(2) == alone
+    assert set(child_pids(os.getpid())) <= set(before)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_llm_in_stages(alone: list[tuple[int, ...]], ranks: int) -> None:
+    before = child_pids(os.getpid())
+    assert answers(ranks, stages=2) == alone
     assert set(child_pids(os.getpid())) <= set(before)
 
 
@@ -71,10 +81,20 @@ class Stream(threading.Thread):
         self.ended_at = time.monotonic()
 
 
-@pytest.fixture
-def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+@pytest.fixture(params=["-tp", "-pp"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], str]]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
-    command = [sys.executable, "-m", "pagefleet_engine.cli", "builtin://tiny", "-tp", "2", "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "pagefleet_engine.cli",
+        "builtin://tiny",
+        request.param,
+        "2",
+        "--port",
+        "0",
+        *flags,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     log = []

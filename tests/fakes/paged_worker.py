@@ -260,6 +260,27 @@ class PagedWorker:
         return row.tables[group][position // self._block_size], position % self._block_size
 
 
+class FirstStage:
+    """Knows the tokens that plans tell, as it samples none, and fails the test where one is missing."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[int]] = {}
+
+    def execute(self, plan: StepPlan) -> None:
+        """Take the plan's difference in."""
+        for request_id in plan.removed:
+            del self._known[request_id]
+        for new in plan.new:
+            self._known[new.request_id] = list(new.token_ids)
+        for told in (plan.sampled, plan.told):
+            for request_id, token_ids in told.items():
+                self._known[request_id] += token_ids
+        for row in plan.rows:
+            end = row.num_computed_tokens + row.num_new_tokens
+            assert end <= len(self._known[row.request_id])
+            assert row.samples == (end == len(self._known[row.request_id]))
+
+
 class ToldCache:
     """What a listener believes to be cached; fails the test when it is told what it knows already."""
 
@@ -324,6 +345,7 @@ class FakeEngine:
         max_in_flight: int = 1,
         windows: Sequence[int | None] = (None,),
         cascade: bool = False,
+        num_stages: int = 1,
         connector: KVConnector | None = None,
     ) -> None:
         config = config or SchedulerConfig()
@@ -338,7 +360,7 @@ class FakeEngine:
             self.kv_cache,
             limits,
             clock=lambda: self.now,
-            style=StepStyle(cascade),
+            style=StepStyle(cascade, num_stages),
             suppliers=Suppliers(connector, TrieSource()),
         )
         self.worker = PagedWorker(block_size, self.scheduler.max_model_len, groups)
@@ -348,6 +370,8 @@ class FakeEngine:
         """Steps that have no masked rows, or had them sampled."""
         self.outcomes: dict[str, Outcome] = {}
         self.plans: list[StepPlan] = []
+        self.first_stage = None if num_stages == 1 else FirstStage()
+        self._due = 0 if num_stages == 1 else -1
 
     def add(
         self,
@@ -387,14 +411,19 @@ class FakeEngine:
         self.scheduler.check_integrity()
         if plan.num_tokens > 0:
             self.plans.append(plan)
+            if self.first_stage is not None:
+                self.first_stage.execute(plan)
             self.in_flight.append((plan, self.worker.execute(plan)))
             if not plan.masked:
                 self._sampled.add(plan.step_id)
         return plan
 
     def sample_masked(self) -> None:
-        """Sample the masked rows of the oldest step; some have no mask in time, and some need none to be known."""
-        plan, result = self.in_flight[0]
+        """Sample the masked rows of the oldest step, of a pipeline of the newest.
+
+        Some have no mask in time, and some need none to be known.
+        """
+        plan, result = self.in_flight[self._due]
         if plan.step_id in self._sampled:
             return
         self._sampled.add(plan.step_id)

@@ -71,7 +71,7 @@ events = st.lists(
     max_size=30,
 )
 engines = st.builds(
-    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows, cascade: FakeEngine(
+    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows, cascade, piped: FakeEngine(
         num_blocks * len(group_layers(windows)),
         block_size,
         SchedulerConfig(
@@ -86,6 +86,7 @@ engines = st.builds(
         max_in_flight=depth,
         windows=windows,
         cascade=cascade,
+        num_stages=depth if piped else 1,
     ),
     st.integers(2, 24),
     st.integers(1, 8),
@@ -96,6 +97,7 @@ engines = st.builds(
     st.sampled_from([True, True, True, False]),
     st.sampled_from([2, 1, 3]),
     st.sampled_from(WINDOWS),
+    st.booleans(),
     st.booleans(),
 )
 

@@ -37,16 +37,19 @@ HOST = os.uname().nodename
 Start = Callable[..., ProcessExecutor]
 
 
-def config_of(model: str, size: int) -> EngineConfig:
-    return EngineConfig(model=ModelConfig(model=model, device="cpu"), parallel=Parallelism(tensor_parallel_size=size))
+def config_of(model: str, size: int, stages: int = 1) -> EngineConfig:
+    parallel = Parallelism(tensor_parallel_size=size, pipeline_parallel_size=stages)
+    return EngineConfig(model=ModelConfig(model=model, device="cpu"), parallel=parallel)
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     begun: list[ProcessExecutor] = []
 
-    def start(model: str = "fake", size: int = 2, times: StartupTimes | None = None) -> ProcessExecutor:
-        begun.append(ProcessExecutor(config_of(model, size), Path("/m"), llama_arch(), times, COMMAND))
+    def start(
+        model: str = "fake", size: int = 2, times: StartupTimes | None = None, stages: int = 1
+    ) -> ProcessExecutor:
+        begun.append(ProcessExecutor(config_of(model, size, stages), Path("/m"), llama_arch(), times, COMMAND))
         return begun[-1]
 
     yield start
@@ -207,6 +210,31 @@ def test_a_rank_that_has_no_room_while_others_wait_for_it_is_named_at_once(
     says = rf"rank 1 on {HOST} could not compute .*\(StepOutOfMemory: no room\): lower --gpu-memory-utilization or "
     with pytest.raises(EngineDead, match=says):
         step.result()
+    assert are_gone(executor)
+
+
+def test_stages_tell_unasked_and_a_stage_that_fails_ends_its_step_alone(start: Start) -> None:
+    """The fakes of all stages sample; of the first one's failure the last one knows nothing."""
+    executor = start(size=1, stages=2)
+    steps = [executor.launch(plan(0, "a")), executor.launch(plan(1, "raise-0")), executor.launch(plan(2, "oom-1"))]
+    assert steps[0].result().sampled == [[6]]
+    with pytest.raises(RuntimeError, match=r"rank 0 on .*: ValueError: a bad step"):
+        steps[1].result()
+    with pytest.raises(StepOutOfMemory, match="no room"):
+        steps[2].result()
+    masked = executor.launch(plan(3, "b", masked=(0,)))
+    allowed = np.zeros((1, 4), dtype=np.int32)
+    allowed[0, 0] = 1 << 9
+    masked.sample(StepMasks([0], allowed))
+    assert masked.result().sampled == [[9]]
+
+
+@pytest.mark.parametrize("fault", ["raise-0", "raise-2"])
+def test_a_step_that_fails_on_one_rank_of_a_stage_ends_all(start: Start, fault: str) -> None:
+    executor = start(size=2, stages=2)
+    step = executor.launch(plan(0, fault))
+    with pytest.raises(EngineDead, match=f"rank {fault[-1]} on .* could not compute a step that others could"):
+        end_of(executor, step)
     assert are_gone(executor)
 
 
