@@ -28,7 +28,7 @@ PROMPTS = {
     "Tell me a story": SamplingParams(temperature=1, seed=3, max_tokens=24, ignore_eos=True),
     "Give me JSON": SamplingParams(temperature=1, seed=4, max_tokens=24, structured_outputs=FORM),
     "Once": SamplingParams(
-        temperature=1, seed=5, top_k=20, repetition_penalty=1.2, max_tokens=24, prompt_logprobs=2, stop=["e t"]
+        temperature=1, seed=5, top_k=20, repetition_penalty=1.2, max_tokens=24, prompt_logprobs=2, stop=("e t",)
     ),
 }
 
