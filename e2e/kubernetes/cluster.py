@@ -47,6 +47,10 @@ class Cluster:
         )
         return dict(found.to_dict())
 
+    def create(self, document: Document, namespace: str | None = None) -> None:
+        """Make a new object; raises ApiException with status 409 where there is one of that name."""
+        self._resource(document["apiVersion"], document["kind"]).create(body=dict(document), namespace=namespace)
+
     def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """Return an object, or None."""
         try:

@@ -23,54 +23,6 @@ LEADER_NAME, LEADER_UID = f"{PREFIX}/leader-name", f"{PREFIX}/leader-uid"
 """The second stands for the chain of owners: of a pod that follows, its StatefulSet, and of that the leader."""
 EXCLUSIVE = f"{PREFIX}/exclusive-topology"
 API_VERSION = "leaderworkerset.x-k8s.io/v1"
-DEFINITION: Body = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "leaderworkersets.leaderworkerset.x-k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "unapproved, as this is an emulation for tests"},
-    },
-    "spec": {
-        "group": "leaderworkerset.x-k8s.io",
-        "names": {
-            "kind": "LeaderWorkerSet",
-            "listKind": "LeaderWorkerSetList",
-            "plural": "leaderworkersets",
-            "singular": "leaderworkerset",
-            "shortNames": ["lws"],
-        },
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "x-kubernetes-preserve-unknown-fields": True,
-                                "properties": {"replicas": {"type": "integer", "minimum": 0, "default": 1}},
-                            },
-                            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                        },
-                    }
-                },
-                "subresources": {
-                    "status": {},
-                    "scale": {
-                        "specReplicasPath": ".spec.replicas",
-                        "statusReplicasPath": ".status.replicas",
-                        "labelSelectorPath": ".status.hpaPodSelector",
-                    },
-                },
-            }
-        ],
-    },
-}
-"""Of the resource, with a schema that takes anything in spec and status."""
 
 
 @dataclass(frozen=True, slots=True)

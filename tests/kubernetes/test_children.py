@@ -11,7 +11,9 @@ import pytest
 from pagefleet_operator.plan.observed import Child
 from pagefleet_operator.render.drift import differences
 
-from tests.fakes.kube_control_plane import apply
+from tests.fakes import leader_worker_set_definition
+from tests.fakes.kube_control_plane import apply, wait_until
+from tests.kubernetes.conftest import CRD_PATH, is_established
 from tests.operator.render.service_table import TABLE, by_key
 
 ABSENT_KINDS = frozenset({"HTTPRoute", "InferencePool", "ServiceMonitor"})
@@ -22,6 +24,7 @@ PATHS: Mapping[str, str] = {
     "Service": "/api/v1/{}/services",
     "PersistentVolumeClaim": "/api/v1/{}/persistentvolumeclaims",
     "Deployment": "/apis/apps/v1/{}/deployments",
+    "LeaderWorkerSet": "/apis/leaderworkerset.x-k8s.io/v1/{}/leaderworkersets",
     "Job": "/apis/batch/v1/{}/jobs",
     "Role": "/apis/rbac.authorization.k8s.io/v1/{}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/{}/rolebindings",
@@ -46,8 +49,19 @@ def restricted(admin: httpx.Client, namespace: str) -> str:
     return namespace
 
 
+@pytest.fixture(scope="module")
+def groups(admin: httpx.Client) -> Iterator[None]:
+    """LeaderWorkerSets, which the API server knows meanwhile."""
+    path = f"{CRD_PATH}/{leader_worker_set_definition.NAME}"
+    apply(admin, path, leader_worker_set_definition.definition()).raise_for_status()
+    wait_until(lambda: is_established(admin, leader_worker_set_definition.NAME))
+    yield
+    admin.delete(path)
+    wait_until(lambda: admin.get(path).status_code == 404)
+
+
 @pytest.fixture
-def owner(admin: httpx.Client, established: tuple[str, ...], restricted: str) -> str:
+def owner(admin: httpx.Client, established: tuple[str, ...], restricted: str, groups: None) -> str:
     """The uid of an InferenceService; without one, its children are collected as garbage."""
     assert established
     body = {
@@ -92,6 +106,9 @@ def pods(name: str, namespace: str, uid: str) -> Iterator[tuple[str, dict[str, A
     for child in replace(TABLE[name], namespace=namespace, uid=uid).wanted():
         if child["kind"] in ("Deployment", "Job"):
             yield child["metadata"]["name"], child["spec"]["template"]
+        elif child["kind"] == "LeaderWorkerSet":
+            for part in ("leaderTemplate", "workerTemplate"):
+                yield f"{child['metadata']['name']}-{part.lower()}", child["spec"]["leaderWorkerTemplate"][part]
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +116,7 @@ def classes(admin: httpx.Client) -> None:
     """What a case's podTemplate and its profile name: pods of a class that does not exist are refused."""
     for path, body in (
         ("scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "prompts"}, "value": 10}),
+        ("scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "large"}, "value": 10}),
         ("node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "nvidia"}, "handler": "nvidia"}),
     ):
         answer = admin.post(f"/apis/{path}", json=body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,9 +15,11 @@ from pagefleet_operator.plan.verdict import Trouble, quoted
 
 _COMES_WITHIN = timedelta(seconds=30)
 """So soon after what makes it, a pod is there."""
-_ANEW_LATELY = timedelta(minutes=10)
+_COMES_BACK_WITHIN = timedelta(minutes=2)
+"""A leader that is made later than this was made for another reason: a new revision, another number of engines."""
 _ANEW = "RecreateGroup"
 """Event of a LeaderWorkerSet whose group lost a pod, and so all of them."""
+_ANEW_LEADER = re.compile(r"deleted leader pod (\S+) to recreate")
 
 
 def group_troubles(body: Mapping[str, Any], pods: Sequence[PodSeen], log: EventLog, now: datetime) -> Iterator[Trouble]:
@@ -38,8 +41,7 @@ def group_troubles(body: Mapping[str, Any], pods: Sequence[PodSeen], log: EventL
     for leader, place in leaders:
         have = {other.node for _, other in mine if other.group == place.group}
         yield from _missing(leader, place, have, log, (namespace, now))
-    if any(not pod.ready for pod, _ in mine) or len(leaders) < wanted:
-        yield from _made_anew(name, namespace, log, now)
+    yield from _made_anew(name, mine, log, (namespace, now))
 
 
 def _missing(
@@ -66,9 +68,18 @@ def _refused(stateful_set: str, log: EventLog) -> Trouble | None:
     return refused_pods(stateful_set, [text.partition(" failed error: ")[2] or text for text in messages])
 
 
-def _made_anew(name: str, namespace: str, log: EventLog, now: datetime) -> Iterator[Trouble]:
+def _made_anew(
+    name: str, mine: Sequence[tuple[PodSeen, GroupPlace]], log: EventLog, where: tuple[str, datetime]
+) -> Iterator[Trouble]:
     """Yield that a group is on its way again: the pod that failed is gone, and with it what it said."""
-    lately = [one for one in log.about("LeaderWorkerSet", name, _ANEW) if now - one.last_seen < _ANEW_LATELY]
-    if lately:
-        remedy = f"While it runs: kubectl -n {namespace} logs -f -l leaderworkerset.sigs.k8s.io/name={name}"
-        yield Trouble(Reason.CRASH_LOOP, f"a group was made anew: {quoted(lately[0].message)}. {remedy}")
+    namespace, now = where
+    waiting = {place.group for pod, place in mine if not pod.ready}
+    leaders = {pod.name: (pod, place.group) for pod, place in mine if place.node == 0}
+    for event in log.about("LeaderWorkerSet", name, _ANEW):
+        found = _ANEW_LEADER.search(event.message)
+        leader, group = leaders.get(found[1] if found else "", (None, None))
+        since = leader.created if leader and leader.created else now
+        if (leader is None or group in waiting) and since - event.last_seen < _COMES_BACK_WITHIN:
+            remedy = f"While it runs: kubectl -n {namespace} logs -f -l leaderworkerset.sigs.k8s.io/name={name}"
+            yield Trouble(Reason.CRASH_LOOP, f"a group was made anew: {quoted(event.message)}. {remedy}")
+            return

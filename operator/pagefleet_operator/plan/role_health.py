@@ -66,7 +66,16 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
         late=_is_late(body, [pod for pod in live if pod.revision == revision], observed.now),
         troubles=tuple(trouble for _, trouble in troubles),
         new_troubles=tuple(trouble for of, trouble in troubles if of == revision),
+        leaving=_groups_on_their_way([pod for pod in mine if pod.component == "engine"], wanted),
     )
+
+
+def _groups_on_their_way(leaders: Sequence[PodSeen], wanted: int) -> int:
+    """Return how many groups are replaced right now: their number is theirs until a new leader has it."""
+    live = {pod.place.group for pod in leaders if pod.place and not pod.deleting}
+    going = {pod.place.group for pod in leaders if pod.place and pod.deleting}
+    absent = set(range(wanted)) if any(group >= wanted for group in live) else set()
+    return len((going | absent) - live)
 
 
 def see_instances(workload: Workload, instances: Sequence[Instance]) -> RoleSeen:

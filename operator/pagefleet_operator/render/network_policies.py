@@ -151,7 +151,8 @@ def _policy(service: InferenceService, component: Component, rules: Object, role
     spec = {
         "podSelector": {"matchLabels": selector(service.name, component, role)},
         "policyTypes": [name.title() for name in rules],
-        **rules,
+        # The API server drops an empty list, and would take it for a change each time.
+        **{name: rule for name, rule in rules.items() if rule},
     }
     return child_object("networking.k8s.io/v1 NetworkPolicy", service, name, component, spec=spec)
 
