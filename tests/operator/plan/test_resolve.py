@@ -122,7 +122,7 @@ def test_ranks_from_a_profile_may_not_go_with_kv_that_leaves_the_engine(profiled
     assert words in found.message
 
 
-def test_parts_have_ranks_of_their_own() -> None:
+def test_each_part_has_ranks_of_its_own() -> None:
     parts = {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"resources": {"gpus": 1}}}
     whole = service(resources={"gpus": 2}, parallelism={"tensor": 2}, disaggregation=parts)
     found = [resolve(role_view(whole, role), {}, None) for role in PAIR_ROLES]
