@@ -46,7 +46,7 @@ class Partitioned:
 
     def cut(self, is_cut: bool = True) -> None:
         """Let nothing pass between the two, or everything again."""
-        _run("nsenter", "-t", str(self._holder), "-n", "ip", "link", "set", "kv", "down" if is_cut else "up")
+        run("nsenter", "-t", str(self._holder), "-n", "ip", "link", "set", "kv", "down" if is_cut else "up")
 
 
 @contextlib.contextmanager
@@ -83,31 +83,31 @@ def partitioned_pair(folder: Path) -> Iterator[Partitioned]:
 
 def _link(holder: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 10
-    while holder.poll() is None and _namespace(holder.pid) == _namespace(os.getpid()):
+    while holder.poll() is None and namespace_of(holder.pid) == namespace_of(os.getpid()):
         if time.monotonic() > deadline:
             raise NoNamespaces("a namespace takes too long")
         time.sleep(0.01)
     if holder.poll() is not None:
         raise NoNamespaces("unshare -n is not permitted")
     inside = ("nsenter", "-t", str(holder.pid), "-n", "ip")
-    _run(*inside, "link", "set", "lo", "up")
+    run(*inside, "link", "set", "lo", "up")
     for name, here, there in (("http", "198.18.71.1", REQUESTS_HOST), ("kv", "198.18.71.5", KV_HOST)):
         ours = f"pf{name}{holder.pid}"[:15]
-        _run("ip", "link", "add", ours, "type", "veth", "peer", "name", name, "netns", str(holder.pid))
-        _run("ip", "address", "add", f"{here}/30", "dev", ours)
-        _run("ip", "link", "set", ours, "up")
-        _run(*inside, "address", "add", f"{there}/30", "dev", name)
-        _run(*inside, "link", "set", name, "up")
+        run("ip", "link", "add", ours, "type", "veth", "peer", "name", name, "netns", str(holder.pid))
+        run("ip", "address", "add", f"{here}/30", "dev", ours)
+        run("ip", "link", "set", ours, "up")
+        run(*inside, "address", "add", f"{there}/30", "dev", name)
+        run(*inside, "link", "set", name, "up")
 
 
-def _namespace(pid: int) -> str:
+def namespace_of(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError as error:
         raise NoNamespaces(str(error)) from None
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

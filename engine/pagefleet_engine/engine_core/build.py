@@ -36,6 +36,7 @@ from pagefleet_engine.loader.memory import free_bytes
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.nodes.leader import SeveralMachines
+from pagefleet_engine.nodes.ray_actors import RayMachines
 from pagefleet_engine.ranks.together import TogetherHandles
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
@@ -133,6 +134,9 @@ def _load(
         return executor, group.waves(executor.compute_nothing)
     if parallel.world_size == 1 and not parallel.is_networked:
         return InProcessExecutor(config, folder, arch, times), None
+    if parallel.distributed_executor_backend == "ray":
+        machines = partial(RayMachines, folder=folder)
+        return ProcessExecutor(config, folder, arch, times, machines=machines), None
     if parallel.nnodes == 1:
         return ProcessExecutor(config, folder, arch, times), None
     several = partial(SeveralMachines, folder=folder, fleet_key_file=identity.fleet_key_file)

@@ -25,8 +25,6 @@ def refusal_of(hello: Hello, own: EngineConfig) -> str | None:
         theirs = msgspec.msgpack.decode(hello.config, type=EngineConfig)
     except msgspec.DecodeError:
         return "its settings cannot be read by the leader's code: install one version of pagefleet on all nodes"
-    if not 0 < hello.node_rank < own.parallel.nnodes:
-        return f"there are nodes 0 to {own.parallel.nnodes - 1}: give it a --node-rank from 1 on"
     for name, value, expected in differences(theirs, own):
         return f"{name} is {value!r:.80} there, and {expected!r:.80} at the leader: give all nodes the same settings"
     return None

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -82,16 +83,20 @@ class Follower:
     """Runs from `run` on, in one thread; others may call the rest.
 
     Args:
-        config: of the engine; its `node_rank` says which machine this is.
+        config: of the engine.
+        node_rank: which of its machines this is.
         leader: whom it follows.
         command: of a rank's process.
     """
 
-    def __init__(self, config: EngineConfig, leader: LeaderAddress, command: Sequence[str] = RANK_COMMAND) -> None:
+    def __init__(
+        self, config: EngineConfig, node_rank: int, leader: LeaderAddress, command: Sequence[str] = RANK_COMMAND
+    ) -> None:
         self._config = config
+        self._node_rank = node_rank
         self._leader = leader
         self._command = command
-        self._name = f"node {config.parallel.node_rank} on {socket.gethostname()}"
+        self._name = f"node {node_rank} on {socket.gethostname()}"
         self._wake = Doorbell()
         self._posted: deque[Callable[[], None]] = deque()
         self._folder: Path | None = None
@@ -221,7 +226,7 @@ class Follower:
     def _say_hello(self) -> None:
         address = address_towards(self._leader.host, self._leader.port)
         config = msgspec.Raw(msgspec.msgpack.encode(self._config))
-        self._say(Hello(VERSION, self._config.parallel.node_rank, socket.gethostname(), address, config))
+        self._say(Hello(VERSION, self._node_rank, socket.gethostname(), address, config))
         self._address = address
 
     def _present(self, folder: Path) -> None:
@@ -230,13 +235,17 @@ class Follower:
 
     def _tell_present(self) -> None:
         if self._folder is not None and self._is_welcome:
-            self._say(Present(model_digest(self._folder), resolve_device(self._config.model.device).type))
+            try:
+                digest = model_digest(self._folder)
+            except OSError as error:
+                line = f"{self._folder} cannot be read ({error.strerror}): put the model there on every machine"
+                self._fail(ModelLoadError(line))
+            self._say(Present(digest, resolve_device(self._config.model.device).type))
 
     def _start(self, start: Start) -> None:
         config = start.config
-        ranks = config.parallel.ranks_of(self._config.parallel.node_rank)
         try:
-            local = LocalNode(ranks, config, resolve_device(config.model.device), self, self._address)
+            local = LocalNode(range(*start.ranks), config, resolve_device(config.model.device), self, self._address)
             self._local = local
             local.start(str(self._folder), self._command, start.num_threads)
         except ConfigError as error:
@@ -278,7 +287,7 @@ class Follower:
             self._say(Ended(self._local.ranks[0], "was ended with its node"))
         raise _Stopped
 
-    def _fail(self, error: EngineError) -> None:
+    def _fail(self, error: EngineError) -> NoReturn:
         """Tell the leader that this machine cannot do its part, and raise the error."""
         if self._is_welcome:
             self._say(Failed(str(error), isinstance(error, ModelLoadError)))

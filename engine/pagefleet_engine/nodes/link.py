@@ -289,7 +289,7 @@ class NodeLink:
         if not (node.is_present and self._is_begun.is_set()):
             return Still()
         node.is_present = False
-        return Start(self._terms.config, self._terms.num_threads)
+        return Start(self._terms.config, (node.ranks.start, node.ranks.stop), self._terms.num_threads)
 
     def _send_all(self) -> None:
         while self._outbox:
@@ -343,9 +343,11 @@ class NodeLink:
     def _meet(self, peer: bytes, hello: Hello) -> None:
         why = refusal_of(hello, self._terms.config)
         node = self.nodes.get(hello.node_rank)
-        if why is None and (node is None or node.has_come):
-            other = "the leader" if node is None else node.host
-            why = f"node {hello.node_rank} is {other} already: give each node a --node-rank of its own"
+        if why is None and node is None:
+            known = f"{min(self.nodes)} to {max(self.nodes)}"
+            why = f"nodes beside the leader have --node-rank {known}: give it one of these"
+        elif why is None and node is not None and node.has_come:
+            why = f"node {hello.node_rank} is {node.host} already: give each node a --node-rank of its own"
         if why is not None or node is None:
             line = f"node {hello.node_rank} on {hello.host}: {why}"
             if node is not None and not node.has_come:

@@ -88,6 +88,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     config: EngineConfig
     """Of the leader."""
+    ranks: tuple[int, int]
+    """The first one, and the one after the last."""
     num_threads: int
     """Of each rank on a CPU."""
 

@@ -47,7 +47,7 @@ def serve_headless(config: EngineConfig, server: ServerConfig) -> int:
     leader = LeaderAddress(config.parallel.master_addr, config.parallel.master_port, read_key(server.fleet_key_file))
     listener = bind(server.host, server.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, server, Follower(config, leader), listener))
+        return runner.run(_serve(config, server, Follower(config, node, leader), listener))
 
 
 async def _serve(config: EngineConfig, server: ServerConfig, follower: Follower, listener: Listener) -> int:

@@ -16,8 +16,8 @@ PARALLEL = Parallelism(tensor_parallel_size=2, nnodes=2, master_addr="10.0.0.1")
 OWN = EngineConfig(model=ModelConfig(model="/m"), parallel=PARALLEL)
 
 
-def hello(config: EngineConfig = OWN, version: str = VERSION, node_rank: int = 1) -> Hello:
-    return Hello(version, node_rank, "b", "10.0.0.2", msgspec.Raw(msgspec.msgpack.encode(config)))
+def hello(config: EngineConfig = OWN, version: str = VERSION) -> Hello:
+    return Hello(version, 1, "b", "10.0.0.2", msgspec.Raw(msgspec.msgpack.encode(config)))
 
 
 def test_nodes_may_differ_in_what_is_their_own() -> None:
@@ -34,8 +34,6 @@ def test_nodes_may_differ_in_what_is_their_own() -> None:
     ("given", "says"),
     [
         ({"version": "0.0.9"}, f"it runs pagefleet 0.0.9, and the leader {VERSION}: install one version on all nodes"),
-        ({"node_rank": 2}, "there are nodes 0 to 1: give it a --node-rank from 1 on"),
-        ({"node_rank": 0}, "there are nodes 0 to 1: give it a --node-rank from 1 on"),
         (
             {"config": replace(OWN, cache=CacheConfig(block_size=32))},
             "block_size is 32 there, and 16 at the leader: give all nodes the same settings",

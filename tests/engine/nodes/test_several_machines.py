@@ -41,7 +41,7 @@ class Following(threading.Thread):
     def __init__(self, config: EngineConfig, folder: Path, secret: str = SECRET) -> None:
         super().__init__(daemon=True)
         address = LeaderAddress("127.0.0.1", config.parallel.master_port, FleetKey(secret.encode()))
-        self.follower = Follower(config, address, COMMAND)
+        self.follower = Follower(config, config.parallel.node_rank, address, COMMAND)
         self.follower.bring(folder)
         self.error: EngineError | None = None
         self.start()
