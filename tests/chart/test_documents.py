@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
-from pagefleet_protocol.resource_documents import parse_inference_service
+from pagefleet_protocol.resource_documents import parse_inference_profile, parse_inference_service
 
 from tests.fakes.helm_chart import CHART, ROOT, find, render
 from tests.fakes.pod_security import violations
@@ -46,6 +46,9 @@ def test_pieces_of_yaml_are_taken() -> None:
         document = yaml.safe_load(block)
         if document.get("kind") == "InferenceService":
             assert parse_inference_service(document).name == document["metadata"]["name"]
+            continue
+        if document.get("kind") == "InferenceProfile":
+            assert parse_inference_profile(document).name == document["metadata"]["name"]
             continue
         if "kind" in document:
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
