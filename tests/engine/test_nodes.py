@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +84,8 @@ class Node:
         """Wait for its end; return its status."""
         status = self.process.wait(60)
         self._reading.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
         return status
 
 
@@ -129,6 +131,21 @@ def answer_of(url: str) -> tuple[int, ...]:
     return tuple(told["choices"][0]["token_ids"])
 
 
+def stop(pair: Pair) -> None:
+    os.kill(pair.follower.process.pid, signal.SIGSTOP)
+
+
+FAULTS: dict[str, tuple[Callable[[Pair, SecondMachine], None], str]] = {
+    "rank": (lambda pair, _: os.kill(pair.far_ranks[0], signal.SIGKILL), "rank 1 on .* was killed by signal 9"),
+    "follower": (lambda pair, _: pair.follower.process.kill(), "rank 1 on .* is out of reach"),
+    "frozen": (lambda pair, _: stop(pair), "rank 1 on .* (is out of reach|gave no sign of life)"),
+    "cut": (
+        lambda _, machine: machine.cut(),
+        "rank [01] on .* (is out of reach|gave no sign of life|could not compute)",
+    ),
+}
+
+
 @pytest.fixture
 def pair(machine: SecondMachine, tmp_path: Path) -> Iterator[Pair]:
     made = Pair(machine, tmp_path, ["-tp=2"])
@@ -136,17 +153,49 @@ def pair(machine: SecondMachine, tmp_path: Path) -> Iterator[Pair]:
     made.close()
 
 
-def test_tokens_are_those_of_one_process_and_a_rank_that_is_killed_ends_all(pair: Pair, alone: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_tokens_are_those_of_one_process_and_faults_end_all(
+    pair: Pair, machine: SecondMachine, alone: tuple[int, ...], fault: str
+) -> None:
     assert answer_of(pair.url) == alone
     stream = Stream(pair.url)
     stream.start()
     while not stream.lines:
         time.sleep(0.05)
-    os.kill(pair.far_ranks[0], signal.SIGKILL)
+    happens, says = FAULTS[fault]
+    happens(pair, machine)
     stream.join(60)
     assert '"error"' in stream.lines[-1]
     assert pair.leader.end() == 1
-    says = "EngineDead: rank 1 on .* was killed by signal 9.*: the engine must be started again"
-    assert any(re.search(says, line) for line in pair.leader.log)
-    assert pair.follower.end() == 1
+    assert any(re.search(f"EngineDead: {says}.*: the engine must be started again", line) for line in pair.leader.log)
+    if fault == "frozen":
+        os.kill(pair.follower.process.pid, signal.SIGCONT)
+    assert pair.follower.end() == (-9 if fault == "follower" else 1)
     assert all_gone(pair.pids)
+
+
+def test_a_leader_that_is_killed_ends_its_followers(pair: Pair) -> None:
+    os.kill(pair.leader.process.pid, signal.SIGKILL)
+    assert pair.follower.end() == 1
+    assert f"the leader at {HERE} is out of reach" in pair.follower.log[-1]
+    assert all_gone(pair.pids)
+
+
+def test_a_leader_that_is_stopped_ends_its_followers_after_its_requests(pair: Pair) -> None:
+    os.kill(pair.follower.process.pid, signal.SIGTERM)
+    pair.follower.wait_for("waiting up to 30 s for the leader to end")
+    assert answer_of(pair.url)
+    os.kill(pair.leader.process.pid, signal.SIGTERM)
+    assert pair.leader.end() == 0
+    assert pair.follower.end() == 0
+    assert all_gone(pair.pids)
+
+
+def test_stages_on_two_machines_give_the_tokens_of_one_process(
+    machine: SecondMachine, tmp_path: Path, alone: tuple[int, ...]
+) -> None:
+    made = Pair(machine, tmp_path, ["-pp=2"])
+    try:
+        assert answer_of(made.url) == alone
+    finally:
+        made.close()

@@ -1,4 +1,4 @@
-"""A second machine: a network namespace behind a link. No test in here.
+"""A second machine: a network namespace behind a link that can be cut. No test in here.
 
 Needs Linux, and the right to make namespaces and links.
 """
@@ -27,6 +27,10 @@ class SecondMachine:
     def within(self) -> Sequence[str]:
         """What runs a command there; the process is the command's own."""
         return ("nsenter", "-t", str(self.holder), "-n")
+
+    def cut(self) -> None:
+        """Swallow all that passes the link: nobody is told."""
+        run(*self.within, "ip", "link", "set", "nodes", "down")
 
 
 @contextlib.contextmanager
