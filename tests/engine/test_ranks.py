@@ -33,8 +33,8 @@ PROMPTS = {
 }
 
 
-def answers(ranks: int, stages: int = 1) -> list[tuple[int, ...]]:
-    llm = LLM("builtin://tiny", tensor_parallel_size=ranks, pipeline_parallel_size=stages, **SETTINGS)
+def answers(ranks: int, stages: int = 1, **settings: Any) -> list[tuple[int, ...]]:
+    llm = LLM("builtin://tiny", tensor_parallel_size=ranks, pipeline_parallel_size=stages, **SETTINGS, **settings)
     try:
         told = llm.generate(list(PROMPTS), list(PROMPTS.values()), use_tqdm=False)
         return [tuple(one.outputs[0].token_ids) for one in told]
@@ -59,6 +59,10 @@ def test_an_llm_in_stages(alone: list[tuple[int, ...]], ranks: int) -> None:
     before = child_pids(os.getpid())
     assert answers(ranks, stages=2) == alone
     assert set(child_pids(os.getpid())) <= set(before)
+
+
+def test_an_llm_whose_ranks_have_tokens_of_their_own(alone: list[tuple[int, ...]]) -> None:
+    assert answers(2, enable_sequence_parallelism=True) == alone
 
 
 class Stream(threading.Thread):

@@ -15,6 +15,7 @@ from torch import Tensor
 from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, matrix_slots
 from pagefleet_engine.layers.shard import own_share, shares
+from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight
 
 _WHAT = "a vocabulary"
@@ -23,17 +24,17 @@ _WHAT = "a vocabulary"
 class Embedding:
     """Rows of a table by token id, times a scale. The table itself, which a head may share, is not scaled.
 
-    Ranks divide the table; each looks up its own tokens, and all get the sum.
+    Ranks divide the table; each looks up what is in its part, and gets the sum of its tokens.
     """
 
-    __slots__ = ("_followers", "_own", "_ranks", "_scale", "_slot", "_table_VD")
+    __slots__ = ("_followers", "_own", "_ranks", "_scale", "_slot", "_table_VD", "_tokens")
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement, scale: float = 1.0) -> None:
         """`scale` is rounded to the model's type, as it was when the model was trained."""
         self._table_VD: Tensor
         self._scale = torch.tensor(scale, dtype=placement.dtype).item()
         self._followers: list[Callable[[Tensor], None]] = []
-        self._ranks = placement.tensor
+        self._ranks, self._tokens = placement.tensor, token_ranks(placement)
         rows = own_share(vocab_size, self._ranks, _WHAT)
         (self._own,) = rows.ranges
         self._slot = Weight((rows,), hidden_size, placement, self._install)
@@ -47,14 +48,14 @@ class Embedding:
         self._followers.append(follower)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
-        """Integer [T] to a new tensor [T, D]."""
+        """Integer [T] to a new tensor [T, D], or of this rank's tokens."""
         if self._ranks.size == 1:
             rows_TD = F.embedding(token_ids_T, self._table_VD)
         else:
             own_T = token_ids_T - self._own.start
             missing_T = (own_T < 0) | (own_T >= len(self._own))
             rows_TD = F.embedding(own_T.masked_fill_(missing_T, 0), self._table_VD)
-            rows_TD = self._ranks.all_reduce(rows_TD.masked_fill_(missing_T[:, None], 0.0))
+            rows_TD = self._tokens.sum(rows_TD.masked_fill_(missing_T[:, None], 0.0))
         return rows_TD if self._scale == 1.0 else rows_TD.mul_(self._scale)
 
     def _install(self, table_VD: Tensor) -> None:

@@ -16,6 +16,7 @@ from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.shard import Shard, shard_of
+from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight
 
 
@@ -63,32 +64,40 @@ class Linear:
 
 
 class DividedLinear(Linear):
-    """A linear layer whose inputs are divided among ranks: each multiplies its own, and all get the sum.
+    """A linear layer whose inputs are divided among ranks: each multiplies its own, and gets the sum of its tokens.
 
-    The first rank adds the bias, and the residual where its product can, so neither is a pass of its own here either.
+    The first rank adds the bias, and, where ranks have all tokens, the residual if its product can: so neither is a
+    pass of its own here either.
     """
 
-    __slots__ = ("_ranks",)
+    __slots__ = ("_index", "_norms_add", "_tokens")
 
     def __init__(self, inputs: Shard, outputs: int, bias: bool, placement: Placement) -> None:
-        self._ranks = placement.tensor
+        self._index, self._tokens = placement.tensor.index, token_ranks(placement)
+        self._norms_add = placement.use_kernels and not self._tokens.have_all
         super().__init__(inputs, (outputs,), bias, placement)
 
     def __call__(self, x_TI: Activations) -> Tensor:
-        """[T, I] to [T, O], where I are this rank's inputs."""
-        return self._ranks.all_reduce(super().__call__(x_TI))
+        """[T, I] to [U, O], where I are this rank's inputs, and U its tokens of the residual stream."""
+        return self._tokens.sum(super().__call__(x_TI))
 
     def add_to(self, residual_TO: Tensor, x_TI: Activations) -> Residual:
-        """See Linear; all ranks have the same residual."""
+        """See Linear; the residual is that of this rank's tokens."""
         if self._leaves_sums:
             return residual_TO, self(x_TI)
-        if self._ranks.index > 0:
+        if not self._tokens.have_all:
+            return residual_TO.add_(self(x_TI)), None
+        if self._index > 0:
             return self(x_TI), None
         total_TO, _ = super().add_to(residual_TO, x_TI)
-        return self._ranks.all_reduce(total_TO), None
+        return self._tokens.sum(total_TO), None
+
+    def _install_matrix(self, matrix: Matrix) -> None:
+        super()._install_matrix(matrix)
+        self._leaves_sums |= self._norms_add
 
     def _install_bias(self, bias_O: Tensor) -> None:
-        if self._ranks.index == 0:
+        if self._index == 0:
             super()._install_bias(bias_O)
 
 

@@ -37,6 +37,11 @@ class Heads:
 class Rotation(Protocol):
     """The rotation of one step's tokens."""
 
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        ...
+
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """Queries come first in `qkv`, then keys, then values. Writes the last two to the layer's pages; returns the
         queries, [T, N, H]. `qkv` must not be read afterwards."""
@@ -71,11 +76,11 @@ class RotaryEmbedding:
 class _TorchRotation:
     """`x * cos + swapped(x) * sin`, where swapping a head's halves is a roll and the signs are in the sines."""
 
-    __slots__ = ("_cos_T1R", "_half", "_rotary_dim", "_sin_T1R")
+    __slots__ = ("_cos_T1R", "_half", "_rotary_dim", "_sin_T1R", "num_tokens")
 
     def __init__(self, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
         self._cos_T1R, self._sin_T1R = cos_T1R, sin_T1R
-        self._rotary_dim = cos_T1R.shape[-1]
+        self.num_tokens, self._rotary_dim = cos_T1R.shape[0], cos_T1R.shape[-1]
         self._half = self._rotary_dim // 2
 
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
@@ -99,10 +104,11 @@ class _TorchRotation:
 class _KernelRotation:
     """One kernel does it all; it reads the table at the positions."""
 
-    __slots__ = ("_positions_T", "_table_PR")
+    __slots__ = ("_positions_T", "_table_PR", "num_tokens")
 
     def __init__(self, table_PR: Tensor, positions_T: Tensor) -> None:
         self._table_PR, self._positions_T = table_PR, positions_T
+        self.num_tokens = positions_T.shape[0]
 
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""

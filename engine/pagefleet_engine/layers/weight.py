@@ -42,6 +42,8 @@ class Placement:
     """For torch.compile: nothing but torch's own operations, on matrices as they are. Not together with kernels."""
     tensor: RankGroup = field(default_factory=Alone)
     """The ranks that layers are divided among."""
+    sequence_parallel: bool = False
+    """Each of them adds up and normalises tokens of its own."""
     data: RankGroup = field(default_factory=Alone)
     """The copies of the model that step together, see `ModelArch.steps_together`."""
     layers: range | None = None

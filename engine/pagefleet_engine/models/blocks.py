@@ -91,11 +91,11 @@ class Attention:
         return self._qkv_proj.rounding
 
     def __call__(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Tensor:
-        """[T, D] to a new tensor [T, D]."""
+        """[T, D] to a new tensor [T, D], or of this rank's tokens."""
         return self._o_proj(self._attend(x_TD, rotation, step))
 
     def add_to(self, residual_TD: Tensor, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Residual:
-        """`residual + attention(x)`, [T, D]; the residual must not be read afterwards."""
+        """`residual + attention(x)`, both as a rank has them; the residual must not be read afterwards."""
         return self._o_proj.add_to(residual_TD, self._attend(x_TD, rotation, step))
 
     def _attend(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Activations:
@@ -120,11 +120,11 @@ class FeedForward(Protocol):
         ...
 
     def __call__(self, x_TD: Activations, step: AttentionStep) -> Tensor:
-        """[T, D] to a new tensor [T, D]."""
+        """[T, D] to a new tensor [T, D], or of this rank's tokens."""
         ...
 
     def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
-        """`residual + mlp(x)`, [T, D]; the residual must not be read afterwards."""
+        """`residual + mlp(x)`, both as a rank has them; the residual must not be read afterwards."""
         ...
 
 

@@ -1,6 +1,7 @@
 """The frame of a decoder-only model: embedding, layers, final norm, head; or what a stage of a pipeline has of it.
 
-Shapes: T tokens of the step, S rows asked for, D hidden size, V vocabulary.
+Shapes: T tokens of the step, U those that a rank has of the residual stream, S rows asked for, D hidden size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pagefleet_engine.attention.backend import AttentionStep
 from pagefleet_engine.layers.embedding import Embedding, LMHead
 from pagefleet_engine.layers.norm import Residual, RMSNorm
 from pagefleet_engine.layers.rotary import RotaryEmbedding
+from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
@@ -33,6 +35,7 @@ class DecoderModel:
         ]
         self._names = [f"model.layers.{layer}" for layer in layers]
         self._rotaries = [RotaryEmbedding(rope, arch.head_dim, arch.context_length, placement) for rope in arch.ropes]
+        self._tokens = token_ranks(placement)
         self._is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
         self._embed_tokens: Embedding | None = None
         self._end: _End | None = None
@@ -72,18 +75,18 @@ class DecoderModel:
 
     def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model."""
-        hidden_TD = entering
         if self._is_first:
             assert self._embed_tokens is not None, "the first stage has the embedding"
-            hidden_TD = self._embed_tokens(entering)
-        stream: Residual = (hidden_TD, None)
+            stream: Residual = (self._embed_tokens(entering), None)
+        else:
+            stream = (self._tokens.own(entering), None)
         rotations = [rotary.at(positions_T) for rotary in self._rotaries]
         for layer, rope in self._layers:
             stream = layer(stream, rotations[rope], step)
         if self._end is None:
-            total_TD, pending_TD = stream
-            return total_TD if pending_TD is None else total_TD.add_(pending_TD)
-        _, normed_TD = self._end.norm.read(stream)
+            total_UD, pending_UD = stream
+            return self._tokens.gather(total_UD if pending_UD is None else total_UD.add_(pending_UD), len(positions_T))
+        _, normed_TD = self._tokens.read(self._end.norm, stream, len(positions_T))
         assert isinstance(normed_TD, Tensor), "nothing is rounded unless asked for"
         return normed_TD
 

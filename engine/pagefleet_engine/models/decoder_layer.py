@@ -1,6 +1,6 @@
 """A decoder layer: attention, then MLP, each added to the residual stream; families differ in where they normalise.
 
-Shapes: T tokens of the step, D hidden size.
+Shapes: T tokens of the step, U those that a rank has of the residual stream, D hidden size.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from pagefleet_engine.attention.backend import AttentionStep
 from pagefleet_engine.layers.norm import Residual, RMSNorm
 from pagefleet_engine.layers.rotary import Rotation
+from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import MLP, Attention, FeedForward, Traits
@@ -36,6 +37,7 @@ class PreNormLayer:
     """Attention and MLP read normalised; what they give is added inside their last product, or by the next norm."""
 
     def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
+        self._tokens = token_ranks(placement)
         self._input_norm = _norm(arch, traits, placement)
         self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
         self._post_attention_norm = _norm(arch, traits, placement)
@@ -50,10 +52,11 @@ class PreNormLayer:
 
     def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
-        hidden_TD, x_TD = self._input_norm.read(stream, self._attention.rounding)
-        stream = self._attention.add_to(hidden_TD, x_TD, rotation, step)
-        hidden_TD, x_TD = self._post_attention_norm.read(stream, self._mlp.rounding)
-        return self._mlp.add_to(hidden_TD, x_TD, step)
+        num, read = rotation.num_tokens, self._tokens.read
+        hidden_UD, x_TD = read(self._input_norm, stream, num, self._attention.rounding)
+        stream = self._attention.add_to(hidden_UD, x_TD, rotation, step)
+        hidden_UD, x_TD = read(self._post_attention_norm, stream, num, self._mlp.rounding)
+        return self._mlp.add_to(hidden_UD, x_TD, step)
 
 
 class ScaledResidualLayer(PreNormLayer):
@@ -65,16 +68,18 @@ class ScaledResidualLayer(PreNormLayer):
 
     def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
-        hidden_TD, x_TD = self._input_norm.read(stream, self._attention.rounding)
-        hidden_TD = hidden_TD.add_(self._attention(x_TD, rotation, step), alpha=self._scale)
-        hidden_TD, x_TD = self._post_attention_norm.read((hidden_TD, None), self._mlp.rounding)
-        return hidden_TD.add_(self._mlp(x_TD, step), alpha=self._scale), None
+        num, read = rotation.num_tokens, self._tokens.read
+        hidden_UD, x_TD = read(self._input_norm, stream, num, self._attention.rounding)
+        hidden_UD = hidden_UD.add_(self._attention(x_TD, rotation, step), alpha=self._scale)
+        hidden_UD, x_TD = read(self._post_attention_norm, (hidden_UD, None), num, self._mlp.rounding)
+        return hidden_UD.add_(self._mlp(x_TD, step), alpha=self._scale), None
 
 
 class PostNormLayer:
     """What attention and MLP give is normalised before it is added; with `layer_norms` "around" what they read, too."""
 
     def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
+        self._tokens = token_ranks(placement)
         self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
         self._post_attention_norm = _norm(arch, traits, placement)
         self._mlp = MLP(arch, traits, placement.within("mlp"))
@@ -95,15 +100,18 @@ class PostNormLayer:
 
     def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
-        hidden_TD, _ = stream
-        x_TD = self._read("input_layernorm", hidden_TD, self._attention.rounding)
-        hidden_TD = self._post_attention_norm.add_to(hidden_TD, self._attention(x_TD, rotation, step))
-        x_TD = self._read("pre_feedforward_layernorm", hidden_TD, self._mlp.rounding)
-        return self._post_mlp_norm.add_to(hidden_TD, self._mlp(x_TD, step)), None
+        hidden_UD, _ = stream
+        num = rotation.num_tokens
+        x_TD = self._read("input_layernorm", hidden_UD, num, self._attention.rounding)
+        hidden_UD = self._post_attention_norm.add_to(hidden_UD, self._attention(x_TD, rotation, step))
+        x_TD = self._read("pre_feedforward_layernorm", hidden_UD, num, self._mlp.rounding)
+        return self._post_mlp_norm.add_to(hidden_UD, self._mlp(x_TD, step)), None
 
-    def _read(self, name: str, hidden_TD: Tensor, rounding: QuantizeSpec | None) -> Activations:
+    def _read(self, name: str, hidden_UD: Tensor, num_tokens: int, rounding: QuantizeSpec | None) -> Activations:
         norm = self._read_norms.get(name)
-        return hidden_TD if norm is None else norm.read((hidden_TD, None), rounding)[1]
+        if norm is None:
+            return self._tokens.gather(hidden_UD, num_tokens)
+        return self._tokens.read(norm, (hidden_UD, None), num_tokens, rounding)[1]
 
 
 def decoder_layer(arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> DecoderLayer:

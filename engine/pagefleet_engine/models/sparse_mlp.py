@@ -21,6 +21,7 @@ from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.shard import own_share
+from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ExpertsArch, ModelArch
 from pagefleet_engine.models.blocks import MLP, Traits
@@ -82,7 +83,7 @@ class SparseMLP:
             *expert_slots(names.gate_up, count, hidden, (width, width), placement, self._experts.install_gate_up),
             *expert_slots(names.down, count, width, (hidden,), placement, self._experts.install_down),
         )
-        self._exchange: Exchange = WidthExchange(placement.tensor)
+        self._exchange: Exchange = WidthExchange(token_ranks(placement))
         self._shared: MLP | None = None
         self._shared_gate_1D: Tensor
         self._shared_gate_slot: Weight | None = None

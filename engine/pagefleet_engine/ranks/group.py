@@ -43,9 +43,29 @@ class RankGroup(Protocol):
         """Join the last dimension of all ranks' tensors, which are `widths` wide in the order of the ranks."""
         ...
 
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """A new tensor of this rank's `own_rows` of the sum over all ranks, then rows of zeros up to as many as every
+        rank gets; `x` is contiguous, and may be overwritten."""
+        ...
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        """All ranks' rows, one rank's after another's, in a new tensor; `x` is contiguous, and alike on all ranks."""
+        ...
+
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         ...
+
+
+def rows_each(num_rows: int, size: int) -> int:
+    """How many of so many rows each of `size` ranks gets; the last ranks have zeros in the place of some."""
+    return -(-num_rows // size)
+
+
+def own_rows(num_rows: int, size: int, index: int) -> range:
+    """Which rows are a rank's: consecutive ones, fewer or none for the last ranks."""
+    each = rows_each(num_rows, size)
+    return range(min(num_rows, each * index), min(num_rows, each * (index + 1)))
 
 
 class Alone:
@@ -59,6 +79,14 @@ class Alone:
         return x
 
     def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """See RankGroup."""
+        return x
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        return x
+
+    def gather_rows(self, x: Tensor) -> Tensor:
         """See RankGroup."""
         return x
 
@@ -79,6 +107,10 @@ class ProcessGroup(Protocol):
     def allreduce(self, tensors: list[Tensor], op: dist.ReduceOp.RedOpType) -> Work: ...
 
     def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor]) -> Work: ...
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor) -> Work: ...  # noqa: A002
+
+    def _allgather_base(self, output: Tensor, input: Tensor) -> Work: ...  # noqa: A002
 
     def barrier(self) -> Work: ...
 
@@ -112,6 +144,20 @@ class TorchGroup:
         received = [torch.empty_like(sent) for _ in widths]
         self._group.allgather([received], [sent]).wait()
         return torch.cat([part[..., :width] for part, width in zip(received, widths, strict=True)], -1)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        each = rows_each(len(x), self.size)
+        padded = torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, each * self.size - len(x)))
+        out = x.new_empty(each, *x.shape[1:])
+        self._group._reduce_scatter_base(out, padded).wait()
+        return out
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        out = x.new_empty(self.size * len(x), *x.shape[1:])
+        self._group._allgather_base(out, x).wait()
+        return out
 
     def barrier(self) -> None:
         """See RankGroup."""

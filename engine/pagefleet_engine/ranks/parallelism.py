@@ -52,6 +52,9 @@ class Parallelism:
     tensor_parallel_size: _Ranks = 1
     """Ranks that each layer is divided among, a process with a GPU of its own each, or with its share of the
     processor."""
+    enable_sequence_parallelism: bool = False
+    """Tensor ranks normalise and add up tokens of their own only, and gather them before each product: for long
+    prompts."""
     pipeline_parallel_size: _Ranks = 1
     """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
     tensor_parallel_size."""
@@ -75,6 +78,11 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         check_limits(self, ConfigError)
+        if self.enable_sequence_parallelism and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "enable_sequence_parallelism divides tokens among tensor ranks, and tensor_parallel_size is 1: raise "
+                "it, or leave enable_sequence_parallelism out"
+            )
         self._check_nodes()
         if self.pipeline_layers is not None:
             self._given_layers()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_engine.ranks.doorbell import Doorbell
-from pagefleet_engine.ranks.group import Reduction
+from pagefleet_engine.ranks.group import Reduction, own_rows, rows_each
 from pagefleet_engine.ranks.shared_handles import PAGE, SLOT_BYTES, SharedHandles
 
 SPIN_S = 2e-5
@@ -75,6 +75,29 @@ class SharedGroup:
                 piece.copy_(part[: len(piece)])
         shaped = [to.view(*x.shape[:-1], width) for to, width in zip(flat, widths, strict=True)]
         return torch.cat(shaped, -1)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        out = x.new_zeros(rows_each(len(x), self.size), *x.shape[1:])
+        own, row = own_rows(len(x), self.size, self.index), x.shape[1:].numel()
+        first, last, offset, to = own.start * row, own.stop * row, 0, out.view(-1)
+        for piece in _pieces(x.view(-1)):
+            parts = self._exchange(piece)
+            start, stop = max(first, offset), min(last, offset + len(piece))
+            if start < stop:
+                _sum([part[start - offset : stop - offset] for part in parts], to[start - first : stop - first])
+            offset += len(piece)
+        return out
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        out = x.new_empty(self.size * len(x), *x.shape[1:])
+        offset, ranks = 0, out.view(self.size, -1).unbind()
+        for piece in _pieces(x.view(-1)):
+            for to, part in zip(ranks, self._exchange(piece), strict=True):
+                to[offset : offset + len(piece)].copy_(part)
+            offset += len(piece)
+        return out
 
     def barrier(self) -> None:
         """See RankGroup."""

@@ -184,6 +184,7 @@ class Worker:
             use_kernels,
             traceable=traceable,
             tensor=self._communicators.tensor,
+            sequence_parallel=self._config.parallel.enable_sequence_parallelism,
             layers=None if self._part.num_stages == 1 else self._layers,
             machine=self._communicators.everyone,
             data=self._communicators.data,

@@ -14,6 +14,7 @@ from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
 from pagefleet_engine.layers.shard import own_share
+from pagefleet_engine.layers.token_ranks import AllTokens
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.ranks.group import RankGroup
@@ -36,7 +37,7 @@ EXPERTS: dict[str, Callable[[int], Experts]] = {
     "host": lambda width: HostExperts(NUM_EXPERTS, HIDDEN, width, "silu"),
     "grouped": lambda width: GroupedExperts(NUM_EXPERTS, "silu"),
 }
-EXCHANGES: dict[str, Callable[[RankGroup], Exchange]] = {"width": WidthExchange}
+EXCHANGES: dict[str, Callable[[RankGroup], Exchange]] = {"width": lambda ranks: WidthExchange(AllTokens(ranks))}
 
 
 def checkpoint(scheme: QuantizationScheme | None) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor, Tensor]]]:

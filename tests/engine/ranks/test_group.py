@@ -49,6 +49,23 @@ def test_ranks_of_different_widths_are_joined_in_order(on: On) -> None:
 
 
 @KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "expected"), [(6, [[0, 6], [12, 18], [24, 30]]), (4, [[0, 6], [12, 18], [0, 0]])])
+def test_each_rank_gets_the_sum_of_its_rows_and_zeros_behind_it(
+    num_rows: int, expected: list[list[float]], dtype: torch.dtype, on: On
+) -> None:
+    rows = torch.arange(num_rows, dtype=dtype)[:, None].expand(num_rows, 2)
+    sums = on(3, lambda group: group.reduce_scatter(rows * (group.index + 1)))
+    assert [one.tolist() for one in sums] == [[[number] * 2 for number in rows] for rows in expected]
+
+
+@KINDS
+def test_rows_are_gathered_in_the_order_of_the_ranks(on: On) -> None:
+    got = on(3, lambda group: group.gather_rows(torch.full((2, 2), float(group.index))))
+    assert all(one[:, 0].tolist() == [0, 0, 1, 1, 2, 2] for one in got)
+
+
+@KINDS
 def test_a_sum_that_is_not_a_number_on_one_rank_is_none_on_all(on: On) -> None:
     def work(group: RankGroup) -> Tensor:
         return group.all_reduce(torch.tensor([float("nan") if group.index == 1 else 1.0, 1.0]))
@@ -60,6 +77,7 @@ def test_a_rank_alone_sends_nothing() -> None:
     alone, x = Alone(), torch.ones(2, 3)
     assert alone.all_reduce(x) is x
     assert alone.all_gather(x, (3,)) is x
+    assert alone.gather_rows(alone.reduce_scatter(x)) is x
     alone.barrier()
 
 
@@ -75,6 +93,15 @@ def test_what_is_larger_than_a_slot_goes_in_pieces() -> None:
     for total, joined in in_memory(2, work):
         assert torch.equal(total, whole * 3)
         assert torch.equal(joined[0], torch.cat([whole, whole[:3]]))
+
+
+def test_rows_that_are_more_than_a_slot_go_in_pieces() -> None:
+    whole = torch.arange(3 * SLOT_BYTES // 8 + 3, dtype=torch.float32)[:, None].repeat(1, 2)
+
+    def work(group: RankGroup) -> Tensor:
+        return group.gather_rows(group.reduce_scatter(whole.clone()))[: len(whole)]
+
+    assert all(torch.equal(one, 3 * whole) for one in in_memory(3, work))
 
 
 def test_thousands_of_rounds_keep_their_order() -> None:

@@ -49,3 +49,10 @@ def test_layers_that_the_model_does_not_have() -> None:
         Parallelism(pipeline_parallel_size=2, pipeline_layers="2,2").stage_layers(5)
     with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 6, and the model has 5 layers: give that many"):
         Parallelism(pipeline_parallel_size=6).stage_layers(5)
+
+
+def test_one_rank_has_no_tokens_to_divide() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^enable_sequence_parallelism divides tokens among tensor ranks, and tensor_"
+    ):
+        Parallelism(enable_sequence_parallelism=True)

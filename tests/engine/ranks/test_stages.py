@@ -46,7 +46,8 @@ SPLITS["1,2"] = Parallelism(pipeline_parallel_size=2, pipeline_layers="1,2")
 def load_staged(
     folder: Path, parallel: Parallelism, ranks: RankGroup, arch: ModelArch | None = None, form: str = "auto"
 ) -> StagedModel:
-    place = Placement(torch.float32, CPU, use_kernels=False, tensor=ranks)
+    own_tokens = parallel.enable_sequence_parallelism
+    place = Placement(torch.float32, CPU, use_kernels=False, tensor=ranks, sequence_parallel=own_tokens)
     return load_stages(folder, arch or read_arch(folder), place, parallel, form)
 
 
@@ -73,6 +74,12 @@ def test_every_family_in_stages(case: str, split: str, make_checkpoint: Make) ->
 def test_every_family_in_stages_of_two_ranks(case: str, make_checkpoint: Make) -> None:
     family, config = CASES[case]
     assert compare(make_checkpoint(family, **config), SPLITS["2"], 2).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_stages_whose_ranks_have_tokens_of_their_own(family: str, make_checkpoint: Make) -> None:
+    parallel = Parallelism(tensor_parallel_size=2, pipeline_parallel_size=3, enable_sequence_parallelism=True)
+    assert compare(make_checkpoint(family), parallel, 2).max() < 1e-4
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3"])

@@ -60,8 +60,10 @@ def _one_thread_each() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def load(folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False) -> Model:
-    place = Placement(torch.float32, CPU, use_kernels=kernels, tensor=ranks)
+def load(
+    folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False, own_tokens: bool = False
+) -> Model:
+    place = Placement(torch.float32, CPU, use_kernels=kernels, tensor=ranks, sequence_parallel=own_tokens)
     return load_model(folder, arch or read_arch(folder), place, "auto", 0)
 
 
@@ -80,10 +82,10 @@ def generate(model: Model) -> tuple[Tensor, Tensor]:
     return torch.stack(logits), torch.stack([text[-STEPS:] for text in texts])
 
 
-def compare(folder: Path, size: int, arch: ModelArch | None = None) -> Tensor:
+def compare(folder: Path, size: int, arch: ModelArch | None = None, *, own_tokens: bool = False) -> Tensor:
     """How far each row's logits are from those of one rank; tokens are the same, and all of every rank's numbers."""
     expected, tokens = generate(load(folder, Alone(), arch))
-    (first, *others) = on_ranks(size, lambda ranks: generate(load(folder, ranks, arch)))
+    (first, *others) = on_ranks(size, lambda ranks: generate(load(folder, ranks, arch, own_tokens=own_tokens)))
     assert torch.equal(first[1], tokens)
     for logits, _ in others:
         assert torch.equal(logits, first[0])
@@ -104,6 +106,27 @@ def test_every_family_over_ranks(case: str, size: int, make_checkpoint: Make) ->
     assert compare(make_checkpoint(family, **config), size).max() < 1e-4
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_every_family_with_tokens_of_its_own_on_each_rank(case: str, size: int, make_checkpoint: Make) -> None:
+    """Steps of 48 tokens and of 3: they divide, and do not."""
+    family, config = CASES[case]
+    if size == 3:
+        config = config | THREES
+    assert compare(make_checkpoint(family, **config), size, own_tokens=True).max() < 1e-4
+
+
+def test_more_ranks_than_tokens(make_checkpoint: Make) -> None:
+    """Steps of three tokens on four ranks: the last has none."""
+    assert compare(make_checkpoint("llama"), 4, own_tokens=True).max() < 1e-4
+
+
+@pytest.mark.parametrize("form", RECIPES)
+def test_quantized_forms_with_tokens_of_its_own_on_each_rank(form: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(make_checkpoint("llama"), tmp_path / "quantized", RECIPES[form])
+    assert mostly_near(compare(folder, 2, own_tokens=True))
+
+
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize("form", RECIPES)
 def test_every_quantized_form_over_ranks(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
@@ -121,7 +144,10 @@ def test_quantized_on_load_over_ranks(make_checkpoint: Make) -> None:
     "form", [None, Recipe("float", "tensor", "tensor"), Recipe("float", "block", "group", (16, 16))]
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "olmo2"])
-def test_the_path_of_a_gpu_over_ranks(family: str, form: Recipe | None, make_checkpoint: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_tokens", [False, True])
+def test_the_path_of_a_gpu_over_ranks(
+    own_tokens: bool, family: str, form: Recipe | None, make_checkpoint: Make, tmp_path: Path
+) -> None:
     """On the kernels' twins: sums that products leave to the next norm, inputs that come rounded."""
     folder = make_checkpoint(family, attention_bias=True)
     if form is not None:
@@ -129,7 +155,7 @@ def test_the_path_of_a_gpu_over_ranks(family: str, form: Recipe | None, make_che
 
     @torch.inference_mode()
     def prefill(ranks: RankGroup) -> Tensor:
-        model, tokens = load(folder, ranks, kernels=True), torch.arange(40)
+        model, tokens = load(folder, ranks, kernels=True, own_tokens=own_tokens and ranks.size > 1), torch.arange(40)
         return model.logits(model.forward(tokens, tokens, paged_step(model.arch, len(tokens))))
 
     assert mostly_near((on_ranks(2, prefill)[1] - prefill(Alone())).abs().amax(-1))

@@ -2,7 +2,7 @@
 
     prepare      rows and routes as this rank's experts need them
     experts      each row through its experts, weighted and added up
-    finalize     the rows' results where they are wanted, the same on every rank
+    finalize     the rows' results where they are wanted: on every rank, or on one each
 
 Shapes: T tokens of the step, R rows that this rank's experts see, K experts of a row, P = R * K pairs, E experts,
 D hidden size, G width of an expert.
@@ -18,7 +18,7 @@ from torch import Tensor
 from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel, activate
 from pagefleet_engine.layers.matrix import Matrix
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
-from pagefleet_engine.ranks.group import RankGroup
+from pagefleet_engine.layers.token_ranks import TokenRanks
 
 
 class Exchange(Protocol):
@@ -29,17 +29,18 @@ class Exchange(Protocol):
         ...
 
     def finalize(self, sums_RD: Tensor) -> Tensor:
-        """From each rank's sums to those over all experts [T, D]; `sums_RD` may be overwritten."""
+        """From each rank's sums to those over all experts, [T, D] or of this rank's tokens; `sums_RD` may be
+        overwritten."""
         ...
 
 
 class WidthExchange:
     """Every rank has a part of each expert's width, and sees all rows."""
 
-    __slots__ = ("_ranks",)
+    __slots__ = ("_tokens",)
 
-    def __init__(self, ranks: RankGroup) -> None:
-        self._ranks = ranks
+    def __init__(self, tokens: TokenRanks) -> None:
+        self._tokens = tokens
 
     def prepare(self, x_TD: Tensor, routes: Routes) -> tuple[Tensor, Routes]:
         """See Exchange."""
@@ -47,7 +48,7 @@ class WidthExchange:
 
     def finalize(self, sums_RD: Tensor) -> Tensor:
         """See Exchange."""
-        return self._ranks.all_reduce(sums_RD)
+        return self._tokens.sum(sums_RD)
 
 
 class Experts(Protocol):
