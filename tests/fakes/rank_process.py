@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import BuiltRank
@@ -45,6 +46,28 @@ def misbehave(fault: str) -> None:
             raise ValueError("a bad step")
 
 
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """A step that another stage samples."""
+
+    plan: StepPlan
+    is_computed: bool = True
+
+    def sample(self, masks: StepMasks) -> None:
+        pass
+
+    def result(self) -> StepResult:
+        return StepResult([()] * len(self.plan.rows))
+
+
+class EarlierStage(CountingExecutor):
+    """Of a pipeline; it is done with a step whether or not its masks have come."""
+
+    def launch(self, plan: StepPlan) -> PassedOn:  # type: ignore[override]
+        super().launch(plan)
+        return PassedOn(plan)
+
+
 def build(start: RankStart, times: StartupTimes) -> BuiltRank:
     options = dict(parse_qsl(start.config.model.model.partition("?")[2]))
     is_meant = options.get("rank", "0") == str(start.rank)
@@ -72,7 +95,8 @@ def build(start: RankStart, times: StartupTimes) -> BuiltRank:
         MAX_MODEL_LEN,
         times.phases(),
     )
-    return BuiltRank(CountingExecutor(before), loaded, lambda: None)
+    worker = CountingExecutor(before) if start.part.is_last else EarlierStage(before)
+    return BuiltRank(worker, loaded, lambda: None)
 
 
 if __name__ == "__main__":

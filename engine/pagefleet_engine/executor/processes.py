@@ -156,6 +156,7 @@ class ProcessExecutor:
         """See Executor."""
         self._send(encode(Launch(plan)))
         self._fence.num_launched += 1  # not before: one that was not sent is finished by nobody
+        self._watch.num_given += 1
         return _RankStep(self, plan.step_id)
 
     def sample(self, masks: StepMasks) -> None:

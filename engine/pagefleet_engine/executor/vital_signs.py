@@ -103,14 +103,19 @@ class HangWatch:
 
     A look that comes late says nothing about the ranks: this process was stopped itself, maybe with all of them. The
     ranks that divide layers among them are level; the stages of a pipeline are steps apart, and one that computes while
-    the others have nothing to do does not hang before it takes very long.
+    the others have nothing to do does not hang before it takes very long. Then the first of those that are least far is
+    it: stages behind it wait for what it gives.
 
     Args:
         abreast: how many neighbours are level.
+
+    Attributes:
+        num_given: steps that were sent to all ranks, as their sender counts them.
     """
 
     def __init__(self, abreast: int) -> None:
         self._abreast = abreast
+        self.num_given = 0
         self._looked_at = -HANG_S
         self._watched_since = 0.0
         self._behind: dict[int, tuple[int, float]] = {}
@@ -127,6 +132,8 @@ class HangWatch:
             self._behind = {}
         self._looked_at = now
         farthest = max(sign.launched for sign in signs)
+        if self._abreast < len(signs):  # nothing else tells of the first stage, which the others wait for
+            farthest = max(farthest, self.num_given)
         for rank, sign in enumerate(signs):
             first = rank - rank % self._abreast
             level = max(one.launched for one in signs[first : first + self._abreast])

@@ -214,7 +214,7 @@ def test_a_rank_that_has_no_room_while_others_wait_for_it_is_named_at_once(
 
 
 def test_stages_tell_unasked_and_a_stage_that_fails_ends_its_step_alone(start: Start) -> None:
-    """The fakes of all stages sample, and the last one does not wait for what the first one gives."""
+    """The fake of the last stage does not wait for what the first one gives."""
     executor = start(size=1, stages=2)
     steps = [executor.launch(plan(0, "a")), executor.launch(plan(1, "raise-0")), executor.launch(plan(2, "oom-1"))]
     assert steps[0].result().sampled == [[6]]
@@ -308,6 +308,15 @@ def test_a_rank_that_hangs_is_noticed(start: Start, fault: str, says: str, monke
     step = executor.launch(plan(1, "hang-0"))
     with pytest.raises(EngineDead, match=says):
         step.result()
+    assert are_gone(executor)
+
+
+def test_a_step_that_no_stage_comes_out_of_is_noticed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the first one hangs, and the others wait for what it gives."""
+    monkeypatch.setattr(vital_signs, "STAGE_HANG_S", 2.0)
+    executor = start(size=1, stages=2)
+    with pytest.raises(EngineDead, match=r"rank 0 .* did not come out of a step"):
+        executor.launch(plan(0, "hang-all")).result()
     assert are_gone(executor)
 
 

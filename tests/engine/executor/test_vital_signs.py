@@ -43,6 +43,15 @@ def test_stages_are_steps_apart() -> None:
     assert look_each_second(HangWatch(2), 100, 60, [9, 9, 7, 6]) == (9, 3, "did not come out of a step for 9 s")
 
 
+def test_the_first_stage_hangs_where_all_others_wait_for_it() -> None:
+    watch = HangWatch(2)
+    watch.num_given = 7
+    assert look_each_second(watch, 100, 90, [7, 7, 7, 7]) is None
+    watch.num_given = 9
+    assert look_each_second(watch, 190, 60, [7, 7, 7, 7]) is None
+    assert look_each_second(watch, 250, 5, [7, 7, 7, 7]) == (1, 0, "did not come out of a step for 61 s")
+
+
 def test_who_was_stopped_itself_blames_nobody() -> None:
     watch = HangWatch(2)
     watch.look([Signs(100.0, 1), Signs(100.0, 1)], 100.0)

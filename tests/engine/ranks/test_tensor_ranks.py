@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "olmo2 biases": ("olmo2", {"attention_bias": True}),
     "head for each": ("qwen3", {"num_key_value_heads": 4}),
+    "experts in some layers": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "odd widths": ("llama", {"vocab_size": 331, "intermediate_size": 150}),
 }
 RECIPES = {

@@ -1,15 +1,19 @@
-"""Connectors of engines whose K/V lies with tensor ranks; what these store is what one rank stores."""
+"""Connectors of engines whose K/V lies with tensor ranks or stages; what these store is what one rank stores."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from pagefleet_engine.ranks.parallelism import Parallelism
 
 from tests.fakes.small_model import write_small_model
 from tests.kv.conformance.test_same_tokens import core_of, run
 
 pytestmark = pytest.mark.fleet
+
+ALONE, TENSOR = Parallelism(), Parallelism(tensor_parallel_size=2)
+STAGES = Parallelism(pipeline_parallel_size=2)
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +29,13 @@ def expected(model: Path) -> dict[str, list[int]]:
     return answers
 
 
-@pytest.mark.parametrize(("writes", "reads"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("writes", "reads"), [(TENSOR, ALONE), (ALONE, TENSOR), (STAGES, TENSOR)])
 def test_a_folder_is_for_any_number_of_ranks(
-    model: Path, expected: dict[str, list[int]], tmp_path: Path, writes: int, reads: int
+    model: Path, expected: dict[str, list[int]], tmp_path: Path, writes: Parallelism, reads: Parallelism
 ) -> None:
     loaded = []
-    for ranks in (writes, reads):
-        core = core_of(model, 40, ranks, kv_connector="file", kv_offload_dir=str(tmp_path / "kv"))
+    for parallel in (writes, reads):
+        core = core_of(model, 40, parallel, kv_connector="file", kv_offload_dir=str(tmp_path / "kv"))
         assert run(core, "a") == expected
         core.shutdown(within_s=30)
         counters = core._scheduler.connector.stats().counters
@@ -39,8 +43,11 @@ def test_a_folder_is_for_any_number_of_ranks(
     assert loaded[1] > loaded[0] + 6 * 9 - 1  # all but the last block of each prompt
 
 
-def test_a_pool_that_is_too_small_lives_on_host_memory(model: Path, expected: dict[str, list[int]]) -> None:
-    core = core_of(model, 16, 2, kv_connector="offload", kv_offload_memory=2**24)
+@pytest.mark.parametrize("parallel", [TENSOR, STAGES])
+def test_a_pool_that_is_too_small_lives_on_host_memory(
+    model: Path, expected: dict[str, list[int]], parallel: Parallelism
+) -> None:
+    core = core_of(model, 16, parallel, kv_connector="offload", kv_offload_memory=2**24)
     assert [run(core, f"{number}-") for number in range(2)] == [expected] * 2
     counters = core._scheduler.connector.stats().counters
     assert counters["pagefleet_engine_kv_transfer_offload_hits_total"] > 0

@@ -23,13 +23,13 @@ PROMPTS = {f"{number}": [40 + (number * 31 + place * place) % 200 for place in r
 ROUNDS = 2
 
 
-def core_of(model: Path, num_kv_blocks: int, ranks: int = 1, **kv: Any) -> EngineCore:
+def core_of(model: Path, num_kv_blocks: int, parallel: Parallelism | None = None, **kv: Any) -> EngineCore:
     config = EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
         cache=CacheConfig(num_kv_blocks=num_kv_blocks),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
         kv_transfer=KVTransferConfig(**kv),
-        parallel=Parallelism(tensor_parallel_size=ranks),
+        parallel=parallel or Parallelism(),
     )
     key_file = model / "fleet-key"
     key_file.write_bytes(b"k" * 32)
