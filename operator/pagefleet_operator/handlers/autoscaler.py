@@ -30,7 +30,14 @@ from pagefleet_operator.autoscale.trial_window import TrialWindow
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredService
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.canary import TrialFigures
-from pagefleet_operator.plan.engine_sets import DEPLOYMENT, ENGINE_SETS, find_set, progress_s
+from pagefleet_operator.plan.engine_sets import (
+    DEPLOYMENT,
+    ENGINE_SETS,
+    deployed_replicas,
+    progress_s,
+    replicas_in,
+    whole_sets,
+)
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
@@ -208,13 +215,13 @@ class Autoscaler:
     ) -> bool:
         """Decide; return whether it is to be told."""
         signals, now = heard
-        body, scaler = self._deployment(key, stored.uid, followed.service, role), followed.scalers[role]
+        (body, deployed), scaler = self._deployment(key, stored.uid, followed.service, role), followed.scalers[role]
         pods = [pod for pod in self._view.pods(key) if role in ("engine", pod.role)]
         engines = engines_seen(pods, body, self._now())
         if scaler.state is None:
             status = _status(stored)
             before = status if role == "engine" else role_status_view(status, role)
-            scaler.begin(before, (body.get("spec") or {}).get("replicas"), now)
+            scaler.begin(before, deployed, now)
         before_it = scaler.decision
         decision = scaler.decide(signals, engines, now)
         followed.gauges[role] = ScalingGauge(key, role, decision.desired, engines.count, signals.age_s)
@@ -226,15 +233,20 @@ class Autoscaler:
             )  # fmt: skip
         return _news(before_it, decision) or (now - followed.told_at >= TELL_S and before_it != decision)
 
-    def _deployment(self, key: Key, uid: str, service: InferenceService, role: EngineRole) -> Mapping[str, Any]:
-        """Return the Deployment of these engines, of the revision with the most; empty: there is none."""
+    def _deployment(
+        self, key: Key, uid: str, service: InferenceService, role: EngineRole
+    ) -> tuple[Mapping[str, Any], int | None]:
+        """Return what makes these engines, of several what makes the most (empty: nothing does), and their number.
+
+        The number is None where one kind of engines replaces the other: then those of both are steps.
+        """
         if role == "engine":
-            name = names_of(service).engine
-            found = find_set(self._view.children(key, uid, *ENGINE_SETS), name)
-            return found.body if found is not None else {}
+            name, children = names_of(service).engine, self._view.children(key, uid, *ENGINE_SETS)
+            body = _largest(one.body for one in whole_sets(children, name))
+            return body, deployed_replicas(children, name)
         pairs = deployed_pairs(self._view.children(key, uid, DEPLOYMENT))
-        bodies = [pair[role] for pair in pairs.values() if role in pair]
-        return max(bodies, key=lambda body: (body.get("spec") or {}).get("replicas") or 0, default={})
+        body = _largest(pair[role] for pair in pairs.values() if role in pair)
+        return body, replicas_in(body)
 
     async def _page(self, ip: str) -> bytes | None:
         """Return a router's page; None too where its turn did not come within ASK_S, as others' time ran out first."""
@@ -243,6 +255,10 @@ class Autoscaler:
                 return await self._pods.router_page(ip)
         except TimeoutError:
             return None
+
+
+def _largest(bodies: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(bodies, key=lambda body: replicas_in(body) or 0, default={})
 
 
 def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any], now: datetime) -> EnginesSeen:

@@ -31,8 +31,19 @@ LEADER_ADDRESS, NODE_RANK = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
 
 def find_set(children: Mapping[ChildKey, Child], name: str, revision: str = "") -> Child | None:
     """Return what makes engines under a name and is ours: of two, while one replaces the other, that of `revision`."""
-    found = [one for kind in ENGINE_SETS if (one := children.get((kind, name))) and one.ours]
+    found = whole_sets(children, name)
     return next((one for one in found if revision_in(one.body) == revision), found[0] if found else None)
+
+
+def whole_sets(children: Mapping[ChildKey, Child], name: str) -> list[Child]:
+    """Return all that makes engines under a name and is ours: two while one kind replaces the other."""
+    return [one for kind in ENGINE_SETS if (one := children.get((kind, name))) and one.ours]
+
+
+def deployed_replicas(children: Mapping[ChildKey, Child], name: str) -> int | None:
+    """Return how many engines are asked for under a name; None: nobody says it, or it is a step of a replacement."""
+    found = whole_sets(children, name)
+    return replicas_in(found[0].body) if len(found) == 1 else None
 
 
 def engine_sets(children: Mapping[ChildKey, Child]) -> Iterator[tuple[str, Child]]:

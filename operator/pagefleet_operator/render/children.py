@@ -11,10 +11,10 @@ from pagefleet_protocol.kube_names import GROUP, LABEL_COMPONENT, LABEL_SERVICE,
 from pagefleet_operator.plan.engine_sets import (
     DEPLOYMENT,
     LEADER_WORKER_SET,
-    engine_sets,
     is_grouped,
     replicas_in,
     surge_in,
+    whole_sets,
 )
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, ChildKey, Component
@@ -110,15 +110,17 @@ def _engines(
 ) -> tuple[Object, ...]:
     kind = LEADER_WORKER_SET if resolved.nodes > 1 else DEPLOYMENT
     seen = context.children.get((kind, names_of(service).engine))
+    whole = whole_sets(context.children, names_of(service).engine)
     pairs = deployed_pairs(context.children)
     if not (context.model_ready and context.engine_allowed):
         bodies = [body for pair in pairs.values() for body in pair.values()]
-        bodies += [one.body for name, one in engine_sets(context.children) if name == names_of(service).engine]
+        bodies += [one.body for one in sorted(whole, key=lambda one: one is not seen)]  # the wanted kind's comes first
         return tuple(map(as_found, bodies))
     if context.trial and context.trial.engines:
         return context.trial.engines
     beside = context.trial.beside if context.trial else ()
-    if not context.parts and seen is not None and seen.ours and seen.scaled_by and not pairs:
+    # One that takes another's place gets its engines step by step, whoever scales it afterwards.
+    if not context.parts and not pairs and seen is not None and whole == [seen] and seen.scaled_by:
         return (with_applied(engine_set(service, resolved, settings, None)), *beside)
     wanted = context.parts or context.engines
     made = engine_deployments(service, resolved, settings, context.children, wanted, fails=context.fails)

@@ -90,6 +90,10 @@ def engine_template(
     """
     made = _plain_template(service, resolved, settings, role, follows)
     template = patched(made, service.spec.pod_template)
+    if follows:
+        # podTemplate may say what leaders are, and they alone are engines.
+        own = template["metadata"]["labels"] | selector(service.name, "follower")
+        template = {**template, "metadata": {**template["metadata"], "labels": own}}
     return patched(template, role_spec(service, role).pod_template) if role else template
 
 

@@ -8,7 +8,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import InferenceServiceStatus, PairRole
 
 from pagefleet_operator.plan.autoscaling import wanted_engines
-from pagefleet_operator.plan.engine_sets import LEADER_WORKER_SET, find_set, replicas_in
+from pagefleet_operator.plan.engine_sets import LEADER_WORKER_SET, deployed_replicas, replicas_in
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
 from pagefleet_operator.plan.names import child_stem, names_of
 from pagefleet_operator.plan.observed import Observed
@@ -65,8 +65,7 @@ class EngineGroups:
 def count_engines(service: InferenceService, previous: InferenceServiceStatus | None, observed: Observed) -> int | Pair:
     """Return how many engines are wanted, for whole requests or of each part: by the spec, or by the autoscaler."""
     if not is_disaggregated(service):
-        child = find_set(observed.children, names_of(service).engine)
-        deployed = replicas_in(child.body) if child else None
+        deployed = deployed_replicas(observed.children, names_of(service).engine)
         return wanted_engines(service, previous, observed.scaling, deployed)
     counts = (_part_engines(role_view(service, role), role, previous, observed) for role in PAIR_ROLES)
     return both_or_none(service, Pair(*counts))

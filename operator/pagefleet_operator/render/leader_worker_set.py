@@ -26,6 +26,7 @@ from pagefleet_operator.render.revision import with_joint_revision
 from pagefleet_operator.render.settings import ClusterSettings
 
 _EXCLUSIVE = "leaderworkerset.sigs.k8s.io/exclusive-topology"
+_TOPOLOGY = "pagefleet.dev/exclusive-topology"
 
 
 def engine_set(
@@ -39,7 +40,9 @@ def engine_set(
     if resolved.nodes == 1:
         return engine_deployment(service, resolved, settings, replicas)
     leader, follower = (engine_template(service, resolved, settings, follows=one) for one in (False, True))
-    marks = {RANKS_ANNOTATION: str(resolved.ranks.per_node)}
+    topology = resolved.profile.spec.exclusive_topology if resolved.profile else None
+    # In the templates, too: LeaderWorkerSet puts it on leaders, and would replace all at once if it were no revision.
+    marks = {RANKS_ANNOTATION: str(resolved.ranks.per_node)} | ({_TOPOLOGY: topology} if topology else {})
     leader, follower = with_joint_revision([with_annotations(one, marks) for one in (leader, follower)])
     limits = {"maxSurge": resolved.max_surge, "maxUnavailable": resolved.max_unavailable}
     spec: Object = {
@@ -58,8 +61,8 @@ def engine_set(
     kind = f"{LEADER_WORKER_SETS} {LEADER_WORKER_SET}"
     made = child_object(kind, service, names_of(service).engine, "engine", spec=spec)
     notes = {PROGRESS_ANNOTATION: str(service.spec.rollout.progress_seconds)}
-    if resolved.profile and resolved.profile.spec.exclusive_topology:
-        notes[_EXCLUSIVE] = resolved.profile.spec.exclusive_topology
+    if topology:
+        notes[_EXCLUSIVE] = topology
     made["metadata"]["annotations"] = notes
     return made
 

@@ -58,14 +58,15 @@ def with_applied(child: Object) -> Object:
 def revision_of(children: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the revision of the pods that serve, of what makes them among `children`, by component: engine, router.
 
-    Parts of a disaggregated service have Deployments of several revisions, and are left out.
+    Of two kinds of engines, while one replaces the other, the first counts, which is the wanted one. Parts of a
+    disaggregated service have Deployments of several revisions, and are left out.
     """
-    found = {}
+    found: dict[str, str] = {}
     for child in children:
         if child.get("kind") in ENGINE_SETS:
             pod_labels = template_in(child)["metadata"]["labels"]
             if LABEL_ROLE not in pod_labels:
-                found[pod_labels[LABEL_COMPONENT]] = pod_labels.get(LABEL_REVISION, "")
+                found.setdefault(pod_labels[LABEL_COMPONENT], pod_labels.get(LABEL_REVISION, ""))
     return found
 
 

@@ -63,13 +63,13 @@ class Lab:
         status = {"podIP": ip, "phase": "Running", "conditions": conditions, "containerStatuses": containers}
         self.view.note(POD, {"metadata": {"name": name, "namespace": "apps", "labels": labels}, "status": status})
 
-    def deployment(self, replicas: int, refused: bool = False) -> None:
+    def deployment(self, replicas: int, refused: bool = False, kind: str = "Deployment") -> None:
         owner = [{"uid": "s", "controller": True}]
         conditions = [{"type": "ReplicaFailure", "status": "True"}] if refused else []
         metadata = {"name": "qwen-engine", "namespace": "apps", "uid": "d", "ownerReferences": owner}
         body = {"spec": {"replicas": replicas}, "status": {"conditions": conditions}}
         labels = {"pagefleet.dev/service": "qwen"}
-        self.view.note(BY_NAME["Deployment"], {"metadata": metadata | {"labels": labels}, **body})
+        self.view.note(BY_NAME[kind], {"metadata": metadata | {"labels": labels}, **body})
 
     def look(self, said: bytes | None = None, times: int = 1) -> list[Key]:
         woken: list[Key] = []
@@ -129,6 +129,15 @@ def test_a_new_leader_goes_on_from_the_status(lab: Lab) -> None:
     assert lab.seen()[0] == 3
     lab.scaler.start_over()
     assert lab.scaler.seen(KEY) is None
+
+
+def test_a_new_leader_counts_on_no_step_of_one_kind_of_engines_replacing_the_other(lab: Lab) -> None:
+    scaling = {"mode": "Internal", "current": 4, "desired": 4, "reason": "Steady", "at": "2026-01-01T00:00:00Z"}
+    lab.service(status={"observedGeneration": 1, "modelName": "qwen", "scaling": scaling}, autoscaling=SCALING)
+    lab.deployment(3)
+    lab.deployment(1, kind="LeaderWorkerSet")
+    lab.look(page(arrivals=1, running=1))
+    assert lab.seen()[0] == 4
 
 
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"mode": "External"}}])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from pagefleet_operator.plan.observed import Child
+from pagefleet_operator.plan.observed import Child, Observed
 from pagefleet_operator.render.children import ChildContext, wanted_children
+from pagefleet_operator.render.engine_groups import count_engines
 from pagefleet_operator.render.labels import selector
 from pagefleet_operator.render.model_job import model_job
 from pagefleet_operator.render.revision import revision_of
+from pagefleet_protocol.inference_status import InferenceServiceStatus, ScalingStatus
 from pagefleet_protocol.kube_names import (
     ANNOTATION_APPLIED,
     COMPILED_FOLDER,
@@ -24,6 +27,7 @@ from pagefleet_protocol.kube_names import (
 from tests.operator.render.server_defaults import server_default
 from tests.operator.render.service_table import HF, SETTINGS, TABLE, TINY, UID, Case, by_key
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Object = dict[str, Any]
 ENGINE = ("Deployment", "qwen-engine")
 
@@ -164,6 +168,62 @@ def test_replicas_that_an_autoscaler_set_are_kept() -> None:
     scaled = replace(TINY, children=seen(TINY, scaled_by="kube-controller-manager"))
     assert "replicas" not in engine(scaled)["spec"]
     assert engine(replace(TINY, children=seen(TINY)))["spec"]["replicas"] == 1
+
+
+SEVERAL = replace(TABLE["several-nodes-cpu"], kinds=frozenset({"LeaderWorkerSet"}))
+GROUPS = ("LeaderWorkerSet", "qwen-engine")
+
+
+def in_between(now: Case, before: Case, scaled_by: str = "") -> Case:
+    """What there is while one kind of engines replaces the other: the old one serves, the new one does not yet."""
+    key, old = (GROUPS, ENGINE) if now is SEVERAL else (ENGINE, GROUPS)
+    serves = {"readyReplicas": 1, "availableReplicas": 1}
+    children = {
+        key: Child(server_default(by_key(now.wanted())[key]), ours=True, scaled_by=scaled_by),
+        old: Child(server_default(by_key(before.wanted())[old]) | {"status": serves}, ours=True),
+    }
+    return replace(now, children=children)
+
+
+@pytest.mark.parametrize(("now", "before"), [(SEVERAL, TINY), (TINY, SEVERAL)])
+def test_engines_of_the_other_kind_serve_until_new_ones_do_whoever_scales_these(now: Case, before: Case) -> None:
+    made = by_key(in_between(now, before, scaled_by="keda").wanted())
+    assert [made[key]["spec"]["replicas"] for key in (ENGINE, GROUPS)] == [1, 1]
+
+
+def test_a_step_of_one_kind_replacing_the_other_is_no_number_of_engines() -> None:
+    scaling = ScalingStatus(mode="Internal", current=3, desired=3, reason="Steady", at="2026-01-01T00:00:00Z")
+    told = InferenceServiceStatus(observed_generation=1, model_name="qwen", scaling=scaling)
+    case = in_between(SEVERAL, TINY)
+    service = case.changed(autoscaling={"min": 1, "max": 4}, replicas=None).service
+    assert count_engines(service, told, Observed(now=NOW, children=case.children)) == 3
+    alone = {GROUPS: case.children[GROUPS]}
+    assert count_engines(service, told, Observed(now=NOW, children=alone)) == 1, "applied, and not told yet"
+
+
+@pytest.mark.parametrize("model_ready", [True, False])
+@pytest.mark.parametrize(("now", "before"), [(SEVERAL, TINY), (TINY, SEVERAL)])
+def test_the_revision_is_that_of_the_wanted_kind(now: Case, before: Case, model_ready: bool) -> None:
+    children = replace(in_between(now, before), model_ready=model_ready).wanted()
+    assert {ENGINE, GROUPS} <= by_key(children).keys()
+    assert revision_of(children)["engine"] == revision_of(now.wanted())["engine"]
+
+
+def test_the_topology_of_groups_is_part_of_their_revision() -> None:
+    case = TABLE["several-nodes"]
+    other = {"h100": {**case.profiles["h100"], "exclusiveTopology": "topology.kubernetes.io/rack"}}
+    before, after = (one.wanted() for one in (case, replace(case, profiles=other)))
+    assert revision_of(before)["engine"] != revision_of(after)["engine"]
+    spec = by_key(after)[GROUPS]["spec"]["leaderWorkerTemplate"]
+    for template in (spec["leaderTemplate"], spec["workerTemplate"]):
+        assert template["metadata"]["annotations"]["pagefleet.dev/exclusive-topology"] == "topology.kubernetes.io/rack"
+
+
+def test_followers_are_no_engines_whatever_pod_template_says() -> None:
+    marks = {"metadata": {"labels": {"app.kubernetes.io/component": "engine", "team": "a"}}}
+    spec = by_key(SEVERAL.changed(podTemplate=marks).wanted())[GROUPS]["spec"]["leaderWorkerTemplate"]
+    found = [spec[one]["metadata"]["labels"] for one in ("leaderTemplate", "workerTemplate")]
+    assert [(one["app.kubernetes.io/component"], one["team"]) for one in found] == [("engine", "a"), ("follower", "a")]
 
 
 def test_a_scaled_deployment_of_somebody_else_is_not_asked() -> None:
