@@ -128,10 +128,6 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_ours() -> None:
         (["/m", "--config", "/no/such.yaml"], "cannot be read"),
         (["/m", "--max-model-length", "5"], "'--max-model-length'; did you mean --max-model-len? (see pagefleet serve"),
         (["/m", "/n"], "unknown argument '/n'"),
-        (
-            ["/m", "-pp", "2"],
-            "--pipeline-parallel-size 2 is not supported, only 1: one engine is one device; start one",
-        ),
         (["/m", "--enable-lora"], "--enable-lora is not supported: adapters are not served, merge them"),
         (["/m", "--api-key-file", "/k", "--api-key", "k"], "both given: write all keys into the file"),
         (["/m", "--port"], "argument --port: expected one argument (see pagefleet serve --help)"),

@@ -213,10 +213,6 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(
     ("keywords", "says"),
     [
         ({"max_model_length": 5}, "did you mean max_model_len"),
-        (
-            {"pipeline_parallel_size": 2},
-            "pipeline_parallel_size=2 is not supported, only 1: one engine is one device; start",
-        ),
         ({"enable_lora": True}, "enable_lora=True is not supported: adapters are not served, merge them"),
         ({"max_loras": 2, "max_lora": 2}, "no setting 'max_lora'$"),
         ({"port": 8000}, "no setting 'port'"),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan, StepResult
+from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.worker.forward import EagerForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
@@ -116,6 +117,7 @@ def make_runner(
     seed: int = 0,
     kernels: Backend | None = None,
     backend: NoAttention | None = None,
+    stage: Stage | None = None,
 ) -> ModelRunner:
     """A runner for steps of up to 256 tokens on the CPU."""
     limits = RunnerLimits(
@@ -126,5 +128,5 @@ def make_runner(
         vocab_size=len(model.table_VV),
     )
     pool = torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2)
-    state = RequestState(limits, seed, pool.device, kernels)
+    state = RequestState(limits, seed, pool.device, kernels, stage=stage)
     return ModelRunner(model, EagerForward(model, backend or NoAttention()), pool, state, limits.vocab_size)

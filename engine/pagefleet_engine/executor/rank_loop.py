@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagefleet_engine.core.step import StepMasks, StepPlan
-from pagefleet_engine.errors import StepOutOfMemory
+from pagefleet_engine.errors import EngineDead, StepOutOfMemory
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.messages import (
     Computed,
@@ -122,6 +122,8 @@ class RankLoop:
         try:
             step.pending = self._worker.launch(plan)
             step.is_sampled = not (plan.masked and self._samples)
+        except EngineDead:  # as this process does, and with it all others
+            raise
         except Exception as error:  # whatever a device may raise; at once, as others may wait for this rank
             self._tell_failure(plan, error)
             if self._takes_unasked:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+
 import torch
 from torch import Tensor
 
 from pagefleet_engine.executor.ring import RingHandles, RingReader, RingWriter
+from pagefleet_engine.ranks.stages import check_step
+
+_NUMBER = struct.Struct("=q")
+"""Of the step."""
 
 
 class RingInlet:
@@ -14,11 +20,12 @@ class RingInlet:
     def __init__(self, handles: RingHandles) -> None:
         self._ring = RingReader(handles)
 
-    def receive(self, into: Tensor) -> None:
+    def receive(self, step_id: int, into: Tensor) -> None:
         """See Inlet."""
         parts = self._ring.receive()
         assert parts is not None, "it waits for ever"
-        (part,) = parts
+        number, part = parts
+        check_step(step_id, *_NUMBER.unpack(number))
         into.view(-1).copy_(torch.frombuffer(part, dtype=into.dtype))
 
 
@@ -28,9 +35,9 @@ class RingOutlet:
     def __init__(self, handles: RingHandles) -> None:
         self._ring = RingWriter(handles)
 
-    def send(self, x: Tensor) -> None:
+    def send(self, step_id: int, x: Tensor) -> None:
         """See Outlet."""
-        self._ring.send([x.view(-1).view(torch.uint8).numpy().data], _wait_on)
+        self._ring.send([_NUMBER.pack(step_id), x.view(-1).view(torch.uint8).numpy().data], _wait_on)
 
 
 def _wait_on() -> None:

@@ -5,6 +5,7 @@ Every rank of a group makes the same calls in the same order; each call returns 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,7 +18,7 @@ from torch import Tensor
 # torch.distributed has these too, but its types do not say so.
 from torch._C._distributed_c10d import Store, Work
 
-from pagefleet_engine.ranks.stages import StageLinks
+from pagefleet_engine.ranks.stages import StageLinks, check_step
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -179,13 +180,22 @@ class TorchChannel:
         self._group = group
         self._peer = peer
 
-    def receive(self, into: Tensor) -> None:
+    def receive(self, step_id: int, into: Tensor) -> None:
         """See Inlet."""
-        self._group.recv([into], self._peer, 0).wait()
+        number = torch.empty(1, dtype=torch.int64, device=into.device)
+        numbered, received = self._group.recv([number], self._peer, 0), self._group.recv([into], self._peer, 1)
+        numbered.wait()
+        if number.is_cpu:
+            check_step(step_id, int(number))
+        received.wait()
+        if not number.is_cpu:
+            into.masked_fill_(number != step_id, math.nan)
 
-    def send(self, x: Tensor) -> None:
+    def send(self, step_id: int, x: Tensor) -> None:
         """See Outlet. Nothing is held on the way: it ends when the other side receives."""
-        self._group.send([x], self._peer, 0).wait()
+        number = torch.full((1,), step_id, dtype=torch.int64, device=x.device)
+        for sent in (self._group.send([number], self._peer, 0), self._group.send([x], self._peer, 1)):
+            sent.wait()
 
 
 def gloo_group(

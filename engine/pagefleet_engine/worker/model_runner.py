@@ -118,11 +118,12 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep | PassedOn:
         """Give the device one plan's work. A request whose numbers are unusable is named in the result's `failed`."""
+        stage = self._stage
+        stage.begin(plan.step_id)  # before all that may fail
         slots, slots_S = self._apply(plan)
         rows = StepRows.of_plan(plan.rows, slots_S)
         rows.check(self._table)
-        follows, stage = len(plan.rows) > len(plan.new), self._stage
-        stage.begin()
+        follows = len(plan.rows) > len(plan.new)
         if stage.is_first:
             self._timer.begin(follows=follows)
         self._table.flush(self._upload)
