@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
-from pagefleet_engine.errors import ConfigError, ModelLoadError, StepOutOfMemory
+from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import BuiltRank
 from pagefleet_engine.executor.rank_process import run_rank
@@ -44,6 +44,8 @@ def misbehave(fault: str) -> None:
             raise StepOutOfMemory("no room")
         case "raise":
             raise ValueError("a bad step")
+        case "astray":
+            raise EngineDead("a step came that was not to come")
 
 
 @dataclass(frozen=True, slots=True)

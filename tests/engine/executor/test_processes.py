@@ -241,6 +241,13 @@ def test_a_step_that_fails_on_one_rank_of_a_stage_ends_all(start: Start, fault: 
     assert are_gone(executor)
 
 
+def test_a_stage_that_gets_another_step_ends_all(start: Start) -> None:
+    executor = start(size=1, stages=2)
+    with pytest.raises(EngineDead, match=r"rank 1 on .* exited with status 1"):
+        end_of(executor, executor.launch(plan(0, "astray-1")))
+    assert are_gone(executor)
+
+
 def end_of(executor: ProcessExecutor, step: PendingStep | None = None) -> None:
     """Wait until the executor gives up: what rank 0 sampled may be told before another rank's failure is known."""
     if step is not None:
