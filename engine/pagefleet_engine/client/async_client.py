@@ -177,10 +177,12 @@ class AsyncEngineClient:
             for core in self._cores
         ]
 
-    def asker_gone(self, asker: int) -> None:
-        """Abort what an API process asked for that has ended."""
+    def asker_gone(self, asker: int, start: int) -> None:
+        """Abort what an API process asked for whose start with this number has ended, and forget what it noted."""
+        if self.notebook is not None:
+            self.notebook.clear(asker)
         for core in self._cores:
-            core.send(AskerGone(asker))
+            core.send(AskerGone(asker, start))
 
     @property
     def core_pids(self) -> list[int]:

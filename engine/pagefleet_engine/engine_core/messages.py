@@ -50,6 +50,8 @@ class AskerGone(msgspec.Struct, tag="asker_gone", frozen=True, array_like=True):
     """An API process has ended: so do its requests. Sent by the one that started it."""
 
     asker: int
+    start: int
+    """Number of the start that has ended: what is still to be read of it is for nobody."""
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True, array_like=True):

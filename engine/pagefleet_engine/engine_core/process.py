@@ -218,13 +218,15 @@ class CoreLoop:
                 self._outputs.append(refusal(error.request_id, InvalidRequest(error.reason, error.param, error.code)))
             return
         match message:
+            case AddRequest() if self._askers.is_gone(message.request_id, asker):
+                pass
             case AddRequest():
                 self._askers.begin(message.output_ids, asker)
                 self._outputs += self._core.add(message)
             case AbortRequests():
                 self._outputs += self._core.abort(message.request_ids)
             case AskerGone():
-                self._core.abort(self._askers.forget(message.asker))
+                self._core.abort(self._askers.forget(message.asker, message.start))
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
             case Drain():

@@ -42,6 +42,8 @@ class _Seat:
 
     listener: socket.socket
     child: ChildProcess | None = None
+    start: int = 0
+    """Number of its start."""
     started_at: float = 0.0
     delay_s: float = FIRST_DELAY_S
 
@@ -152,7 +154,7 @@ class ApiProcesses:
 
         fds = (seat.listener.fileno(), self._memory)
         child.start(told, partial(self._ended, index), fds, partial(self._serves, index))
-        seat.child, seat.started_at = child, time.monotonic()
+        seat.child, seat.start, seat.started_at = child, own.start, time.monotonic()
         if self._opening is not None:
             child.tell(self._opening)
 
@@ -173,7 +175,7 @@ class ApiProcesses:
             self._served[index].set_exception(ModelLoadError(f"API process {index} {status}: see the log"))
             return
         if self._engine is not None:
-            self._engine.asker_gone(index)
+            self._engine.asker_gone(index, seat.start)
         lived_s = time.monotonic() - seat.started_at
         seat.delay_s = FIRST_DELAY_S if lived_s > HEALTHY_S else seat.delay_s
         logger.error("API process %d %s: the next one starts in %.1f s", index, status, seat.delay_s)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.client.api_seat import ApiSeat
+from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.client.balance import PIECE, Balance, RankRoom, Seat
+from pagefleet_engine.client.core_process import CoreAtHand, RunningCore
+from pagefleet_engine.client.data_ranks import rank_rooms
 from pagefleet_engine.client.shared_notebook import NotebookShape, SharedNotebook, make_notebook_memory
+from pagefleet_engine.config import EngineConfig, ModelConfig
+from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_protocol.block_hash import PrefixScope
+from pagefleet_text.tokenizer import Tokenizer
+
+from tests.fakes.small_tokenizers import byte_level_backend
 
 ROOMS = [RankRoom(requests=8, tokens=100 * PIECE)] * 2
 SCOPE = PrefixScope("")
@@ -78,6 +88,26 @@ def test_what_a_process_that_is_gone_had_noted_is_forgotten(memory: int) -> None
     assert sum(load.outputs for load in kept.loads) == 1
     assert sum(load.prefill_tokens for load in kept.loads) == 300
     assert list(other.in_flight) == [0, 0, 7]
+
+
+def test_who_starts_the_processes_clears_the_row_of_one_that_is_gone(memory: int, tmp_path: Path) -> None:
+    ready, config = Ready(512, 300, 64, 16, "float32"), EngineConfig(model=ModelConfig(model="fake"))
+    core = CoreAtHand(RunningCore(str(tmp_path), os.getpid(), "0" * 32, ready), config)
+
+    async def run() -> None:
+        engine = AsyncEngineClient([core], Tokenizer(byte_level_backend(), {}), None, ApiSeat(0, 2, 0, memory))
+        engine.join([ready])
+        assert engine.notebook is not None
+        engine.notebook.in_flight[1] = 4
+        rooms = rank_rooms(config, [ready])
+        gone = Balance(rooms, notebook=SharedNotebook(memory, NotebookShape(2, rooms), 1))
+        gone.place(range(100), 4, SCOPE)
+        engine.asker_gone(1, start=1)
+        assert list(engine.notebook.in_flight) == [0, 0]
+        assert loads(gone) == [(0, 0, 0)]
+        await engine.close()
+
+    asyncio.run(run())
 
 
 def test_one_process_shares_nothing() -> None:

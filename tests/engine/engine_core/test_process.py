@@ -126,11 +126,23 @@ def test_requests_end_with_the_process_that_asked(tmp_path: Path) -> None:
     wire = Wire(tmp_path, num_askers=2)
     wire.turn(add("a", 3), asker=0)
     wire.turn(add("b", 100), add("c", 100), asker=1)
-    wire.turn(AskerGone(1))
+    wire.turn(AskerGone(1, start=1))
     wire.turn()
     assert outputs_of(wire.told[0])[-1].finish_reason == "length"
     assert not wire.core.has_work
     assert all(o.finish_reason is None for o in outputs_of(wire.told[1]))
+
+
+def test_what_is_read_of_a_process_after_its_end_is_not_run(tmp_path: Path) -> None:
+    wire = Wire(tmp_path, num_askers=2)
+    wire.turn(AskerGone(1, start=3))
+    wire.turn(add("late#7.1#3.17", 100), asker=1)
+    assert not wire.core.has_work
+    wire.turn(add("a#18", 1), asker=0)
+    wire.turn(add("new#4.0", 1), asker=1)
+    wire.turn()
+    assert [o.request_id for o in outputs_of(wire.told[0])] == ["a#18"]
+    assert [o.request_id for o in outputs_of(wire.told[1])] == ["new#4.0"]
 
 
 def test_a_refusal_goes_to_who_asked(tmp_path: Path) -> None:
