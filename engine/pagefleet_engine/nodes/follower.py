@@ -297,5 +297,5 @@ class Follower:
         self._dealer.send_multipart([encode(message), *parts], zmq.NOBLOCK)
 
 
-class _Stopped(EngineError):
+class _Stopped(Exception):
     """Whoever runs the follower wants its end."""
