@@ -15,6 +15,8 @@ from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import is_disaggregated, refuses_without_kv
 
 _NO_CACHING = "--no-enable-prefix-caching"
+_NODES_COME_WITHIN_S = 1800
+"""Less than a startup probe gives a leader, which so gets to name those that never came."""
 _SEND_TYPES = {"PutAsync": "put_async", "Put": "put", "Get": "get"}
 
 
@@ -34,7 +36,7 @@ def engine_args(
         *("--dtype", resolved.dtype),
         *(("--quantization", resolved.quantization) if resolved.quantization else ()),
         *(("--max-model-len", str(length)) if length is not None else ()),
-        *_rank_args(resolved.ranks, service.spec.rollout.progress_seconds),
+        *_rank_args(resolved.ranks),
         *("--drain-timeout", str(service.spec.rollout.drain_seconds)),
         *_connector_args(service, resolved, role),
         *offload_args(resolved.kv_offload),
@@ -44,7 +46,7 @@ def engine_args(
     )
 
 
-def _rank_args(ranks: Ranks, patience_s: int) -> tuple[str, ...]:
+def _rank_args(ranks: Ranks) -> tuple[str, ...]:
     """Return how many ranks an engine has; which node a process is, and where the first one, is for who starts it."""
     counts = {
         "--tensor-parallel-size": ranks.tensor,
@@ -52,7 +54,7 @@ def _rank_args(ranks: Ranks, patience_s: int) -> tuple[str, ...]:
         "--data-parallel-size": ranks.data,
         "--nnodes": ranks.nodes,
     }
-    waits = ("--rank-wait-timeout", str(patience_s)) if ranks.nodes > 1 else ()
+    waits = ("--rank-wait-timeout", str(_NODES_COME_WITHIN_S)) if ranks.nodes > 1 else ()
     return (*(word for flag, count in counts.items() if count > 1 for word in (flag, str(count))), *waits)
 
 

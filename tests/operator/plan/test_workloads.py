@@ -105,14 +105,20 @@ def test_ranks_are_those_of_the_engine(build: Any, spec: Any) -> None:
 
 @pytest.mark.parametrize("node", ["0", "1"])
 def test_nodes_are_told_apart_by_flags_that_engines_read(build: Any, node: str) -> None:
-    workload = local_plan(build(nodes=2, parallelism={"tensor": 4}, rollout={"progressSeconds": 900})).engine
+    workload = local_plan(build(nodes=2, parallelism={"tensor": 4})).engine
     assert (workload.nodes, workload.keyed) == (2, True)
     own = (*node_args(node, "10.0.0.1", 29500), "--fleet-key-file", "/etc/pagefleet/fleet/key")
     engine, server = read_configuration((*workload.args, *own), {})
     ranks = engine.parallel
     assert (ranks.tensor_parallel_size, ranks.nnodes, ranks.node_rank) == (4, 2, int(node))
-    assert (ranks.master_addr, ranks.master_port, ranks.rank_wait_timeout) == ("10.0.0.1", 29500, 900.0)
+    assert (ranks.master_addr, ranks.master_port, ranks.rank_wait_timeout) == ("10.0.0.1", 29500, 1800.0)
     assert server.headless == (node == "1")
+
+
+def test_another_patience_of_the_rollout_restarts_no_group(build: Any) -> None:
+    engines = [local_plan(build(nodes=2, rollout={"progressSeconds": one})).engine for one in (900, 1800)]
+    assert engines[0].args == engines[1].args
+    assert engines[0].revision == engines[1].revision
 
 
 def test_parsers_and_the_store_of_responses_are_set_by_flags_of_the_engines(build: Any) -> None:
