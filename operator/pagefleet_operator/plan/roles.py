@@ -86,11 +86,14 @@ def _own_ranks(part: DisaggregatedRole, default: Parallelism) -> Parallelism:
 
 
 def _with_gpus(part: DisaggregatedRole, default: Resources) -> Resources:
-    """Return what a part's engines get, with a GPU for each of the ranks that are its own, where there are GPUs."""
+    """Return what a part's engines get, with a GPU for each of the ranks that are its own, where there are GPUs.
+
+    Without `tensor` its ranks follow from the service's GPUs.
+    """
     own = part.parallelism
-    if own == Parallelism() or part.resources.gpus is not None or not default.gpus:
+    if own.tensor is None or part.resources.gpus is not None or not default.gpus:
         return part.resources
-    return part.resources.model_copy(update={"gpus": (own.tensor or 1) * (own.pipeline or 1)})
+    return part.resources.model_copy(update={"gpus": own.tensor * (own.pipeline or 1)})
 
 
 def _over(given: Resources, default: Resources) -> Resources:

@@ -127,6 +127,10 @@ def test_each_part_has_ranks_of_its_own() -> None:
     whole = service(resources={"gpus": 2}, parallelism={"tensor": 2}, disaggregation=parts)
     found = [resolve(role_view(whole, role), {}, None) for role in PAIR_ROLES]
     assert [one.ranks for one in found if isinstance(one, Resolved)] == [Ranks(4, gpus=4), Ranks(1, gpus=1)]
+    stages = {"prefill": {"parallelism": {"pipeline": 2}}}
+    view = role_view(service(resources={"gpus": 4}, disaggregation=stages), "prefill")
+    assert isinstance(follows := resolve(view, {}, None), Resolved)
+    assert follows.ranks == Ranks(2, 2, gpus=4)
     both = service(parallelism={"tensor": 2}, disaggregation={})
     assert role_view(both, "decode").spec.parallelism.tensor == 2
 
