@@ -83,10 +83,11 @@ def test_the_arithmetic_of_a_model_that_does_not_fit_is_what_the_operator_says()
     )
     written = document("04-gpu")
     written["spec"]["model"]["uri"] = "hf://meta-llama/Llama-3.3-70B-Instruct"
-    resolved = resolve(parse_inference_service(written), {"h100": profile()}, llama_70b)
+    service = parse_inference_service(written)
+    resolved = resolve(service, {"h100": profile()}, llama_70b)
     assert isinstance(resolved, Resolved)
     shown = " ".join((EXAMPLES / "04-gpu" / "README.md").read_text().split())
-    assert str(check_fit(resolved).refusal) in shown
+    assert str(check_fit(service, resolved).refusal) in shown
 
 
 def test_several_engines_behind_two_routers() -> None:

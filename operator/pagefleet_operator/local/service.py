@@ -339,7 +339,7 @@ class ServiceRunner:
         )
         model = self._model_verdict()
         # Whether there is room for it is found out by the engine itself, on this machine.
-        fit = check_fit(replace(self._resolved(), memory=None, profile=None))
+        fit = check_fit(self.service, replace(self._resolved(), memory=None, profile=None))
         parts = tuple(self._see(one) for one in plan.parts)
         coming = not model.holds and plan.num_engines > 0
         return Situation(

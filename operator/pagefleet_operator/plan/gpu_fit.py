@@ -9,15 +9,16 @@ A lower bound on purpose: what is refused here cannot work, and what is let thro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ResolvedMemory
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.parallelism import MAX_RANKS
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.ranks import Ranks
+from pagefleet_operator.plan.ranks import Ranks, find_ranks
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.verdict import Refusal
@@ -88,8 +89,13 @@ class _Need:
         return low
 
 
-def check_fit(resolved: Resolved) -> Fit:
-    """Return what one engine needs of its device, and a refusal where that is more than there is."""
+def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
+    """Return what one engine needs of its device, and a refusal where that is more than there is.
+
+    Args:
+        service: of which advice is given, or one part as `role_view` shows it.
+        resolved: from it.
+    """
     facts = resolved.facts
     if facts is None:
         return Fit(max_model_len=resolved.max_model_len)
@@ -110,7 +116,9 @@ def check_fit(resolved: Resolved) -> Fit:
     longest = need.longest(device.usable - need.weights)
     if resolved.max_model_len is not None or longest < min(wanted, MIN_LENGTH):
         asked = resolved.max_model_len or min(wanted, MIN_LENGTH)
-        refusal = None if asked <= longest else _refuse(resolved, need, device, asked, longest)
+        refusal = None
+        if asked > longest:
+            refusal = _refuse(resolved, need, device, asked, _advice(service, resolved, need, device, longest))
         return Fit(refusal, _memory(need, asked, device), asked)
     served = min(wanted, longest)
     shorter = () if served == wanted else (_shortened(served, wanted, device),)
@@ -167,7 +175,7 @@ def _device(resolved: Resolved) -> _Device | None:
     return None
 
 
-def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longest: int) -> Refusal:
+def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, advice: str) -> Refusal:
     kv = need.kv(asked)
     total = need.weights + kv
     part = _share_words(resolved.ranks)
@@ -178,7 +186,7 @@ def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, longes
     return Refusal(
         "spec.engine.maxModelLen" if resolved.max_model_len else "spec.resources",
         Reason.DOES_NOT_FIT,
-        f"{sentence}. {_advice(resolved, need, device, longest)}",
+        f"{sentence}. {advice}",
     )
 
 
@@ -190,7 +198,7 @@ def _share_words(ranks: Ranks) -> str:
     return f"each of {ranks.gpus} GPUs{nodes} gets " if ranks.gpus > 1 or nodes else ""
 
 
-def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> str:
+def _advice(service: InferenceService, resolved: Resolved, need: _Need, device: _Device, longest: int) -> str:
     asked = resolved.max_model_len or MIN_LENGTH
     settings = [f"engine.maxModelLen to {_round(longest)} or less"] if longest >= 2 else []
     if not resolved.gpus:
@@ -198,7 +206,7 @@ def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> s
     halved = _need(replace(resolved, quantization="fp8"), need.facts)
     if halved.weights < need.weights and halved.weights + halved.kv(asked) <= device.usable:
         settings.append("engine.quantization: fp8")
-    for name, wider in _wider(resolved, need.facts):
+    for name, wider in _wider(service, resolved, need.facts):
         spread = replace(resolved, ranks=wider)
         part, each = _need(spread, need.facts), _device(spread)
         if each and part.weights + part.kv(asked) <= each.usable:
@@ -207,15 +215,42 @@ def _advice(resolved: Resolved, need: _Need, device: _Device, longest: int) -> s
     return _sentence(settings, "use a GPU with more memory")
 
 
-def _wider(resolved: Resolved, facts: ModelFacts) -> Iterator[tuple[str, Ranks]]:
-    """Yield more ranks, each with how they are asked for: more of one node, then more nodes, a stage on each."""
-    now = resolved.ranks
+def _wider(service: InferenceService, resolved: Resolved, facts: ModelFacts) -> list[tuple[str, Ranks]]:
+    """Return more ranks for each copy of the model, each with how they are asked for; those on few nodes come first."""
     most = (resolved.profile.spec.gpus_per_node if resolved.profile else None) or MAX_RANKS
-    if now.each == now.tensor == now.gpus:
-        for count in (one for one in (2, 4, 8, 16) if now.tensor < one <= most and divides(facts, one)):
-            yield f"resources.gpus: {count}", Ranks(tensor=count, gpus=count)
-    for nodes in (one for one in (2, 4, 8) if now.data == 1 and now.nodes < one <= facts.num_layers):
-        yield f"nodes: {nodes}", replace(now, pipeline=now.pipeline * nodes // now.nodes, nodes=nodes)
+    found = []
+    for settings in _edits(service, resolved):
+        # As they will be found, once that is written.
+        ranks = find_ranks(_edited(service, settings), resolved.profile, lambda *_: None)
+        if isinstance(ranks, str) or ranks.each <= resolved.ranks.each or ranks.gpus > most:
+            continue
+        if _undivided(ranks, facts) is None:
+            found.append((" and ".join(f"{path}: {value}" for path, value in settings.items()), ranks))
+    return sorted(found, key=lambda one: one[1].nodes)
+
+
+def _edits(service: InferenceService, resolved: Resolved) -> Iterator[Mapping[str, int]]:
+    """Yield settings, by path, that may make more ranks: by themselves, or as stages of the tensor ranks there are."""
+    yield from ({"resources.gpus": count} for count in (2, 4, 8, 16))
+    yield from ({"nodes": count} for count in (2, 4, 8))
+    now, profile = resolved.ranks, resolved.profile
+    # A profile's ranks do not count where the service names some.
+    lost = profile and profile.spec.parallelism.tensor and service.spec.parallelism.tensor is None
+    tensor = {"parallelism.tensor": now.tensor} if lost else {}
+    for times in (2, 4, 8):
+        stages = {**tensor, "parallelism.pipeline": now.pipeline * times}
+        yield stages
+        yield {**stages, "resources.gpus": now.gpus * times}
+        yield {**stages, "nodes": now.nodes * times}
+
+
+def _edited(service: InferenceService, settings: Mapping[str, int]) -> InferenceService:
+    spec = service.spec
+    for path, value in settings.items():
+        parent, _, name = path.rpartition(".")
+        own = getattr(spec, parent).model_copy(update={name: value}) if parent else value
+        spec = spec.model_copy(update={parent or name: own})
+    return service.model_copy(update={"spec": spec})
 
 
 def _sentence(settings: list[str], otherwise: str) -> str:

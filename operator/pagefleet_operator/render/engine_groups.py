@@ -85,7 +85,7 @@ def plan_groups(
     """
     counts = count_engines(service, previous, observed)
     if isinstance(counts, int):
-        return EngineGroups(counts=counts, fit=_missing_kind(resolved, observed) or check_fit(resolved))
+        return EngineGroups(counts=counts, fit=_missing_kind(resolved, observed) or check_fit(service, resolved))
     parts = []
     for role, engines in zip(PAIR_ROLES, (counts.prefill, counts.decode), strict=True):
         view = role_view(service, role)
@@ -96,7 +96,7 @@ def plan_groups(
             return refusal
         template = engine_template(view, own, settings, role)
         parts.append(Part(role=role, view=view, resolved=own, template=template, engines=engines))
-    fits = [check_fit(one.resolved) for one in parts]
+    fits = [check_fit(one.view, one.resolved) for one in parts]
     fit = next((one for one in fits if one.refusal), fits[-1])
     return EngineGroups(counts=counts, parts=tuple(parts), fit=fit)
 

@@ -14,6 +14,9 @@ from pagefleet_operator.plan import gpu_fit
 from pagefleet_operator.plan.gpu_fit import Fit, check_fit
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved, resolve
+from pagefleet_operator.plan.roles import role_view
+from pagefleet_protocol.inference_profile import InferenceProfile
+from pagefleet_protocol.inference_service import InferenceService
 
 from tests.operator.plan.kube_world import FACTS, GIB, HF, profile, service
 
@@ -25,9 +28,13 @@ def fit(facts: Any = LARGE, memory: str | None = "80Gi", gpus: int = 1, **spec: 
     one = profile(gpuMemory=memory) if memory else profile(gpuMemory=None)
     spec = {**HF, "profileRef": {"name": "h100"}, **spec}
     spec["resources"] = {"gpus": gpus, **spec.get("resources", {})}
-    found = resolve(service(**spec), {"h100": one}, facts)
+    return fit_of(service(**spec), one, facts)
+
+
+def fit_of(written: InferenceService, one: InferenceProfile, facts: Any) -> Fit:
+    found = resolve(written, {"h100": one}, facts)
     assert isinstance(found, Resolved)
-    return check_fit(found)
+    return check_fit(written, found)
 
 
 def test_a_model_that_is_too_large_is_refused_with_the_arithmetic() -> None:
@@ -100,11 +107,11 @@ def test_no_length_is_recommended_that_cannot_be_set() -> None:
     assert "Set resources.gpus: 8, or use" in refusal.message
 
 
-def test_more_gpus_are_recommended_only_where_heads_divide() -> None:
+def test_tensor_ranks_are_recommended_only_where_heads_divide() -> None:
     facts = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB, num_attention_heads=36)
     refusal = fit(facts=facts).refusal
     assert refusal is not None
-    assert "gpus" not in refusal.message
+    assert "Set parallelism.pipeline: 8 and resources.gpus: 8, or use" in refusal.message
 
 
 def test_each_rank_holds_its_part_of_the_weights_and_heads() -> None:
@@ -134,6 +141,61 @@ def test_what_the_message_recommends_fits() -> None:
     assert refusal.message.startswith("each of 4 GPUs gets weights 75.0 GiB + KV cache")
     assert "70.0 GiB that an engine may use" in refusal.message
     assert "resources.gpus: 8" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("profiled", "spec", "advised", "written"),
+    [
+        ({}, {"resources": {"gpus": 4}}, "resources.gpus: 8", {"resources": {"gpus": 8}}),
+        ({"gpusPerNode": 4}, {"resources": {"gpus": 4}}, "nodes: 2", {"nodes": 2}),
+        (
+            {},
+            {"resources": {"gpus": 4}, "parallelism": {"pipeline": 2}},
+            "resources.gpus: 8",
+            {"resources": {"gpus": 8}},
+        ),
+        ({}, {"parallelism": {"tensor": 4}}, "parallelism.pipeline: 2", {"parallelism": {"tensor": 4, "pipeline": 2}}),
+        (
+            {"gpusPerNode": 4},
+            {"resources": {"gpus": 4}, "parallelism": {"tensor": 4}},
+            "parallelism.pipeline: 2",
+            {"parallelism": {"tensor": 4, "pipeline": 2}},
+        ),
+        (
+            {"gpusPerNode": 2},
+            {"resources": {"gpus": 2}, "nodes": 2, "parallelism": {"tensor": 4}},
+            "parallelism.pipeline: 2 and nodes: 4",
+            {"nodes": 4, "parallelism": {"tensor": 4, "pipeline": 2}},
+        ),
+        (
+            {"gpusPerNode": 4, "parallelism": {"tensor": 4}},
+            {},
+            "parallelism.tensor: 4 and parallelism.pipeline: 2",
+            {"parallelism": {"tensor": 4, "pipeline": 2}},
+        ),
+    ],
+)
+def test_ranks_that_the_message_recommends_fit_whatever_else_is_written(
+    profiled: Any, spec: Any, advised: str, written: Any
+) -> None:
+    facts, one = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB), profile(**profiled)
+    given = {**HF, "profileRef": {"name": "h100"}, "resources": {"gpuType": "h100"}, **spec}
+    refusal = fit_of(service(**given), one, facts).refusal
+    assert refusal is not None
+    assert f" {advised}, or use a GPU" in refusal.message
+    assert fit_of(service(**{**given, **written}), one, facts).refusal is None
+
+
+def test_parts_are_not_sent_to_several_nodes() -> None:
+    facts, one = msgspec.structs.replace(FACTS, weights_bytes=100 * GIB), profile()
+    given = {**HF, "profileRef": {"name": "h100"}, "resources": {"gpus": 1}}
+    part = {"parallelism": {"tensor": 1}}
+    refusal = fit_of(role_view(service(**given, disaggregation={"prefill": part}), "prefill"), one, facts).refusal
+    assert refusal is not None
+    assert "Set engine.quantization: fp8, or parallelism.pipeline: 2 and resources.gpus: 2, or use" in refusal.message
+    part = {"parallelism": {"tensor": 1, "pipeline": 2}, "resources": {"gpus": 2}}
+    advised = role_view(service(**given, disaggregation={"prefill": part}), "prefill")
+    assert fit_of(advised, one, facts).refusal is None
 
 
 def test_ranks_beyond_the_heads_have_copies_of_them() -> None:
