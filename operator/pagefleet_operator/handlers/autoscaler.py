@@ -34,6 +34,7 @@ from pagefleet_operator.plan.engine_sets import (
     DEPLOYMENT,
     ENGINE_SETS,
     deployed_replicas,
+    is_grouped,
     progress_s,
     replicas_in,
     whole_sets,
@@ -41,6 +42,7 @@ from pagefleet_operator.plan.engine_sets import (
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import PodSeen, ScalingSeen
 from pagefleet_operator.plan.pair_ratio import PairLoad
+from pagefleet_operator.plan.role_health import groups_are_late
 from pagefleet_operator.plan.roles import is_disaggregated, role_status_view
 from pagefleet_operator.render.engine_pairs import deployed_pairs
 
@@ -274,7 +276,9 @@ def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any], now: da
     exist = [pod for pod in pods if pod.component == "engine" and pod.phase not in _ENDED]
     engines = [pod for pod in exist if not pod.deleting]
     ready = [pod for pod in engines if pod.ready]
-    warming = sum(_warms_up(pod, deadline_s, now) for pod in engines if not pod.ready)
+    late = is_grouped(deployment) and groups_are_late(deployment, engines, now)
+    coming = [pod for pod in engines if not pod.ready and not (late and pod.place)]
+    warming = sum(_warms_up(pod, deadline_s, now) for pod in coming)
     conditions = (deployment.get("status") or {}).get("conditions") or ()
     refused = any(one.get("type") == "ReplicaFailure" and one.get("status") == "True" for one in conditions)
     wanted = spec.get("replicas") or 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from pagefleet_protocol.inference_status import Role
-from pagefleet_protocol.kube_names import LABEL_REVISION
 
-from pagefleet_operator.plan.engine_sets import find_set, instant, is_grouped, progress_s
+from pagefleet_operator.plan.engine_sets import find_set, instant, is_grouped, progress_s, revision_in
 from pagefleet_operator.plan.group_reasons import group_troubles
 from pagefleet_operator.plan.names import ChildNames, child_stem
 from pagefleet_operator.plan.observed import Observed, PodSeen
@@ -50,7 +49,7 @@ def see_role(role: Role, service: tuple[str, str], wanted: int, revision: str, o
     mine = [pod for pod in observed.pods if _is_of(pod, role)]
     live = tuple(pod for pod in mine if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
     silent = [pod for pod in live if not pod.ready] + [pod for pod in mine if _tells(pod, log, observed)]
-    revision = revision or _revision_of(body)
+    revision = revision or (revision_in(body) if body else "")
     troubles = [(pod.revision, _trouble(pod, log, namespace, observed)) for pod in silent]
     refused = refused_pods(deployment, _creation_failures(body))
     if refused:
@@ -143,10 +142,20 @@ def _is_late(body: Mapping[str, Any] | None, pods: Sequence[PodSeen], now: datet
     """Whether the wanted revision has made no progress for too long; of groups nobody else says so."""
     if body is None or not is_grouped(body):
         return _condition(body, "Progressing", "False", "ProgressDeadlineExceeded") is not None
+    return groups_are_late(body, pods, now)
+
+
+def groups_are_late(body: Mapping[str, Any], pods: Iterable[PodSeen], now: datetime) -> bool:
+    """Whether no group of a LeaderWorkerSet got ready for too long while some are to: pods of failed ones are new.
+
+    Args:
+        pods: of the groups; those that follow may be ready before an engine is, and do not count.
+    """
     longest, waits = progress_s(body), _condition(body, "Progressing", "True")
     if longest is None or waits is None:
         return False
-    moments = [instant(waits.get("lastTransitionTime")), *(pod.turned for pod in pods if pod.ready)]
+    leaders = (pod for pod in pods if pod.ready and pod.component != "follower")
+    moments = [instant(waits.get("lastTransitionTime")), *(pod.turned for pod in leaders)]
     last = max((one for one in moments if one is not None), default=None)
     return last is not None and (now - last).total_seconds() > longest
 
@@ -177,10 +186,3 @@ def _number(body: Mapping[str, Any], *path: str, default: int) -> int:
     for part in path:
         value = value.get(part) if isinstance(value, Mapping) else None
     return value if isinstance(value, int) else default
-
-
-def _revision_of(body: Mapping[str, Any] | None) -> str:
-    value: Any = body
-    for part in ("spec", "template", "metadata", "labels", LABEL_REVISION):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else ""

@@ -11,7 +11,7 @@ import pytest
 from pagefleet_operator.apply.kinds import BY_NAME, INFERENCE_SERVICE, POD
 from pagefleet_operator.handlers.autoscaler import Autoscaler, engines_seen
 from pagefleet_operator.handlers.cluster_view import ClusterView, Key
-from pagefleet_operator.plan.observed import ContainerSeen, PodSeen
+from pagefleet_operator.plan.observed import ContainerSeen, GroupPlace, PodSeen
 from pagefleet_protocol import metric_names as names
 
 from tests.fakes.kube_operator import SilentPods
@@ -211,6 +211,28 @@ def test_an_engine_that_fails_again_and_again_or_starts_for_too_long_is_not_on_i
     found = engines_seen([starting, crashed, once], body, NOW)
     assert (found.ready, found.warming, found.failing, found.count) == (0, 2, 1, 3)
     assert engines_seen([starting], body, NOW + timedelta(seconds=250)).failing == 1
+
+
+def test_a_group_that_crashes_again_and_again_is_not_on_its_way_though_its_pods_are_new() -> None:
+    def leader(number: int, **seen: Any) -> PodSeen:
+        place = GroupPlace("qwen-engine", number, 0, 2, 1)
+        return PodSeen(f"qwen-engine-{number}", "engine", "r", place=place, created=NOW - timedelta(seconds=9), **seen)
+
+    waits = {"type": "Progressing", "status": "True", "lastTransitionTime": "2025-12-31T23:00:00Z"}
+    body = {
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": "qwen-engine", "annotations": {"pagefleet.dev/progress-seconds": "300"}},
+        "spec": {"replicas": 2},
+        "status": {"conditions": [waits]},
+    }
+    other = PodSeen("qwen-engine-a", "engine", "r", created=NOW)
+    found = engines_seen([leader(0), leader(1), other], body, NOW)
+    assert (found.ready, found.warming, found.failing) == (0, 1, 2), "a Deployment's are judged by themselves"
+    lately = leader(1, ready=True, turned=NOW - timedelta(seconds=200))
+    assert engines_seen([leader(0), lately], body, NOW).warming == 1, "the last one got ready in time"
+    follower = replace(lately, component="follower", ready=True)
+    assert engines_seen([leader(0), follower], body, NOW).failing == 1, "those that follow are no engines"
+    assert engines_seen([leader(0), lately], body, NOW + timedelta(seconds=101)).failing == 1
 
 
 def test_a_service_whose_engine_crashes_for_ever_goes_to_zero_when_nobody_asks(lab: Lab) -> None:
