@@ -95,10 +95,10 @@ def test_a_change_replaces_groups_as_a_whole_and_scaling_counts_them() -> None:
             assert min(fewest) == 2  # one more than there are to be came first
             w.apply(nodes=2, replicas=0, engine={"maxModelLen": 64})
             await until(groups.once(lambda: not groups.pods() and replicas(w) == ("0/0", 0)))
-            left = [name for kind, name in w.children() if kind == "NetworkPolicy"]
+            # It goes after the pods that it was for.
+            await until(groups.once(lambda: ("NetworkPolicy", "qwen-engine-1") not in w.children()))
             w.apply(nodes=2, replicas=1, engine={"maxModelLen": 64})
             await until(groups.once(lambda: replicas(w) == ("1/1", 1)))
-            assert "qwen-engine-1" not in left
 
     run(scenario)
 
