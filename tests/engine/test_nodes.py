@@ -191,6 +191,14 @@ def test_a_leader_that_is_stopped_ends_its_followers_after_its_requests(pair: Pa
     assert all_gone(pair.pids)
 
 
+def test_both_may_be_stopped_at_once(pair: Pair) -> None:
+    for node in (pair.leader, pair.follower):
+        os.kill(node.process.pid, signal.SIGTERM)
+    assert (pair.leader.end(), pair.follower.end()) == (0, 0)
+    assert not any("Traceback" in line for line in pair.follower.log)
+    assert all_gone(pair.pids)
+
+
 def test_stages_on_two_machines_give_the_tokens_of_one_process(
     machine: SecondMachine, tmp_path: Path, alone: tuple[int, ...]
 ) -> None:

@@ -187,7 +187,11 @@ class LocalNode:
         self._memory.close()
 
     def _answer(self, asking: socket.socket) -> None:
-        if request := asking.recv(MAX_BYTES):
+        try:
+            request = asking.recv(MAX_BYTES)
+        except OSError:  # the rank ended before it read its answer
+            request = b""
+        if request:
             self._rendezvous.ask(request, partial(_send, asking))
         else:
             self._bells.unregister(asking)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -172,8 +173,10 @@ Reply = Loaded | StartFailed | Computed | Taken | StepFailed
 
 
 def digest(config: EngineConfig) -> str:
-    """Return what must be the same for all ranks of an engine: its configuration, and the version of the code."""
-    text = _encoder.encode((config, VERSION))
+    """Return what must be the same for all ranks of an engine: its configuration, and the version of the code. Each
+    machine has a cache_dir of its own."""
+    alike = replace(config, execution=replace(config.execution, cache_dir=None))
+    text = _encoder.encode((alike, VERSION))
     return hashlib.sha256(text).hexdigest()
 
 

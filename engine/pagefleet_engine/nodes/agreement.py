@@ -12,6 +12,7 @@ import msgspec
 from pagefleet_protocol.version import VERSION
 
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.nodes.messages import Hello, Present
 
 _INDEX = "model.safetensors.index.json"
@@ -23,7 +24,7 @@ def refusal_of(hello: Hello, own: EngineConfig) -> str | None:
         return f"it runs pagefleet {hello.version[:40]}, and the leader {VERSION}: install one version on all nodes"
     try:
         theirs = msgspec.msgpack.decode(hello.config, type=EngineConfig)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ConfigError):
         return "its settings cannot be read by the leader's code: install one version of pagefleet on all nodes"
     for name, value, expected in differences(theirs, own):
         return f"{name} is {value!r:.80} there, and {expected!r:.80} at the leader: give all nodes the same settings"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,7 +81,7 @@ class LeaderAddress:
 
 
 class Follower:
-    """Runs from `run` on, in one thread; others may call the rest.
+    """Runs from `run` on, in one thread; others may call the rest, which does nothing once `run` is over.
 
     Args:
         config: of the engine.
@@ -98,6 +99,8 @@ class Follower:
         self._command = command
         self._name = f"node {node_rank} on {socket.gethostname()}"
         self._wake = Doorbell()
+        self._post_lock = threading.Lock()
+        self._is_over = False
         self._posted: deque[Callable[[], None]] = deque()
         self._folder: Path | None = None
         self._local: LocalNode | None = None
@@ -156,11 +159,15 @@ class Follower:
                 self._local.end(END_S)
             dealer.disable_monitor()
             context.destroy(linger=_LAST_WORDS_MS)
-            self._wake.close()
+            with self._post_lock:
+                self._is_over = True
+                self._wake.close()
 
     def _post(self, call: Callable[[], None]) -> None:
-        self._posted.append(call)
-        self._wake.ring()
+        with self._post_lock:
+            if not self._is_over:  # else the bell's descriptor may be somebody else's
+                self._posted.append(call)
+                self._wake.ring()
 
     # --- the thread that runs it
 
@@ -243,7 +250,8 @@ class Follower:
             self._say(Present(digest, resolve_device(self._config.model.device).type))
 
     def _start(self, start: Start) -> None:
-        config = start.config
+        own = self._config.execution.cache_dir
+        config = replace(start.config, execution=replace(start.config.execution, cache_dir=own))
         try:
             local = LocalNode(range(*start.ranks), config, resolve_device(config.model.device), self, self._address)
             self._local = local

@@ -54,11 +54,10 @@ class SeveralMachines:
     def start(self, folder: Path, command: Sequence[str]) -> None:
         """See Machines. Waits until all machines have come."""
         link, parallel = self._link, self._config.parallel
-        await_nodes(link, parallel.rank_wait_timeout)
+        begin_with_all(link, parallel.rank_wait_timeout)
         address = address_towards(next(iter(link.nodes.values())).address, link.port)
         self.here = LocalNode(parallel.ranks_of(0), self._config, self._device, link.rendezvous, address)
         self.nodes.insert(0, self.here)
-        link.begin()
         self.here.start(str(folder), command, self._num_threads)
 
     def close(self) -> None:
@@ -66,8 +65,8 @@ class SeveralMachines:
         self._link.close()
 
 
-def await_nodes(link: NodeLink, within_s: float, look: Callable[[], None] = lambda: None) -> None:
-    """Wait until all machines have come. `look` is called meanwhile, and may raise.
+def begin_with_all(link: NodeLink, within_s: float, look: Callable[[], None] = lambda: None) -> None:
+    """Begin as soon as all machines have come. `look` is called meanwhile, and may raise.
 
     Raises:
         ConfigError: some never came, the message names them; or one that came cannot do its part.
@@ -76,8 +75,8 @@ def await_nodes(link: NodeLink, within_s: float, look: Callable[[], None] = lamb
     names = ", ".join(str(node.node) for node in link.missing())
     _log.info("waiting up to %.0f s for node %s at port %d", within_s, names, link.port)
     deadline = time.monotonic() + within_s
-    while missing := link.missing():
-        if time.monotonic() > deadline:
+    while not link.begin():
+        if (missing := link.missing()) and time.monotonic() > deadline:
             names = ", ".join(str(node.node) for node in missing)
             refused = next(
                 (f" (the last one was refused: {one.last_refusal})" for one in missing if one.last_refusal), ""
@@ -91,6 +90,9 @@ def await_nodes(link: NodeLink, within_s: float, look: Callable[[], None] = lamb
             for rank, reply in node.receive():
                 if isinstance(reply, StartFailed):
                     raise reply.error(f"rank {rank} on {node.host}")
+            if (ended := node.ended()) is not None:
+                rank, status = ended
+                raise ConfigError(f"rank {rank} on {node.host} {status}")
         time.sleep(_LOOK_S)
 
 

@@ -56,6 +56,8 @@ PROBE_MS, LOOK_MS = 50, 1_000
 """Between two looks whether nodes are there, after somebody's connection was lost, and else."""
 _SUSPECT_S = 1.0
 _READ_MOST = 256
+_OUT_OF_REACH = "is out of reach: its machine, `pagefleet serve` there or the network failed"
+_LINK_FAILED = "cannot be heard: the link to other nodes failed, as the log says"
 _TELL_S = 10.0
 """Between two warnings of strangers."""
 
@@ -220,6 +222,8 @@ class NodeLink:
         self._wake = Doorbell()
         self._outbox: deque[tuple[int, list[bytes]]] = deque()
         self._is_begun, self._is_over = threading.Event(), threading.Event()
+        self._begin_lock = threading.Lock()
+        """No node comes or leaves while it is decided whether all are there."""
         self._suspect_until = 0.0
         self._warn_at = 0.0
         self.rendezvous = RendezvousTable()
@@ -247,10 +251,14 @@ class NodeLink:
         for node in self.nodes.values():
             node.close()
 
-    def begin(self) -> None:
-        """Have all nodes start their ranks, as soon as they have the model; all have come."""
-        self._is_begun.set()
+    def begin(self) -> bool:
+        """Have all nodes start their ranks, as soon as they have the model; False: not all are there."""
+        with self._begin_lock:
+            if self.missing():
+                return False
+            self._is_begun.set()
         self._wake.ring()
+        return True
 
     def missing(self) -> list[RemoteNode]:
         """Return the nodes that have not come."""
@@ -263,6 +271,17 @@ class NodeLink:
     # --- the thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # whoever waits for a node must not wait for this thread
+            _log.exception("the link to other nodes failed")
+            for node in self.nodes.values():
+                node.left(_LINK_FAILED, is_begun=True)
+        finally:
+            self._router.disable_monitor()
+            self._context.destroy(linger=500)
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         for inbound in (self._router, self._gate.socket, self._monitor, self._wake.fileno()):
             poller.register(inbound, zmq.POLLIN)
@@ -282,8 +301,6 @@ class NodeLink:
                 if node.peer is not None:
                     self._send(node.peer, encode(self._next_for(node)))
         self._send_all()
-        self._router.disable_monitor()
-        self._context.destroy(linger=500)
 
     def _next_for(self, node: RemoteNode) -> ToFollower:
         if not (node.is_present and self._is_begun.is_set()):
@@ -302,10 +319,11 @@ class NodeLink:
         try:
             self._router.send_multipart([peer, *frames], zmq.NOBLOCK)
         except zmq.ZMQError:
-            is_begun = self._is_begun.is_set()
-            for node in self.nodes.values():
-                if node.peer == peer:
-                    node.left("is out of reach: its machine, `pagefleet serve` there or the network failed", is_begun)
+            with self._begin_lock:
+                is_begun = self._is_begun.is_set()
+                for node in self.nodes.values():
+                    if node.peer == peer:
+                        node.left(_OUT_OF_REACH, is_begun)
 
     def _see_events(self) -> None:
         for frames in received(self._monitor, _READ_MOST):

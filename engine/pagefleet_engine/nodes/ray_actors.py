@@ -24,7 +24,7 @@ from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.nodes.agreement import model_digest
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
-from pagefleet_engine.nodes.leader import await_nodes
+from pagefleet_engine.nodes.leader import begin_with_all
 from pagefleet_engine.nodes.link import NodeLink, Terms
 from pagefleet_engine.nodes.messages import Present
 
@@ -128,8 +128,7 @@ class RayMachines:
             options = kind.options(num_cpus=self._threads, num_gpus=gpus, max_restarts=0, scheduling_strategy=placed)
             self._actors.append(options.remote(msgspec.msgpack.encode(told)))
             self._runs.append(self._actors[-1].run.remote())
-        await_nodes(self._link, within_s, self._look)
-        self._link.begin()
+        begin_with_all(self._link, within_s, self._look)
 
     def close(self) -> None:
         """See Machines."""

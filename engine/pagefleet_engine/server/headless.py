@@ -8,7 +8,6 @@ leader or rank gone -> exit 1
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -78,7 +77,7 @@ async def _leave(follower: Follower, following: asyncio.Task[None], signals: Sto
     if follower.is_joined:
         logger.info("stopping: waiting up to %.0f s for the leader to end", within_s)
         await first_of(following, signals.second, timeout_s=within_s)
-    with contextlib.suppress(OSError):  # it ended by itself
+    if not following.done():
         follower.stop()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pagefleet_engine.config import EngineConfig, ModelConfig
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.engine_core.step_queue import StepQueue
@@ -26,6 +27,7 @@ from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.executor.rank_memory import COMMAND_BYTES
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_engine.ranks.rendezvous import RendezvousTable
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_protocol.sampling_params import SamplingParams
 
@@ -356,3 +358,13 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_rank_that_dies_with_an_answer_unread_is_told_by_its_sentinel() -> None:
+    node = LocalNode(range(1), config_of("fake", 1), torch.device("cpu"), RendezvousTable())
+    (rank,) = node._ranks
+    rank.asking.send(b"answer")
+    rank._close_theirs()
+    assert list(node.receive()) == []
+    assert node.ended() == (0, "was never started")
+    node.end(0.0)

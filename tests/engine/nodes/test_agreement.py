@@ -51,6 +51,10 @@ def test_what_a_leader_refuses(given: dict[str, Any], says: str) -> None:
 def test_settings_that_cannot_be_read_are_refused() -> None:
     strange = Hello(VERSION, 1, "b", "10.0.0.2", msgspec.Raw(b"\x93"))
     assert "cannot be read" in str(refusal_of(strange, OWN))
+    impossible = msgspec.to_builtins(OWN)
+    impossible["parallel"]["node_rank"] = 7  # which no EngineConfig of this version has
+    refused = Hello(VERSION, 1, "b", "10.0.0.2", msgspec.Raw(msgspec.msgpack.encode(impossible)))
+    assert "install one version of pagefleet on all nodes" in str(refusal_of(refused, OWN))
 
 
 def test_all_differences_are_named() -> None:

@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from pagefleet_engine.config import EngineConfig, ModelConfig
+from pagefleet_engine.config import EngineConfig, ExecutionConfig, ModelConfig
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.errors import AddressTaken, ConfigError, EngineDead, EngineError, ModelLoadError
 from pagefleet_engine.executor.executor import PendingStep
+from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
+from pagefleet_engine.nodes import leader, link
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.ranks.parallelism import Parallelism
@@ -278,6 +281,63 @@ def test_a_follower_may_be_replaced_before_the_engine_begins(scene: Scene) -> No
     leading.join(60)
     (executor,) = scene.executors
     assert executor.launch(plan(0, "a")).result().sampled == [[6]]
+
+
+def test_a_follower_that_leaves_as_the_engine_begins_is_noticed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = scene.config()
+    follower = scene.follow(config)
+
+    class Late(LocalNode):
+        def __init__(self, *arguments: Any) -> None:
+            follower.follower.stop()
+            follower.end()
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(leader, "LocalNode", Late)
+    said: list[EngineError] = []
+
+    def lead() -> None:
+        try:
+            scene.lead(config)
+        except EngineError as error:
+            said.append(error)
+
+    leading = threading.Thread(target=lead, daemon=True)
+    leading.start()
+    leading.join(30)
+    assert len(said) == 1
+    assert str(said[0]).startswith(f"rank 1 on {HOST} ")
+
+
+def test_a_link_that_fails_ends_what_waits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(link, "refusal_of", fail)
+    config = scene.config()
+    scene.follow(config)
+    with pytest.raises(ConfigError, match="rank 1 on node 1 cannot be heard: the link to other nodes failed, as"):
+        scene.lead(config)
+
+
+def test_a_follower_keeps_its_cache_in_its_own_folder(scene: Scene) -> None:
+    config = scene.config()
+    here, there = (replace(config, execution=ExecutionConfig(cache_dir=folder)) for folder in ("/here", "/there"))
+    follower = scene.follow(there).follower
+    executor = scene.lead(here)
+    assert executor.launch(plan(0, "a")).result().sampled == [[6]]
+    assert follower._local is not None
+    assert follower._local._config == replace(here, execution=there.execution)
+
+
+def test_whoever_calls_a_follower_after_its_end_writes_nothing(scene: Scene) -> None:
+    executor, following = scene.pair()
+    executor.shutdown()
+    following.end()
+    follower = following.follower
+    for call in (follower.stop, partial(follower.bring, scene.folder), partial(follower.give_up, ConfigError("x"))):
+        call()
+    assert not follower._posted
 
 
 def test_a_port_that_is_taken_is_one_line(scene: Scene) -> None:
