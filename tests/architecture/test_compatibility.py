@@ -29,6 +29,7 @@ CAPABILITIES = {
     "Stop strings", "Logits processors", "Prefix cache", "Preemption", "Chunked prefill", "Prefill and decode apart",
     "K/V in host memory and on disk", "K/V in a shared folder", "KV events", "Quantization", "Windows (Gemma, Mistral)",
     "Speculative decoding", "Tensor ranks", "Pipeline stages", "Behind a gateway, as endpoint picker",
+    "Ranks on several machines",
 }  # fmt: skip
 """That each have a row at least."""
 WORKS = re.compile(r"\[works\]\[(test_\w+)\]")
@@ -116,6 +117,7 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
         product(["Pipeline stages with torch.compile"], (SERVER, SERVICE)),
         lambda _: serve(MODEL, "-pp", "2", "--compile"),
     ),
+    ("Ranks on several machines", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2, nnodes=2),
     ("Behind a gateway, with prefill and decode apart", SERVICE): lambda _: parse_inference_service(
         service_document(disaggregation={}, router={"inferencePool": {}})
     ),

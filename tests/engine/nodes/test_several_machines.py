@@ -26,6 +26,7 @@ from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.nodes import leader, link
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import SeveralMachines
+from pagefleet_engine.nodes.link import NodeLink
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.sampling_params import SamplingParams
@@ -286,13 +287,22 @@ def test_a_follower_may_be_replaced_before_the_engine_begins(scene: Scene) -> No
 def test_a_follower_that_leaves_as_the_engine_begins_is_noticed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     config = scene.config()
     follower = scene.follow(config)
+    links: list[NodeLink] = []
+
+    class Known(NodeLink):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            links.append(self)
 
     class Late(LocalNode):
         def __init__(self, *arguments: Any) -> None:
             follower.follower.stop()
             follower.end()
+            while links[0].nodes[1].peer is not None:
+                time.sleep(0.01)
             super().__init__(*arguments)
 
+    monkeypatch.setattr(leader, "NodeLink", Known)
     monkeypatch.setattr(leader, "LocalNode", Late)
     said: list[EngineError] = []
 
