@@ -20,12 +20,12 @@ from pagefleet_engine import LLM, SamplingParams
 from tests.engine.test_ranks import Stream
 from tests.fakes.fleet_processes import all_gone, child_pids
 from tests.fakes.free_ports import free_ports
-from tests.fakes.kv_namespaces import NoNamespaces
-from tests.fakes.two_machines import HERE, SecondMachine, second_machine
+from tests.fakes.network_namespace import NetworkNamespace, NoNamespaces, network_namespace
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 PROMPT = "What is pagefleet?"
+HERE = "198.18.72.1"
 COMMON = ("--dtype=float32", "--device=cpu", "--num-kv-blocks=256", "--num-threads=1")
 
 
@@ -41,9 +41,9 @@ def alone() -> tuple[int, ...]:
 
 
 @pytest.fixture
-def machine() -> Iterator[SecondMachine]:
+def machine() -> Iterator[NetworkNamespace]:
     try:
-        with second_machine() as made:
+        with network_namespace({"nodes": (HERE, "198.18.72.2")}) as made:
             yield made
     except NoNamespaces as error:
         pytest.skip(f"no namespaces here: {error}")
@@ -92,7 +92,7 @@ class Node:
 class Pair:
     """A leader here, a follower there."""
 
-    def __init__(self, machine: SecondMachine, folder: Path, sizes: Sequence[str]) -> None:
+    def __init__(self, machine: NetworkNamespace, folder: Path, sizes: Sequence[str]) -> None:
         key = folder / "key"
         key.write_text("k" * 40)
         port = str(free_ports())
@@ -135,19 +135,19 @@ def stop(pair: Pair) -> None:
     os.kill(pair.follower.process.pid, signal.SIGSTOP)
 
 
-FAULTS: dict[str, tuple[Callable[[Pair, SecondMachine], None], str]] = {
+FAULTS: dict[str, tuple[Callable[[Pair, NetworkNamespace], None], str]] = {
     "rank": (lambda pair, _: os.kill(pair.far_ranks[0], signal.SIGKILL), "rank 1 on .* was killed by signal 9"),
     "follower": (lambda pair, _: pair.follower.process.kill(), "rank 1 on .* is out of reach"),
     "frozen": (lambda pair, _: stop(pair), "rank 1 on .* (is out of reach|gave no sign of life)"),
     "cut": (
-        lambda _, machine: machine.cut(),
+        lambda _, machine: machine.cut("nodes"),
         "rank [01] on .* (is out of reach|gave no sign of life|could not compute)",
     ),
 }
 
 
 @pytest.fixture
-def pair(machine: SecondMachine, tmp_path: Path) -> Iterator[Pair]:
+def pair(machine: NetworkNamespace, tmp_path: Path) -> Iterator[Pair]:
     made = Pair(machine, tmp_path, ["-tp=2"])
     yield made
     made.close()
@@ -155,7 +155,7 @@ def pair(machine: SecondMachine, tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_tokens_are_those_of_one_process_and_faults_end_all(
-    pair: Pair, machine: SecondMachine, alone: tuple[int, ...], fault: str
+    pair: Pair, machine: NetworkNamespace, alone: tuple[int, ...], fault: str
 ) -> None:
     assert answer_of(pair.url) == alone
     stream = Stream(pair.url)
@@ -200,7 +200,7 @@ def test_both_may_be_stopped_at_once(pair: Pair) -> None:
 
 
 def test_stages_on_two_machines_give_the_tokens_of_one_process(
-    machine: SecondMachine, tmp_path: Path, alone: tuple[int, ...]
+    machine: NetworkNamespace, tmp_path: Path, alone: tuple[int, ...]
 ) -> None:
     made = Pair(machine, tmp_path, ["-pp=2"])
     try:

@@ -12,12 +12,12 @@ from pagefleet_protocol.kv_handoff import OnFailure
 from tests.fakes.kv_namespaces import (
     ADDRESS,
     LONG_PROMPT_TOKENS,
-    NoNamespaces,
     Partitioned,
     long_prompt,
     partitioned_pair,
 )
 from tests.fakes.kv_serving import Asked, Questions, until
+from tests.fakes.network_namespace import NoNamespaces
 
 pytestmark = pytest.mark.fleet
 
