@@ -1,7 +1,8 @@
 """A rank's process without a model: `python rank_process.py`. After token t comes t + 1.
 
 How loading goes is said in the model's name, e.g. `fake?fault=config&rank=1`. A request named `die-1` has rank 1
-do that in each of its steps; `-all` has all do it.
+do that in each of its steps; `-all` has all do it. `late-0` has the first stage of several fail once its step is out,
+at SIGUSR1.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class PassedOn:
         pass
 
     def result(self) -> StepResult:
+        if any(row.request_id == "late-0" for row in self.plan.rows):
+            signal.sigwait({signal.SIGUSR1})
+            raise ValueError("a late fault")
         return StepResult([()] * len(self.plan.rows))
 
 
@@ -102,4 +106,5 @@ def build(start: RankStart, times: StartupTimes) -> BuiltRank:
 
 
 if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     sys.exit(run_rank(build))

@@ -105,7 +105,7 @@ class ProcessExecutor:
         self._watch = HangWatch(self._abreast)
         self._poll = select.poll()
         self._loaded: dict[int, Loaded] = {}
-        self._computed = self._newest_taken = -1
+        self._computed = self._newest_taken = self._newest_returned = -1
         self._taken: dict[int, StepResult] = {}
         self._failed: dict[int, dict[int, StepFailed]] = {}
         """Step -> rank -> what it told."""
@@ -210,6 +210,7 @@ class ProcessExecutor:
                 self._raise_disagreement(but_now=step_id)
             self._take_in(AGREE_S / 4 if failed else LOOK_S)
         self._raise_disagreement(but_now=step_id)
+        self._newest_returned = step_id
         return self._taken.pop(step_id)
 
     def shutdown(self) -> None:
@@ -348,9 +349,10 @@ class ProcessExecutor:
 
     def _raise_disagreement(self, but_now: int | None = None) -> None:
         """Raises EngineDead where a step failed on some ranks of a stage, which therefore know other tokens or K/V than
-        the rest."""
+        the rest, or on a stage that had sent on what it computed, so that its tokens are out."""
         for step_id, failed in self._failed.items():
-            if (step_id <= self._newest_taken or step_id == but_now) and not self._is_joint(failed):
+            is_heard = step_id <= self._newest_taken or step_id == but_now
+            if step_id <= self._newest_returned or (is_heard and not self._is_joint(failed)):
                 number, reply = min(failed.items())
                 before = "lower --gpu-memory-utilization or --max-num-batched-tokens; " if reply.out_of_memory else ""
                 self._die(

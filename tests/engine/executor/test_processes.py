@@ -243,6 +243,15 @@ def test_a_step_that_fails_on_one_rank_of_a_stage_ends_all(start: Start, fault: 
     assert are_gone(executor)
 
 
+def test_a_stage_that_fails_once_its_tokens_are_out_ends_all(start: Start) -> None:
+    executor = start(size=1, stages=2)
+    assert executor.launch(plan(0, "late-0")).result().sampled == [[6]]
+    os.kill(pids(executor)[0], signal.SIGUSR1)
+    with pytest.raises(EngineDead, match=r"rank 0 on .* could not compute a step that others could .*a late fault"):
+        end_of(executor)
+    assert are_gone(executor)
+
+
 def test_a_stage_that_gets_another_step_ends_all(start: Start) -> None:
     executor = start(size=1, stages=2)
     with pytest.raises(EngineDead, match=r"rank 1 on .* exited with status 1"):
