@@ -8,6 +8,8 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+from pagefleet_protocol.exit_status import how_it_ended
+
 
 class ChildProcess:
     """One child.
@@ -73,13 +75,7 @@ class ChildProcess:
 
     def exit_status(self) -> str:
         """Say in words how it ended."""
-        if self._process is None:
-            return "was never started"
-        try:
-            code = self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return "closed its side"
-        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        return how_it_ended(self._process)
 
     def stop(self) -> None:
         """End it at once. A second call does nothing."""

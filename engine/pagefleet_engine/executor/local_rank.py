@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from pagefleet_protocol.exit_status import how_it_ended
 
 from pagefleet_engine.executor.messages import RankStart
 from pagefleet_engine.executor.ring import RingHandles, RingReader
@@ -69,13 +70,7 @@ class LocalRank:
 
     def exit_status(self) -> str:
         """Say in words how the process ended."""
-        if self._process is None:
-            return "was never started"
-        try:
-            code = self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return "closed its side"
-        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        return how_it_ended(self._process)
 
     def leave(self) -> None:
         """Have the process end by itself."""

@@ -6,7 +6,8 @@ engine. The first process has the store, and counts these requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import aiohttp
@@ -24,7 +25,9 @@ from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.middleware import new_id, send_error
 
 _RELAYED = ("/v1/responses", "/start_profile", "/stop_profile", TEXT_PATH)
-_NOT_PASSED = frozenset({"connection", "content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
+_NOT_PASSED = frozenset(
+    {"connection", "content-length", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
 _ADDED_HERE = _NOT_PASSED - {"content-length"} | {"date", headers.INCARNATION.lower(), headers.MODEL.lower()}
 
 
@@ -73,40 +76,31 @@ class Relay:
             started = True
             await send(message)
 
+        body = _Body(receive, self._max_body_bytes, scope["headers"])
         with self._drain.passing_on():
-            body = await self._read_body(receive)
             try:
-                async with self._open.scope(receive):
+                async with self._open.scope(body.receive_after):
                     await self._pass_on(scope, body, send_noted)
             except ClientGoneError:
                 return
             except Exception as error:
+                if body.is_broken_off:
+                    return
                 if started:
                     raise  # the connection closes, so that nobody takes it for a whole answer
                 lost = isinstance(error, aiohttp.ClientError | OSError)
                 reason = EngineDead("The engine stopped unexpectedly.") if lost else error
                 await send_error(answer_of(reason, new_id("req")), send, shape_of(scope["path"]))
 
-    async def _read_body(self, receive: Receive) -> bytes:
-        """Return a request's body; of one that is too long, enough to be refused."""
-        body = bytearray()
-        while len(body) <= self._max_body_bytes:
-            message = await receive()
-            body += message.get("body", b"")
-            if message["type"] == "http.disconnect" or not message.get("more_body"):
-                break
-        return bytes(body)
-
-    async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _pass_on(self, scope: Scope, body: _Body, send: Send) -> None:
         query = scope["query_string"].decode("latin-1")
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         asked = self._first.request(
             scope["method"],
             URL(f"http://first{target}", encoded=True),
-            headers=_passed(
-                ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]), _NOT_PASSED
-            ),
-            data=body or None,
+            headers=_passed(_texts(scope["headers"]), _NOT_PASSED),
+            data=body.pieces() if body.is_there else None,
+            expect100=body.is_there,
             skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
             allow_redirects=False,
         )
@@ -119,6 +113,39 @@ class Relay:
             async for piece in answer.content.iter_any():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+class _Body:
+    """A request's body, which is read when the first process asks for it: by then it has looked at key and limits."""
+
+    def __init__(self, receive: Receive, limit: int, head: Iterable[tuple[bytes, bytes]]) -> None:
+        self.is_there = any(name in (b"content-length", b"transfer-encoding") for name, _ in head)
+        self.is_broken_off = False
+        """Whether the client left in its middle."""
+        self._receive = receive
+        self._limit = limit
+        self._is_read = asyncio.Event()
+        if not self.is_there:
+            self._is_read.set()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it; of one that is too long, enough to be refused."""
+        num_bytes, is_more = 0, True
+        while is_more and num_bytes <= self._limit:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_broken_off = True
+                raise ClientGoneError
+            num_bytes += len(piece := message.get("body", b""))
+            is_more = message.get("more_body", False)
+            if piece:
+                yield piece
+        self._is_read.set()
+
+    async def receive_after(self) -> Message:
+        """What comes after the body."""
+        await self._is_read.wait()
+        return await self._receive()
 
 
 def _is_relayed(path: str) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,17 @@ def test_what_runs_without_its_client_is_followed_and_cancelled_from_everywhere(
 def test_a_body_that_is_too_long_is_refused_by_all(server: ServerProcess) -> None:
     long = {"model": "small", "input": "x" * (9 * 2**20)}
     assert {httpx.post(server.url + "/v1/responses", json=long, timeout=60).status_code for _ in range(6)} == {413}
+
+
+def test_without_the_key_no_body_is_waited_for(start: Callable[..., ServerProcess]) -> None:
+    server = start("--api-key", "secret")
+    head = (
+        b"POST /v1/responses HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    for _ in range(NUM):
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 20) as client:
+            client.sendall(head)
+            assert client.recv(12) == b"HTTP/1.1 401"
 
 
 def test_clients_that_leave_end_their_requests(server: ServerProcess) -> None:
