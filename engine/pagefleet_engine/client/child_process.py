@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from pagefleet_protocol.exit_status import how_it_ended
+from pagefleet_engine.process_end import how_it_ended
 
 
 class ChildProcess:

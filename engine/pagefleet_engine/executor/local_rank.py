@@ -10,10 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from pagefleet_protocol.exit_status import how_it_ended
 
 from pagefleet_engine.executor.messages import RankStart
 from pagefleet_engine.executor.ring import RingHandles, RingReader
+from pagefleet_engine.process_end import how_it_ended
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.executor.rank_process")
 
