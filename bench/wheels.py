@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WANTED = ("pagefleet-engine", "hypothesis", "pytest-timeout", "pytest-xdist")
 THERE = ("torch", "triton", "transformers", "pytest")
 Requires = Callable[[str], Iterable[str]]
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
+PLATFORMS = (*(f"manylinux_2_{glibc}" for glibc in range(39, 16, -1)), "manylinux2014", "manylinux1")
+"""Of glibc 2.39 and older: pip takes a wheel of exactly these names."""
 
 
 def installed_requirements(name: str) -> list[str]:
