@@ -66,9 +66,9 @@ def test_a_layer_of_experts_is_its_twin(shape: str, tokens: int, form: str, devi
     expected = grouped_matmul(given, first, twins, BF16, top_k=top_k, gate="silu", backend="torch")
     assert_near(inner[there], expected[there])
     expected[~there] = 0
-    inner = inputs_in(form, expected)
-    outer = grouped_matmul(inner, second, blocks, BF16)
-    expected = grouped_matmul(inner, second, twins, BF16, backend="torch")
+    rounded = inputs_in(form, expected)
+    outer = grouped_matmul(rounded, second, blocks, BF16)
+    expected = grouped_matmul(rounded, second, twins, BF16, backend="torch")
     assert_near(outer[there], expected[there])
     expected[~there] = math.nan
     out, wanted = (combine_experts(expected, weights, experts, backend=backend) for backend in (None, "torch"))

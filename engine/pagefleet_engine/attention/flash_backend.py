@@ -55,7 +55,7 @@ class FlashBackend:
         """
         self._triton = TritonBackend(pool, layout, groups)
         self._version: FlashVersion = version or newest_flash(pool.device)
-        self._refusal = _why_not_here() or _why_not_pool(pool, layout, self._version)
+        self._refusal = why_no_flash() or _why_not_pool(pool, layout, self._version)
         self._or_triton = or_triton
         self._refuse(self._refusal)
         if self._version == 3 and self._refusal is None and version is None:
@@ -151,7 +151,8 @@ def newest_flash(device: torch.device) -> FlashVersion:
     return 3 if is_hopper and importlib.util.find_spec(_PACKAGE_OF_3) is not None else 2
 
 
-def _why_not_here() -> str | None:
+def why_no_flash() -> str | None:
+    """Why torch cannot attend to pages by FlashAttention; None: it can."""
     from torch.nn.attention import varlen  # noqa: PLC0415 loads what only this backend needs
 
     attend = getattr(varlen, "varlen_attn_out", None)

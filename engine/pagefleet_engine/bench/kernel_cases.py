@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry
-from pagefleet_engine.attention.flash_backend import flash_attention, newest_flash
+from pagefleet_engine.attention.flash_backend import flash_attention, newest_flash, why_no_flash
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 
@@ -163,7 +163,10 @@ def prefill_case(length: int, device: torch.device, *, heads: Heads = LLAMA_HEAD
 
 
 def flash_case(query_lens: list[int], context: int, device: torch.device) -> Prepared:
-    """Our attention, and as the peer FlashAttention as it would serve: over pages too, of the size that it asks for."""
+    """Our attention, and as the peer FlashAttention as it would serve: over pages too, of the size that it asks for.
+
+    Without a peer where torch has none that reads pages.
+    """
     heads, batch = LLAMA_HEADS, len(query_lens)
     version = newest_flash(device)
     ours_in = _Pages(batch, context, heads, device)
@@ -190,9 +193,10 @@ def flash_case(query_lens: list[int], context: int, device: torch.device) -> Pre
     def peer() -> Tensor:
         return flash_attention(q_TNH, peers_in.next_layer(), peers_in.tables_SB, batch_in, spec, version)
 
+    has_peer = why_no_flash() is None
     num_bytes = 4.0 * batch * context * heads.num_kv_heads * heads.head_dim
     seen = sum(length * (context - (length - 1) / 2) for length in query_lens)
-    return Prepared(ours, peer, num_bytes, 4.0 * seen * heads.num_heads * heads.head_dim)
+    return Prepared(ours, peer if has_peer else None, num_bytes, 4.0 * seen * heads.num_heads * heads.head_dim)
 
 
 def _cascade(batch: int, shared: int, own: int, device: torch.device) -> Prepared:

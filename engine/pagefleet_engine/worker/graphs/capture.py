@@ -56,13 +56,17 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
         self._open: torch.cuda.CUDAGraph | None = None
         self._free_before = self._free_bytes()
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """See DeviceGraphs. No garbage is collected: a tensor that ends in the wrong moment breaks a capture."""
+        """See DeviceGraphs. No garbage is collected: a tensor that ends in the wrong moment breaks a capture.
+
+        Each has a memory pool of its own: torch 2.11 refuses one whose graphs have all ended.
+        """
+        self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         collects = gc.isenabled()
         gc.disable()
