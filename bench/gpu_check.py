@@ -63,7 +63,7 @@ def run_parts(parts: Sequence[Part], folder: Path, total_seconds: float) -> list
 
 def run_part(part: Part, folder: Path, limit: float) -> Outcome:
     """Run one part to its end or for `limit` seconds, after which all its processes are ended."""
-    report = folder / (part.name.replace(": ", "-") + ".json")
+    report = folder / (part.name.replace(": ", "-").replace(" ", "-") + ".json")
     command = [sys.executable, *part.arguments, *([f"--json={report}"] if part.reports else [])]
     print(f"=== {part.name} (at most {limit:.0f} s)", flush=True)
     began = time.monotonic()

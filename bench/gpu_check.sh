@@ -10,8 +10,9 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 export PYTHONPATH="$PWD$(printf ":$PWD/%s" $(dirname -- */pyproject.toml))${PYTHONPATH:+:$PYTHONPATH}:$site"
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
+export TRITON_STORE_BINARY_ONLY=1  # the cache is to be brought back: no intermediate code
 mkdir -p "$TRITON_CACHE_DIR"
-[ -z "${TRITON_CACHE:-}" ] || tar -xzf "$TRITON_CACHE" -C "$TRITON_CACHE_DIR"
+[ -z "${TRITON_CACHE:-}" ] || tar -xf "$TRITON_CACHE" -C "$TRITON_CACHE_DIR"
 if [ -n "${WHEELS:-}" ]; then
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl
 fi
@@ -28,5 +29,5 @@ text = "".join(f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in
 EOS
 status=0
 "$PYTHON" bench/gpu_check.py "$@" || status=$?
-[ -z "${OUT:-}" ] || tar -czf "$OUT/triton-cache.tar.gz" -C "$TRITON_CACHE_DIR" .
+[ -z "${OUT:-}" ] || XZ_OPT="-T0 -3" tar -cJf "$OUT/triton-cache.tar.xz" -C "$TRITON_CACHE_DIR" . || true
 exit $status

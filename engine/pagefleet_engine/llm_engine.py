@@ -34,6 +34,7 @@ from pagefleet_engine.llm_keywords import known_settings
 from pagefleet_engine.local_model import with_local_model
 from pagefleet_engine.results import GrowingRequest, RequestOutput
 from pagefleet_engine.settings import engine_config
+from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.generation import recommended_sampling
 from pagefleet_engine.text.model_files import has_tokenizer, load_text_model, read_eos_token_ids
 
@@ -312,9 +313,11 @@ def _started(config: EngineConfig) -> tuple[_Core, Ready]:
 
         cores = OfflineCores(config)
         return cores, cores.ready
-    from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch
+    times = StartupTimes()
+    with times.phase("imports"):
+        from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch
 
-    return build_core(config)
+    return build_core(config, times)
 
 
 def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:

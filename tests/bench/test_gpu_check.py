@@ -47,7 +47,7 @@ def test_the_whole_check_in_small(tmp_path: Path) -> None:
     written = json.loads((out / "gpu_check.json").read_text())
     assert {part["part"]: part["status"] for part in written["parts"]} == dict.fromkeys(only, "ok")
     assert (out / "startup.json").is_file()
-    assert (out / "triton-cache.tar.gz").is_file()
+    assert (out / "triton-cache.tar.xz").is_file()
 
 
 def test_small_and_large_have_the_same_parts_in_one_order() -> None:

@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> Report:
     with model_folder(arguments) as (model, options):
         starts = [_start(model, options, arguments.timeout) for _ in range(arguments.repeats)]
     warm = starts[1:] or starts
-    phases = {name for start in warm for name in start["phases"] if name != "total"}
+    phases = {name for start in warm for name in start["phases"]}
+    print(starts[-1]["log"], file=sys.stderr, end="")
     figures = {
         "first_process_seconds": starts[0]["seconds"],
         "seconds": {
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _start(model: str, options: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Run one process to its first token; `seconds` counts from before it was started."""
+    """Run one process to its first token; `seconds` counts from before it was started, and is the sum of the phases
+    and the first token. `process` is the phase in which the interpreter starts."""
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -67,4 +69,5 @@ def _start(model: str, options: dict[str, Any], timeout: float) -> dict[str, Any
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise ConfigError(f"the engine did not start: {reason[0][:300]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**answer, "seconds": answer["first_token_at"] - began}
+    phases = answer["phases"] | {"process": answer["began_at"] - began}
+    return {**answer, "phases": phases, "seconds": answer["first_token_at"] - began, "log": done.stderr}

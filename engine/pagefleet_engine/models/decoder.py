@@ -6,8 +6,11 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
 
 from torch import Tensor
 
@@ -63,6 +66,20 @@ class DecoderModel:
         """Put another form in the place of each layer, e.g. one that is compiled; once its weights have arrived."""
         self._layers = [(replacement(layer), rope) for layer, rope in self._layers]
 
+    def excerpt(self) -> Self:
+        """See Model."""
+        kept = where_kinds_meet([self._kind(index) for index in range(len(self._layers))])
+        found = copy.copy(self)
+        found._layers = [self._layers[index] for index in kept]
+        found._names = [self._names[index] for index in kept]
+        return found
+
+    def _kind(self, index: int) -> Hashable:
+        """Equal for two layers that launch the same kernels on tensors of the same forms."""
+        layer, rope = self._layers[index]
+        forms = [(name, weight.part_shapes, weight.dtype, weight.kept) for name, weight in layer.weights()]
+        return rope, self.arch.windows[index], tuple(forms)
+
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""
         if self._embed_tokens is not None:
@@ -94,6 +111,17 @@ class DecoderModel:
         """See Model."""
         assert self._end is not None, "the last stage has the head"
         return self._end.head(hidden_SD)
+
+
+def where_kinds_meet(kinds: Sequence[Hashable]) -> list[int]:
+    """Indices, ascending, that hold each kind behind each kind that it ever follows; and the first."""
+    seen: set[tuple[Hashable, Hashable]] = set()
+    kept = {0}
+    for index, pair in enumerate(pairwise(kinds), 1):
+        if pair not in seen:
+            seen.add(pair)
+            kept |= {index - 1, index}
+    return sorted(kept)
 
 
 @dataclass(frozen=True, slots=True)

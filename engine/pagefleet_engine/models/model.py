@@ -62,6 +62,11 @@ class Model(Protocol):
         """[S, V] in the model's dtype, for those rows of the hidden states that are asked for."""
         ...
 
+    def excerpt(self) -> Model:
+        """The model with few of its layers, once their weights have arrived. A step of it launches every kernel that
+        the same step of the whole model launches, in a fraction of the time; what it computes means nothing."""
+        ...
+
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """Every slot to fill, named as in Hugging Face checkpoints save for merged ones (`loader.weight_map`)."""
         ...

@@ -88,6 +88,10 @@ class CompiledModel:
         """See Model."""
         return self._model.divided_head
 
+    def excerpt(self) -> CompiledModel:
+        """See Model."""
+        return CompiledModel(self._model.excerpt(), self._folder)
+
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""
         return self._model.weights()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode
 from pagefleet_engine.worker.model_runner import RunnerLimits
@@ -45,7 +46,9 @@ class StepMemory:
     """All CUDA graphs together, estimated."""
 
 
-def measure_step_memory(factory: RunnerFactory, limits: RunnerLimits, device: torch.device) -> StepMemory:
+def measure_step_memory(
+    factory: RunnerFactory, limits: RunnerLimits, device: torch.device, times: StartupTimes
+) -> StepMemory:
     """Run the largest step and capture sample graphs with a pool that is just large enough, and let all go again.
 
     Raises:
@@ -57,6 +60,8 @@ def measure_step_memory(factory: RunnerFactory, limits: RunnerLimits, device: to
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         built = factory.make(limits, num_blocks)
+        with times.phase("kernels"):
+            factory.compile_kernels(built, limits)
         rehearse(built.runner, row_lens, limits, HUNGRIEST)
         torch.cuda.synchronize(device)
         activations = torch.cuda.max_memory_allocated(device) - before - num_blocks * factory.bytes_per_block

@@ -53,6 +53,8 @@ class BuiltRunner:
     """Its K/V."""
     graphs: GraphForward | None
     """Where steps are to be replayed as graphs; nothing is captured yet."""
+    excerpt: EagerForward
+    """Of the model's excerpt, over the same pages."""
 
 
 class RunnerFactory:
@@ -71,7 +73,8 @@ class RunnerFactory:
 
         Raises ConfigError for graphs that the device does not have, sizes or logits processors that cannot be."""
         self._config = config
-        self._model = model
+        self._model, self._excerpt = model, model.excerpt()
+        self._is_compiled = device.type != "cuda"
         self._groups = groups
         self._dtype, self._kv_dtype = dtypes
         self._links = links
@@ -109,19 +112,24 @@ class RunnerFactory:
         backend = self._backend(pool, layout)
         seed, stage = self._config.model.seed, self._stage(limits)
         state = RequestState(limits, seed, self._device, processors=self._processors, stage=stage)
-        eager = EagerForward(self._model, backend)
-        if self._device.type == "cuda":
-            compile_ahead(eager, state.inputs, limits, cascade=self._config.execution.cascade_attention)
-        forward: Forward = eager
+        forward: Forward = EagerForward(self._model, backend)
         graphs = None
         if self._graph_mode is not GraphMode.NONE:
             dispatcher = GraphDispatcher(
                 self._graph_mode, self._graph_sizes, limits.max_num_seqs, self._mixed_graph_sizes
             )
-            forward = graphs = GraphForward(self._model, backend, dispatcher, CudaGraphs(self._device))
+            device_graphs = CudaGraphs(self._device)
+            forward = graphs = GraphForward(self._model, backend, dispatcher, device_graphs, self._excerpt)
         head = self._model.divided_head
         runner = ModelRunner(self._model, forward, pool, state, limits.vocab_size, head)
-        return BuiltRunner(runner, state, pool, graphs)
+        return BuiltRunner(runner, state, pool, graphs, EagerForward(self._excerpt, backend))
+
+    def compile_kernels(self, built: BuiltRunner, limits: RunnerLimits) -> None:
+        """Have what the steps of a runner of `make` launch; others that it makes launch the same."""
+        if not self._is_compiled:
+            cascade = self._config.execution.cascade_attention
+            compile_ahead(built.excerpt, built.state.inputs, limits, cascade=cascade)
+            self._is_compiled = True
 
     def _stage(self, limits: RunnerLimits) -> Stage:
         links = self._links

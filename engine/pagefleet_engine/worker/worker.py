@@ -113,6 +113,8 @@ class Worker:
         limits = self._factory.limits(self.cache.max_model_len, self.max_in_flight)
         with times.phase("kv_pool"), naming_the_remedy("kv_pool"):
             built = self._factory.make(limits, self.cache.num_blocks, pool_memory)
+        with times.phase("kernels"), naming_the_remedy("kv_pool"):
+            self._factory.compile_kernels(built, limits)
         self._runner = built.runner
         self.pages = make_kv_pages(built.pool)
         """The KV pool as bytes, for connectors."""
@@ -255,9 +257,8 @@ class Worker:
         all_know = self._communicators.everyone.all_reduce(found, "min").item()
         if known is not None and all_know:
             return known
-        measured = measure_step_memory(
-            self._factory, self._factory.limits(max_model_len, self.max_in_flight), self._device
-        )
+        limits = self._factory.limits(max_model_len, self.max_in_flight)
+        measured = measure_step_memory(self._factory, limits, self._device, self._times)
         if execution.profile_cache:
             cache.store(measured)
         return measured

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -46,12 +47,21 @@ class GraphForward:
     """Implements `Forward`. Everything here is called within `torch.inference_mode()`."""
 
     def __init__(
-        self, model: CausalModel, backend: AttentionBackend, dispatcher: GraphDispatcher, graphs: DeviceGraphs
+        self,
+        model: CausalModel,
+        backend: AttentionBackend,
+        dispatcher: GraphDispatcher,
+        graphs: DeviceGraphs,
+        excerpt: CausalModel | None = None,
     ) -> None:
-        """Until `capture`, and for what it did not capture, steps run without graphs."""
+        """Until `capture`, and for what it did not capture, steps run without graphs.
+
+        `excerpt`: launches all kernels of `model`, see `Model.excerpt`; by default the model itself.
+        """
         self._model = model
+        self._excerpt = model if excerpt is None else excerpt
         self._backend = backend
-        self._eager = EagerForward(model, backend)
+        self._eager, self._brief = EagerForward(model, backend), EagerForward(self._excerpt, backend)
         self._dispatcher = dispatcher
         self._graphs = graphs
         largest = max((key.num_tokens for _, key in dispatcher.keys), default=0)
@@ -124,23 +134,21 @@ class GraphForward:
         return GraphMode.NONE, BatchDescriptor(rows.num_tokens, num_rows, key.uniform)
 
     def _capture_full(self, view: StepInputs) -> DeviceGraph:
-        def run() -> None:
-            self._hidden.keep(self._eager.compute(view))
-
-        run()  # libraries and kernels load what they need for these shapes, which a capture forbids
+        # Libraries and kernels load what they need for these shapes, which a capture forbids.
+        self._hidden.keep(self._brief.compute(view))
         self._graphs.begin()
-        run()
+        self._hidden.keep(self._eager.compute(view))
         return self._graphs.end()
 
     def _capture_pieces(self, view: StepInputs) -> PiecewiseGraph:
         def begin() -> AttentionStep:
             return self._backend.begin(view.geometry)
 
-        def run(step: AttentionStep) -> None:
-            self._hidden.keep(self._model.forward(view.entering, view.positions_T, step))
+        def run(model: CausalModel, step: AttentionStep) -> None:
+            self._hidden.keep(model.forward(view.entering, view.positions_T, step))
 
-        run(BreakingStep(begin(), begin(), self._breaks, nullcontext))
-        return capture_piecewise(self._graphs, begin, run, self._breaks)
+        run(self._excerpt, BreakingStep(begin(), begin(), self._breaks, nullcontext))
+        return capture_piecewise(self._graphs, begin, partial(run, self._model), self._breaks)
 
 
 class _HiddenBuffer:

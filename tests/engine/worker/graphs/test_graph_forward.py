@@ -223,6 +223,9 @@ class Spoiled:
     def logits(self, hidden_SD: Tensor) -> Tensor:
         return self.model.logits(hidden_SD)
 
+    def excerpt(self) -> Spoiled:
+        return Spoiled(self.model.excerpt(), self.spoil)
+
     def weights(self) -> Any:
         return self.model.weights()
 
