@@ -5,15 +5,17 @@ A request whose K/V does not come fails here: an answer that the decode engine c
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
 import random
 import select
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -57,6 +59,8 @@ class Setting:
     role: Literal["prefill", "decode"]
     plane: str
     device: str
+    port: int
+    """0: any."""
     peers: str | None
     environment: Mapping[str, str]
     """For NCCL, which reads it when the first link is made."""
@@ -149,12 +153,15 @@ class _Engines:
         self.all: list[_Process] = []
         try:
             of_prefill, of_decode = (environments.get(role, {}) for role in ("prefill", "decode"))
-            self.prefill = self._start(Setting(model, key_file, "prefill", plane, device, None, of_prefill, ranks[0]))
-            self.address = str(self.prefill.answers.get(timeout=self._left()))
+            port = _free_port()
+            self.address = f"127.0.0.1:{port}"
+            alike = Setting(model, key_file, "prefill", plane, device, port, None, of_prefill, ranks[0])
+            self.prefill = self._start(alike)
             self.decode = self._start(
-                Setting(model, key_file, "decode", plane, device, self.address, of_decode, ranks[1])
+                replace(alike, role="decode", port=0, peers=self.address, environment=of_decode, ranks=ranks[1])
             )
-            self.decode.answers.get(timeout=self._left())
+            for engine in self.all:
+                engine.answers.get(timeout=self._left())
         except queue.Empty:
             self.close()
             raise
@@ -197,13 +204,22 @@ class _Engines:
         return self.all[-1]
 
 
+def _free_port() -> int:
+    """Return the first of two free ones in a row."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first, contextlib.suppress(OSError):
+            port = int(first.getsockname()[1])
+            socket.create_server(("127.0.0.1", port + 1)).close()
+            return port
+
+
 def _serve(setting: Setting, orders: Queue[Order | None], answers: Queue[Any]) -> None:
     os.environ.update(setting.environment)
     core, ready = build_core(
         _config(setting), identity=EngineIdentity(INCARNATIONS[setting.role], str(setting.key_file))
     )
     assert ready.kv_transfer is not None
-    answers.put(f"127.0.0.1:{ready.kv_transfer.port}")
+    answers.put(None)
     while True:
         try:
             order = orders.get(timeout=0.001)
@@ -256,6 +272,7 @@ def _config(setting: Setting) -> EngineConfig:
         kv_transfer=KVTransferConfig(
             kv_connector="p2p",
             kv_role=setting.role,
+            kv_port=setting.port,
             kv_peers=setting.peers,
             kv_data_plane=cast(DataPlaneName, setting.plane),
         ),

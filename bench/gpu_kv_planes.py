@@ -3,9 +3,11 @@ it is there, and whether a prefill and a decode engine that share the device ans
 
 python bench/gpu_kv_planes.py [--json FILE]       (without a GPU: says so, and tries the tcp plane on the CPU)
 
-Each check runs in processes of its own and is ended when its time is over. NCCL refuses two ranks on one device unless
-they seem to be on two hosts (NCCL_HOSTID) or, from 2.30, NCCL_MULTI_RANK_GPU_ENABLE is set: both are tried. Between two
-processes that share a device by taking turns NCCL is slow; that it is right is what counts here.
+Each check runs in processes of its own and is ended when its time is over; the engines of all planes load side by
+side. NCCL refuses two ranks on one device unless they seem to be on two hosts (NCCL_HOSTID) or, from 2.30,
+NCCL_MULTI_RANK_GPU_ENABLE is set: both are tried. Between two processes that share a device by taking turns NCCL is
+slow; that it is right is what counts here. What it says of itself goes into a file beside the report, and a check that
+fails shows on stderr where its threads are.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -20,6 +23,9 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -63,7 +69,9 @@ BLOCK_BYTES = 512 * 1024
 FRAME_BLOCKS = 8
 NUM_SLOTS = 16
 COMPATIBILITY = b"c" * 32
-LINK_S, TURN_S = 12.0, 10.0
+LINK_S, TURN_S, NCCL_TURN_S = 12.0, 10.0, 20.0
+MULTI_RANK = 23000
+"""NCCL's version, as it numbers them, from which two ranks may share a device."""
 TOO_LITTLE_S = 3.0
 ONE_HOST_EACH = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
@@ -80,8 +88,8 @@ class CheckFailed(Exception):
 class End:
     """One process's end of a plane: its pool, and the words that go to the other by a queue."""
 
-    def __init__(self, name: str, device: str, num_blocks: int, inbox: Queue[bytes], outbox: Queue[bytes]) -> None:
-        self._inbox, self._outbox = inbox, outbox
+    def __init__(self, name: str, device: str, num_blocks: int, words: Connection) -> None:
+        self._words = words
         self.pool = torch.zeros(num_blocks, BLOCK_BYTES, dtype=torch.uint8, device=device)
         self.plane = _plane(name, self.pool)
         self._seen: list[PlaneEvent] = []
@@ -89,25 +97,26 @@ class End:
     def wait_for(self, kind: type[PlaneEvent], count: int, seconds: float) -> None:
         """Go on until so many events of a kind have come, and drop all events."""
         deadline = time.monotonic() + seconds
-        while sum(isinstance(event, kind) for event in self._seen) < count:
+        while (seen := sum(isinstance(event, kind) for event in self._seen)) < count:
             if time.monotonic() > deadline:
-                raise CheckFailed(f"no {kind.__name__} within {seconds:g} s")
+                faulthandler.dump_traceback()
+                raise CheckFailed(f"{seen} of {count} {kind.__name__} within {seconds:g} s: {self.plane.counters()}")
             self.pump()
         self._seen.clear()
 
     def pump(self) -> None:
         """Pass words on, and take what happened."""
-        select.select([self.plane.bell], [], [], 0.0005)
+        select.select([self.plane.bell, self._words.fileno()], [], [], 0.1)
         for event in self.plane.events():
             if isinstance(event, Tell):
-                self._outbox.put(event.data)
+                self._words.send_bytes(event.data)
             elif isinstance(event, LinkDown | FrameRefused):
                 raise CheckFailed(event.reason)
             else:
                 self._seen.append(event)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.plane.hear("other", self._inbox.get_nowait())
+        with contextlib.suppress(EOFError, ConnectionError):  # the other is done
+            while self._words.poll():
+                self.plane.hear("other", self._words.recv_bytes())
 
 
 def _plane(name: str, pool: torch.Tensor) -> DataPlane:
@@ -120,8 +129,12 @@ def _plane(name: str, pool: torch.Tensor) -> DataPlane:
         memory = CudaSharedMemory(find_cudart(torch.version.cuda))
         return DevicePlane(IpcCarriers(memory, copies), copies, COMPATIBILITY, (NUM_SLOTS, NUM_SLOTS))
     library = NcclFunctions(find_nccl())
-    carriers = NcclCarriers(library, copies, 1, 1, TURN_S, LINK_S)
-    return DevicePlane(carriers, copies, COMPATIBILITY, (NUM_SLOTS, NUM_SLOTS), LINK_S, TURN_S)
+    carriers = NcclCarriers(library, copies, 1, 1, NCCL_TURN_S, LINK_S)
+    return DevicePlane(carriers, copies, COMPATIBILITY, (NUM_SLOTS, NUM_SLOTS), LINK_S, NCCL_TURN_S)
+
+
+def _turn_s(name: str) -> float:
+    return NCCL_TURN_S if name.startswith("nccl") else TURN_S
 
 
 def transfer(turn: int) -> bytes:
@@ -135,11 +148,14 @@ def content(num_blocks: int, device: str) -> torch.Tensor:
     return words.view(torch.uint8).view(num_blocks, BLOCK_BYTES).to(device)
 
 
-def run_source(name: str, device: str, num_blocks: int, turns: int, queues: Mapping[str, Queue[Any]]) -> None:
+def run_source(
+    name: str, device: str, num_blocks: int, turns: int, words: Connection, queues: Mapping[str, Queue[Any]]
+) -> None:
     """The process that sends."""
+    turn_s = _turn_s(name)
     try:
         os.environ.update(_environment(name, "source"))
-        end = End(name, device, num_blocks, queues["to_source"], queues["to_target"])
+        end = End(name, device, num_blocks, words)
         end.pool.copy_(content(num_blocks, device))
         queues["invitation"].put(end.plane.invite("other"))
         end.wait_for(LinkUp, 1, LINK_S)
@@ -148,18 +164,21 @@ def run_source(name: str, device: str, num_blocks: int, turns: int, queues: Mapp
             for seq, first in enumerate(range(0, num_blocks, FRAME_BLOCKS)):
                 blocks = range(first, first + FRAME_BLOCKS)
                 end.plane.send("other", Frame(transfer(turn), turn, seq, first, blocks))
-            end.wait_for(FrameSent, num_blocks // FRAME_BLOCKS, TURN_S)
+            end.wait_for(FrameSent, num_blocks // FRAME_BLOCKS, turn_s)
         while queues["left"].empty():  # words still pass until the target has all
             end.pump()
     except (CheckFailed, NcclError, CudaError, RuntimeError, queue.Empty) as error:
         queues["result"].put({"ok": False, "why": f"source: {error or 'the target does nothing'}"})
 
 
-def run_target(name: str, device: str, num_blocks: int, turns: int, queues: Mapping[str, Queue[Any]]) -> None:
+def run_target(
+    name: str, device: str, num_blocks: int, turns: int, words: Connection, queues: Mapping[str, Queue[Any]]
+) -> None:
     """The process that receives, compares and measures."""
+    turn_s = _turn_s(name)
     try:
         os.environ.update(_environment(name, "target"))
-        end = End(name, device, num_blocks, queues["to_target"], queues["to_source"])
+        end = End(name, device, num_blocks, words)
         end.plane.connect("other", "127.0.0.1", queues["invitation"].get(timeout=30))
         end.wait_for(LinkUp, 1, LINK_S)
         seconds = []
@@ -167,7 +186,7 @@ def run_target(name: str, device: str, num_blocks: int, turns: int, queues: Mapp
             end.plane.land("other", Landing(transfer(turn), turn, 0, range(num_blocks - 1, -1, -1)))
             queues["landed"].put(turn)
             began = time.perf_counter()
-            end.wait_for(FrameArrived, num_blocks // FRAME_BLOCKS, TURN_S)
+            end.wait_for(FrameArrived, num_blocks // FRAME_BLOCKS, turn_s)
             seconds.append(time.perf_counter() - began)
             end.plane.forget(transfer(turn))
         same = torch.equal(end.pool, content(num_blocks, device).flip(0))
@@ -190,15 +209,13 @@ def _seeming_host(role: str) -> dict[str, str]:
     return {**ONE_HOST_EACH, "NCCL_HOSTID": role}
 
 
-def check_pair(name: str, device: str, num_blocks: int, seconds: float, turns: int = 3) -> Outcome:
+def check_pair(name: str, device: str, num_blocks: int, seconds: float, turns: int = 5) -> Outcome:
     """Pass a whole pool from one process to another, some times; return the best rate, or why it did not work."""
     context = multiprocessing.get_context("spawn")
-    queues: dict[str, Queue[Any]] = {
-        key: context.Queue() for key in ("to_source", "to_target", "invitation", "landed", "result", "left")
-    }
+    queues: dict[str, Queue[Any]] = {key: context.Queue() for key in ("invitation", "landed", "result", "left")}
     processes = [
-        context.Process(target=run, args=(name, device, num_blocks, turns, queues), daemon=True)
-        for run in (run_source, run_target)
+        context.Process(target=run, args=(name, device, num_blocks, turns, words, queues), daemon=True)
+        for run, words in zip((run_source, run_target), context.Pipe(), strict=True)
     ]
     for process in processes:
         process.start()
@@ -278,28 +295,41 @@ def _until_ready(nccl: NcclFunctions, communicator: int, deadline: float) -> Non
         time.sleep(0.001)
 
 
-def checks(cuda: bool) -> dict[str, Callable[[float], Outcome]]:
-    """By name, in the order in which they run; each is given how many seconds it may take."""
+Check = Callable[[float], Outcome]
+"""Is given how many seconds it may take."""
+
+
+def checks(cuda: bool) -> list[dict[str, Check]]:
+    """By name. Those of one dictionary run side by side, one dictionary after the other: first what matters most."""
     if not cuda:
-        return {
-            "tcp": lambda seconds: check_pair("tcp", "cpu", 64, seconds),
-            "engines: tcp": lambda seconds: check_engines("tcp", "cpu", seconds),
-        }
-    return {
-        "nccl, to itself": lambda seconds: send_to_self(min(12.0, seconds)),
-        "cuda_ipc": lambda seconds: check_pair("cuda_ipc", "cuda", 1024, min(20.0, seconds)),
-        **{name: _nccl_pair(name) for name in ("nccl, two seeming hosts", "nccl, one device with two ranks")},
-        "engines: cuda_ipc": lambda seconds: check_engines("cuda_ipc", "cuda", seconds),
-        "engines: nccl": lambda seconds: check_engines(
-            "nccl", "cuda", seconds, {role: _seeming_host(role) for role in ("prefill", "decode")}
-        ),
-        "tcp": lambda seconds: check_pair("tcp", "cuda", 1024, min(20.0, seconds)),
-        "engines: tcp": lambda seconds: check_engines("tcp", "cuda", seconds),
-    }
+        return [
+            {"tcp": partial(check_pair, "tcp", "cpu", 64)},
+            {"engines: tcp": partial(check_engines, "tcp", "cpu")},
+        ]
+    seeming_hosts = {role: _seeming_host(role) for role in ("prefill", "decode")}
+    return [
+        {
+            "engines: cuda_ipc": lambda seconds: check_engines("cuda_ipc", "cuda", min(50.0, seconds)),
+            "engines: nccl": lambda seconds: check_engines("nccl", "cuda", min(50.0, seconds), seeming_hosts),
+        },
+        {"cuda_ipc": lambda seconds: check_pair("cuda_ipc", "cuda", 1024, min(25.0, seconds))},
+        {"nccl, two seeming hosts": _nccl_pair("nccl, two seeming hosts")},
+        {"nccl, to itself": lambda seconds: send_to_self(min(12.0, seconds))},
+        {"nccl, one device with two ranks": _two_ranks},
+        {"tcp": lambda seconds: check_pair("tcp", "cuda", 1024, min(20.0, seconds))},
+        {"engines: tcp": partial(check_engines, "tcp", "cuda")},
+    ]
 
 
-def _nccl_pair(name: str) -> Callable[[float], Outcome]:
-    return lambda seconds: check_pair(name, "cuda", 128, min(20.0, seconds))
+def _nccl_pair(name: str) -> Check:
+    return lambda seconds: check_pair(name, "cuda", 32, min(40.0, seconds), turns=2)
+
+
+def _two_ranks(seconds: float) -> Outcome:
+    version = NcclFunctions(find_nccl()).version
+    if version < MULTI_RANK:
+        return {"ok": False, "why": f"NCCL {version_text(version)} refuses it, from {version_text(MULTI_RANK)} on not"}
+    return _nccl_pair("nccl, one device with two ranks")(seconds)
 
 
 def main() -> int:
@@ -313,7 +343,10 @@ def main() -> int:
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "none", "nccl": _nccl_version()}
     if not cuda:
         print("no GPU here: planes between devices are skipped")
-    for name, check in checks(cuda).items():
+    if options.json:  # of all processes of the checks
+        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{Path(options.json).with_suffix('')}-nccl-%p.txt"}
+
+    def run(name: str, check: Check) -> None:
         left = give_up_at - time.monotonic()
         outcome = check(left) if left > TOO_LITTLE_S else {"ok": False, "why": "no time left"}
         figures[name] = outcome
@@ -321,6 +354,10 @@ def main() -> int:
         print(f"{name:<34} {'ok' if outcome['ok'] else 'no'}{rate}  {outcome.get('why', '')}", flush=True)
         if options.json:
             write_report(options.json, "gpu_kv_planes", figures)
+
+    for together in checks(cuda):
+        with ThreadPoolExecutor(len(together)) as pool:
+            list(pool.map(run, together.keys(), together.values()))
     return 0
 
 

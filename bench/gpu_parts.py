@@ -190,19 +190,19 @@ def second_parts(checkpoint: Path, folder: Path) -> list[Part]:
     fast = Goal("K/V by cuda_ipc on one GPU: GB/s", "> 10", figure("cuda_ipc", "gb_per_s"), at_least(10))
     tune = ["kernels", f"--tune={folder / 'launch_table.json'}", "--only=decode attention"]
     return [
-        Part("kv planes", ["bench/gpu_kv_planes.py", "--seconds=55"], 60, [*_plane_goals("cuda_ipc", "nccl"), fast]),
-        Part("checkpoint", make, 45, reports=False),
+        Part("kv planes", ["bench/gpu_kv_planes.py", "--seconds=85"], 90, [*_plane_goals("cuda_ipc", "nccl"), fast]),
+        Part("checkpoint", make, 40, reports=False),
         Part(
             "startup",
             [*BENCH, "startup", f"--model={checkpoint}", "--repeats=2", "--max-model-len=4096"],
-            80,
+            60,
             [Goal("8B in the page cache: s to first token", "< 10", figure("seconds", "p50"), at_most(10))],
         ),
-        Part("transformers", ["bench/peers.py"], 150, _peer_goals()),
+        Part("transformers", ["bench/peers.py", "--repeats=1", "--seconds=135"], 145, _peer_goals()),
         Part(
             "scheduler",
             ["bench/scheduler.py", "--steps=1000"],
-            30,
+            25,
             [Goal("host ms per step, 256 running", "< 0.5", figure("decode", "step_p50_ms"), at_most(0.5))],
         ),
         Part("attention", [*BENCH, "kernels", f"--only={_FLASH}"], 40, _flash_goals()),

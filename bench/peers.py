@@ -2,7 +2,7 @@
 
 transformers runs as `generate` one by one and in a static batch, with a static cache (which it compiles on a GPU), and
 with its own continuous batching. Each runs in a process of its own, all are loaded at once and measured one after the
-other. A peer that fails is reported and leaves the others' rows.
+other. A peer that fails, or takes more than its share of the time, is reported and leaves the others' rows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ def traffics(tiny: bool) -> dict[str, Traffic]:
     """What is asked of every engine, by name."""
     if tiny:
         return {"one by one": Traffic(2, (8, 8), 4, False), "together": Traffic(3, (4, 8), 4, True)}
-    return {"one by one": Traffic(4, (128, 128), 64, False), "together": Traffic(64, (64, 256), 64, True)}
+    return {"one by one": Traffic(2, (128, 128), 64, False), "together": Traffic(64, (64, 256), 64, True)}
 
 
 def tokens_per_s(engine: EngineProcess, traffic: Traffic, load: Load) -> float:
@@ -139,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=named_shapes(), default="qwen3-0.6b")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=600.0, help="For all of it. Default: %(default)g.")
     parser.add_argument(
         "--tiny", action="store_true", help="A few tokens on one thread of the CPU, to see that it runs."
     )
@@ -146,9 +148,15 @@ def main() -> None:
     arguments = parser.parse_args()
     vocab_size = int(named_shapes()[arguments.shape]["vocab_size"])
     traffic = traffics(arguments.tiny)
+    give_up_at = time.monotonic() + arguments.seconds
+    to_come = len(traffic) + len(PEERS)
 
     def rate(engine: EngineProcess, name: str) -> float:
-        return measure(engine, traffic[name], vocab_size, arguments.repeats)
+        nonlocal to_come
+        share = max(0.0, give_up_at - time.monotonic()) / max(1, to_come)
+        to_come -= 1
+        with engine.within(share):
+            return measure(engine, traffic[name], vocab_size, arguments.repeats)
 
     def tell(figures: Figures) -> None:
         print("{}: {}".format(*list(figures.items())[-1]), flush=True)

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,24 @@ class EngineProcess:
         answer = self._read()
         self.cpu_seconds = tree_cpu_seconds(self._process.pid) - used
         return float(answer["seconds"]), answer["outputs"]
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """End the driver if what is asked of it takes longer.
+
+        Raises:
+            EngineFailedError: it did.
+        """
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            yield
+        except EngineFailedError:
+            if timer.is_alive():
+                raise
+            raise EngineFailedError(f"{self.spec.name} was not done within {seconds:.0f} s") from None
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """End the driver."""

@@ -119,7 +119,7 @@ def test_every_gpu_test_lies_in_the_folders_that_are_run() -> None:
 
 @pytest.mark.fleet
 def test_a_pool_goes_over_the_plane_that_needs_no_gpu() -> None:
-    outcome = checks(cuda=False)["tcp"](60.0)
+    outcome = checks(cuda=False)[0]["tcp"](60.0)
     assert outcome["ok"], outcome["why"]
 
 
