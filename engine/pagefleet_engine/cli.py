@@ -7,11 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pagefleet_protocol.exit_status import MODEL_NOT_LOADED
-
 from pagefleet_engine.config import EngineConfig, ServerConfig, check_together
-from pagefleet_engine.errors import AddressTaken, ConfigError, ModelLoadError
-from pagefleet_engine.settings import ENGINE_SETTINGS, SERVE, engine_config
+from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.rank_settings import rank_settings
+from pagefleet_engine.settings import ENGINE_SETTINGS, SERVE, engine_config, told_status
 
 
 def read_configuration(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:
@@ -25,6 +24,7 @@ def read_configuration(arguments: Sequence[str], environment: Mapping[str, str])
     engine = engine_config({name: value for name, value in given.items() if name in ENGINE_SETTINGS})
     server = SERVE.build(ServerConfig, given)
     check_together(engine, server)
+    rank_settings(engine, server)
     if any(argument.partition("=")[0].replace("_", "-") == "--api-key" for argument in arguments):
         SERVE.say("--api-key can be read in the list of processes: prefer --api-key-file")
     return engine, server
@@ -46,15 +46,6 @@ def _check_folders(config: EngineConfig) -> None:
         raise ModelLoadError(f"tokenizer {model.tokenizer}: no such folder; give one that holds tokenizer.json")
 
 
-def _status_of(error: ConfigError, otherwise: int) -> int:
-    match error:
-        case AddressTaken():
-            return 1
-        case ModelLoadError():
-            return MODEL_NOT_LOADED
-    return otherwise
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server; returns the exit status, with numbers of its own for mistakes in settings and for models."""
     try:
@@ -66,11 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from pagefleet_engine.server.headless import serve_headless  # noqa: PLC0415 as below
 
             return serve_headless(engine, server)
+        if engine.parallel.data_parallel_multi_port_external_lb:
+            from pagefleet_engine.server.rank_servers import serve_ranks  # noqa: PLC0415 as below
+
+            return serve_ranks(engine, server)
         from pagefleet_engine.server.serve import serve  # noqa: PLC0415 --help must not wait for it
 
         return serve(engine, server)
     except ConfigError as error:
-        return _status_of(error, SERVE.tell(error))
+        return told_status(error)
     except KeyboardInterrupt:
         return 130  # a Ctrl-C before there was anything to stop
 

@@ -193,6 +193,9 @@ class StructuredOutputsConfig:
         check_limits(self, ConfigError)
 
 
+_OWN_PORTS = "give each a port of its own by data_parallel_multi_port_external_lb, with `pagefleet route` before them"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything one engine needs."""
@@ -208,23 +211,22 @@ class EngineConfig:
     @property
     def num_devices(self) -> int:
         """That it runs on, over all data ranks."""
-        return self.parallel.data_parallel_size * self.parallel.world_size
+        return self.parallel.data_ranks * self.parallel.world_size
 
     @property
     def max_requests(self) -> int:
         """Requests that run at once, over all data ranks."""
-        return self.scheduler.max_num_seqs * self.parallel.data_parallel_size
+        return self.scheduler.max_num_seqs * self.parallel.data_ranks
 
     @property
     def max_in_flight(self) -> int:
         """Requests that run or wait, over all data ranks."""
-        return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_parallel_size
+        return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_ranks
 
     def __post_init__(self) -> None:
-        if self.parallel.data_parallel_size > 1 and "p2p" in self.kv_transfer.connectors:
+        if (count := self.parallel.data_ranks) > 1 and "p2p" in self.kv_transfer.connectors:
             raise ConfigError(
-                f"kv_connector p2p passes K/V to one cache, and data_parallel_size {self.parallel.data_parallel_size} "
-                "makes several: start an engine for each, with `pagefleet route` before them"
+                f"kv_connector p2p passes K/V to one cache, and data_parallel_size {count} makes several: {_OWN_PORTS}"
             )
         if self.kv_transfer.connectors and self.parallel.is_networked:
             raise ConfigError(
@@ -297,6 +299,9 @@ class ServerConfig:
     """Bytes of stored responses, of which the least recently used go first; 0: none is stored."""
     response_store_days: Annotated[float, Between(0, 3650, over=True)] = 30.0
     """Days since its last use after which a stored response goes."""
+    data_parallel_supervisor_port: Port = 0
+    """With data_parallel_multi_port_external_lb: port where /livez and /readyz are those of all copies together; 0: the
+    one after theirs."""
     headless: bool = False
     """Run the ranks of one of nnodes machines and no server: port answers /livez and /readyz alone."""
     deployment_revision: str | None = None
@@ -352,12 +357,12 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
     """
     if server.kv_events is not None and not engine.cache.enable_prefix_caching:
         raise ConfigError("kv_events_port is given and prefix caching is off: leave one of them out")
-    count = engine.parallel.data_parallel_size
+    count = engine.parallel.data_ranks
     _check_nodes(engine.parallel, server)
     if server.kv_events is not None and count > 1:
         raise ConfigError(
             f"kv_events_port tells of one cache, and data_parallel_size {count} makes several: leave it out "
-            "(the ranks share prompts out by their beginnings), or start an engine for each"
+            f"(the ranks share prompts out by their beginnings), or {_OWN_PORTS}"
         )
     if server.profiler_dir is not None and engine.parallel.world_size * count > 1:
         raise ConfigError(

@@ -308,7 +308,7 @@ class _Core(Protocol):
 
 def _started(config: EngineConfig) -> tuple[_Core, Ready]:
     """Load the model. What takes time to import comes after the cheap mistakes."""
-    if config.parallel.data_parallel_size > 1:
+    if config.parallel.data_ranks > 1:
         from pagefleet_engine.client.offline_cores import OfflineCores  # noqa: PLC0415
 
         cores = OfflineCores(config)

@@ -43,6 +43,10 @@ def known_settings(keywords: Mapping[str, Any]) -> dict[str, Any]:
             "nnodes is for `pagefleet serve`, whose other nodes run --headless: here give "
             'distributed_executor_backend="ray", or ranks on this machine alone'
         )
+    if values.get("data_parallel_multi_port_external_lb"):
+        raise ConfigError(
+            "data_parallel_multi_port_external_lb is for `pagefleet serve`: here data_parallel_size is enough"
+        )
     if neutral:
         _log.info("LLM(): nothing changes by %s: ignored", ", ".join(neutral))
     return values

@@ -22,7 +22,7 @@ from pagefleet_engine.config import (
     ServerConfig,
     StructuredOutputsConfig,
 )
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import AddressTaken, ConfigError, ModelLoadError
 from pagefleet_engine.gpu_size import first_gpu
 from pagefleet_engine.ranks.parallelism import Parallelism
 
@@ -53,6 +53,17 @@ SERVE = Program(
     epilog=f"Status {MODEL_NOT_LOADED}: a model that cannot be loaded.",
 )
 ENGINE_SETTINGS = {name: one for name, one in SERVE.settings.items() if one.group is not ServerConfig}
+
+
+def told_status(error: ConfigError) -> int:
+    """Print what went wrong; returns the exit status of a server that ends with it."""
+    status = SERVE.tell(error)
+    match error:
+        case AddressTaken():
+            return 1
+        case ModelLoadError():
+            return MODEL_NOT_LOADED
+    return status
 
 
 def engine_config(values: Mapping[str, Any]) -> EngineConfig:

@@ -54,6 +54,9 @@ KV_EVENTS_PORT = 8100
 """Where engines in pods publish KV events; the next one answers for what was missed."""
 KV_CONTROL_PORT = 8102
 """Where prefill engines in pods answer those that want K/V; the next one takes data."""
+RANK_PORTS_APART = 4
+"""Of data ranks that serve on ports of their own, from one rank's KV ports to the next one's: KV_EVENTS_PORT and
+KV_CONTROL_PORT of all of them fit between each other."""
 
 RANKS_PORT = 29500
 """Where the leader of an engine on several nodes listens to the others."""

@@ -108,6 +108,9 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
         product(["Several copies with KV events"], (SERVER, SERVICE)),
         lambda _: serve(MODEL, "-dp", "2", "--kv-events-port", "5557"),
     ),
+    ("Several copies, each on a port of its own", OFFLINE): lambda _: LLM(
+        MODEL, data_parallel_size=2, data_parallel_multi_port_external_lb=True
+    ),
     ("Tensor ranks with torch.compile", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2, compile=True),
     **dict.fromkeys(
         product(["Tensor ranks with torch.compile"], (SERVER, SERVICE)), lambda _: serve(MODEL, "-tp", "2", "--compile")

@@ -77,6 +77,16 @@ class ChildProcess:
         """Say in words how it ended."""
         return how_it_ended(self._process)
 
+    def returncode(self) -> int:
+        """Return its exit status, once it has ended; negative for a signal."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        assert self._process is not None
+        self._process.terminate()
+
     def stop(self) -> None:
         """End it at once. A second call does nothing."""
         self._unwatch()

@@ -34,10 +34,12 @@ def core_processes(
     Raises:
         ConfigError: there are not as many GPUs as they take.
     """
-    configs, devices = rank_configs(config), rank_devices(config, visible_gpus())
-    all_around = around or Surroundings()
+    configs, all_around = rank_configs(config), around or Surroundings()
     if len(configs) == 1:
-        return [CoreProcess(config, command, all_around)]
+        rank = config.parallel.data_parallel_rank
+        named = all_around if rank is None else replace(all_around, name=f"engine core {rank}")
+        return [CoreProcess(configs[0], command, named)]
+    devices = rank_devices(config, visible_gpus())
     try:
         together = make_together(len(configs))
     except OSError as error:
@@ -55,8 +57,8 @@ def core_processes(
 
 
 def rank_configs(config: EngineConfig) -> list[EngineConfig]:
-    """Return each rank's configuration: it gets its share of what is given for the engine as a whole."""
-    count = config.parallel.data_parallel_size
+    """Return the configuration of each rank here: it gets its share of what is given for the engine as a whole."""
+    count, alone = config.parallel.data_parallel_size, config.parallel.data_parallel_rank
     if count == 1:
         return [config]
     return [
@@ -65,7 +67,7 @@ def rank_configs(config: EngineConfig) -> list[EngineConfig]:
             model=_share_of_model(config.model, rank, count),
             kv_transfer=_share_of_offload(config.kv_transfer, rank, count),
         )
-        for rank in range(count)
+        for rank in (range(count) if alone is None else [alone])
     ]
 
 
@@ -88,7 +90,7 @@ def _share_of_offload(config: KVTransferConfig, rank: int, count: int) -> KVTran
 
 
 def rank_devices(config: EngineConfig, gpus: Sequence[str]) -> list[Mapping[str, str]]:
-    """Return the variables by which each rank sees no GPUs but its own.
+    """Return the variables by which each of several ranks sees no GPUs but its own.
 
     Args:
         config: of the engine.
@@ -98,8 +100,6 @@ def rank_devices(config: EngineConfig, gpus: Sequence[str]) -> list[Mapping[str,
         ConfigError: they are not enough, or there is no GPU and the cores are by far not enough.
     """
     count, each = config.parallel.data_parallel_size, config.parallel.world_size
-    if count == 1:
-        return [{}]
     if config.model.device == "cpu" or not gpus:
         if count * each > RANKS_PER_CORE * (cores := usable_cores()):
             raise ConfigError(

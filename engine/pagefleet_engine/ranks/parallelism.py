@@ -63,6 +63,11 @@ class Parallelism:
     data_parallel_size: _Ranks = 1
     """Copies of the model behind one port, each on GPUs of its own, or with its share of the processor: a request goes
     to the one that has its beginning cached, or has least to do. --max-num-seqs and the like are for each."""
+    data_parallel_multi_port_external_lb: bool = False
+    """Each copy serves on a port of its own instead: port, the next one, and so on, for a router that chooses."""
+    data_parallel_rank: Annotated[int, Between(0, 1023)] | None = None
+    """Serve this one of data_parallel_size copies alone, on the GPUs that are seen first, with its share of the
+    processor: you start the others. Default: all copies."""
     nnodes: _Ranks = 1
     """Machines that the ranks are on, as many on each, in their order; one runs the server, the others --headless."""
     node_rank: Annotated[int, Between(0, 1023)] = 0
@@ -83,6 +88,7 @@ class Parallelism:
                 "enable_sequence_parallelism divides tokens among tensor ranks, and tensor_parallel_size is 1: raise "
                 "it, or leave enable_sequence_parallelism out"
             )
+        self._check_copies()
         self._check_nodes()
         if self.pipeline_layers is not None:
             self._given_layers()
@@ -91,6 +97,12 @@ class Parallelism:
     def world_size(self) -> int:
         """Ranks of one copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def data_ranks(self) -> int:
+        """Copies of the model behind one port."""
+        alone = self.data_parallel_multi_port_external_lb or self.data_parallel_rank is not None
+        return 1 if alone else self.data_parallel_size
 
     @property
     def is_networked(self) -> bool:
@@ -140,6 +152,16 @@ class Parallelism:
                 )
         ends = [0, *itertools.accumulate(sizes)]
         return [range(start, stop) for start, stop in itertools.pairwise(ends)]
+
+    def _check_copies(self) -> None:
+        size, rank = self.data_parallel_size, self.data_parallel_rank
+        if rank is not None and rank >= size:
+            raise ConfigError(f"data_parallel_rank is {rank}, and data_parallel_size {size}: give 0 to {size - 1}")
+        if self.data_parallel_multi_port_external_lb and (size == 1 or rank is not None):
+            given = "data_parallel_size is 1" if rank is None else "data_parallel_rank names one copy"
+            raise ConfigError(
+                f"data_parallel_multi_port_external_lb starts all of several copies, and {given}: change either"
+            )
 
     def _check_nodes(self) -> None:
         nodes = self.nnodes

@@ -148,7 +148,7 @@ def make_parts(config: EngineConfig, server: ServerConfig, keys: Keys, inputs: I
 def _metrics(config: EngineConfig, server: ServerConfig, engine: AsyncEngineClient, name: str) -> EngineMetrics:
     ready, cache = engine.ready, config.cache
     metrics = EngineMetrics(name, lambda: engine.stats, ready.startup_seconds, config.max_requests)
-    if config.parallel.data_parallel_size > 1:
+    if config.parallel.data_ranks > 1:
         metrics.include(lambda: rank_series(engine.rank_stats), of_engine=True)
     metrics.cache_config(
         {

@@ -160,22 +160,26 @@ def _bind_alone(host: str, port: int) -> socket.socket:
     return sock
 
 
-class StopSignals:
-    """SIGTERM and SIGINT, counted while the `with` block runs."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self) -> None:
+
+class StopSignals:
+    """Signals, counted while the `with` block runs."""
+
+    def __init__(self, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> None:
+        self._numbers = numbers
         self.first = asyncio.Event()
         self.second = asyncio.Event()
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             asyncio.get_running_loop().add_signal_handler(number, self.received)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def received(self) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -39,7 +41,15 @@ from pagefleet_engine.server.assembly import (
     make_parts,
     open_response_store,
 )
-from pagefleet_engine.server.lifecycle import FrontDoor, Listener, Running, StopSignals, bind, run_until_stopped
+from pagefleet_engine.server.lifecycle import (
+    STOP_SIGNALS,
+    FrontDoor,
+    Listener,
+    Running,
+    StopSignals,
+    bind,
+    run_until_stopped,
+)
 from pagefleet_engine.server.loading import Loading, LoadingApp, loading_page, telling
 from pagefleet_engine.server.operations import encoded_text, identity_headers, make_facts
 from pagefleet_engine.server.profile import made_profiler_dir
@@ -48,7 +58,17 @@ from pagefleet_engine.server.rates import tell_rates
 logger = logging.getLogger(__name__)
 
 
-def serve(config: EngineConfig, server: ServerConfig) -> int:
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Who has started this process, as far as it makes a difference."""
+
+    stop_on: Sequence[signal.Signals] = STOP_SIGNALS
+    """What it, or a person, sends."""
+    serving: Callable[[], None] = lambda: None
+    """Called once requests are taken."""
+
+
+def serve(config: EngineConfig, server: ServerConfig, parent: Parent = Parent()) -> int:
     """Run the server until it is told to stop or its engine dies.
 
     Returns:
@@ -57,7 +77,9 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     Raises:
         ConfigError: a setting cannot work, or the model cannot be loaded.
     """
-    set_up_logging("server", "pagefleet_download", "pagefleet_engine", "pagefleet_kv")
+    rank = config.parallel.data_parallel_rank
+    name = "server" if rank is None else f"rank {rank}"
+    set_up_logging(name, "pagefleet_download", "pagefleet_engine", "pagefleet_kv")
     log_errors_of_uvicorn()
     door = _Door(
         keys=Keys.read(config, server),
@@ -65,7 +87,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
         listener=bind(server.host, server.port, server.api_server_count),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, server, door))
+        return runner.run(_serve(config, server, door, parent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +100,11 @@ class _Door:
     """Of profiles; it exists."""
 
 
-async def _serve(config: EngineConfig, server: ServerConfig, door: _Door) -> int:
+async def _serve(config: EngineConfig, server: ServerConfig, door: _Door, parent: Parent) -> int:
     loading = Loading()
     page = loading_page(config.model.model, loading.progress, door.keys.api) if server.console else None
     loading_app = LoadingApp(loading.progress, page)
-    with StopSignals() as signals, ThreadPoolExecutor(text_work.THREADS, "text") as pool, door.listener:
+    with StopSignals(parent.stop_on) as signals, ThreadPoolExecutor(text_work.THREADS, "text") as pool, door.listener:
         async with AsyncExitStack() as after, FrontDoor(door.listener.sock, loading_app) as front:
             loaded = await signals.unless_stopped(_load(config, server, door, loading, pool, after))
             if loaded is None:
@@ -94,6 +116,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, door: _Door) -> int
             try:
                 front.open(loaded.app, identity_headers(parts.facts))
                 logger.info("serving %s on %s", parts.model.name, door.listener.url)
+                parent.serving()
                 return await run_until_stopped(front, signals, running)
             finally:
                 if told is not None:
