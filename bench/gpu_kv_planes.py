@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from pagefleet_engine.worker.kv_pages import DevicePages, make_kv_pages
+from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, find_cudart
 from pagefleet_kv.p2p.data_plane import (
     DataPlane,
     Frame,
@@ -47,7 +48,7 @@ from pagefleet_kv.p2p.data_plane import (
     PlaneEvent,
     Tell,
 )
-from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, CudaSharedMemory, IpcCarriers, find_cudart
+from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers

@@ -22,6 +22,7 @@ GPU_TESTS = (
     "tests/engine/worker",
     "tests/engine/loader",
     "tests/engine/ranks/test_gpu_ranks.py",
+    "tests/engine/ranks/test_gpu_peers.py",
     "tests/kv/offload/test_host_memory.py",
 )
 """Folders, or files, of all tests with the marker `gpu`; other folders may want packages that the machine lacks."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from pagefleet_kv.p2p.planes.cuda_ipc import HANDLE_BYTES, CudaError, CudaSharedMemory, OpenedMemory
+from pagefleet_kv.cuda_memory import HANDLE_BYTES, CudaError, CudaSharedMemory, OpenedMemory
 from pagefleet_kv.p2p.planes.nccl.library import UNIQUE_ID_BYTES, NcclError, NcclFunctions, State
 from torch import Tensor
 

@@ -32,6 +32,7 @@ from pagefleet_kernels import (
     nonfinite,
     norm,
     quantize,
+    rank_sum,
     rounded_attention,
     sampling,
     sampling_edits,
@@ -60,6 +61,7 @@ MODULES = (
     nonfinite,
     norm,
     quantize,
+    rank_sum,
     rounded_attention,
     sampling,
     sampling_edits,
@@ -291,6 +293,14 @@ def compile_step() -> None:
     nonfinite.scrub_slots(pool, slots, flags, backend="triton")
 
 
+def compile_rank_sum() -> None:
+    memory = rank_sum.PeerMemory(
+        0, torch.zeros(8), torch.zeros(8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    )
+    for dtype in rank_sum.DTYPES:
+        rank_sum.sum_ranks_(torch.zeros(4096, dtype=dtype), memory, backend="triton")
+
+
 def compile_sampling(dtype: torch.dtype) -> None:
     logits, lens, slots = torch.zeros(4, 151_936, dtype=dtype), torch.zeros(4, dtype=torch.int32), torch.arange(4)
     tokens, counts = torch.zeros(4, 64, dtype=torch.int32), torch.zeros(4, 151_936, dtype=torch.int32)
@@ -321,6 +331,7 @@ def compile_others() -> None:
     compile_sampling(torch.bfloat16)
     compile_sampling(torch.float32)
     compile_step()
+    compile_rank_sum()
 
 
 def compile_set(name: str) -> None:

@@ -37,6 +37,7 @@ KERNELS = {
     "_scaled_matmul_kernel",
     "_scatter_writes_kernel",
     "_scrub_slots_kernel",
+    "_sum_ranks_kernel",
     "_write_kv_kernel",
     "merge_parts_kernel",
     "paged_attention_kernel",

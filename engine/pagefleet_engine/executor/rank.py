@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, nccl_group
+from pagefleet_engine.ranks.peers import PeerGroup, open_peers, watch_peers
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.stages import StageLinks
@@ -34,6 +37,7 @@ _LOAD_PATIENCE = timedelta(hours=1)
 """Ranks that load wait for the slowest disk; one that is gone is seen otherwise."""
 _Joined = tuple[RankGroup, Callable[[], None]]
 """A group, and what ends the patience of loading."""
+_log = logging.getLogger(__name__)
 _SHM = Path("/dev/shm")  # noqa: S108 - NCCL's place, and only looked at
 
 
@@ -69,6 +73,8 @@ def _join_all(start: RankStart) -> tuple[Communicators, Callable[[], None]]:
     """A rank's groups, and what ends the patience of loading."""
     part, shared, meeting = start.part, start.shared, _Meeting(start)
     tensor, end_loading = meeting.group(f"stage {part.stage}", part.tensor, part.tensor_size, shared.tensor)
+    if meeting.on_gpu and part.tensor_size > 1:
+        tensor, end_loading = meeting.with_peers(tensor, end_loading)
     if part.num_stages == 1:
         return Communicators(part=part, tensor=tensor), end_loading
     world, _ = meeting.group("world", start.rank, start.size, shared.world)
@@ -95,7 +101,7 @@ class _Meeting:
 
     def __init__(self, start: RankStart) -> None:
         self.on_gpu = resolve_device(start.config.model.device).type == "cuda"
-        self._address = start.address
+        self._start = start
         self._store = RankStore(socket.socket(fileno=start.store), _LOAD_PATIENCE)
 
     def group(self, name: str, index: int, size: int, handles: SharedHandles | None) -> _Joined:
@@ -125,10 +131,26 @@ class _Meeting:
                 group.all_reduce(torch.zeros(1, device="cuda"))
                 torch.cuda.synchronize()
             else:
-                group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._address)
+                group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._start.address)
         except RuntimeError as error:
             raise ConfigError(self._remedy(" ".join(str(error).split())[:300])) from error
         return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))
+
+    def with_peers(self, group: RankGroup, end_loading: Callable[[], None]) -> _Joined:
+        """The group of this rank's stage with small sums in memory that its GPUs reach, where they do."""
+        part, first = self._start.part, self._start.rank - self._start.part.tensor
+        memory = open_peers(PrefixStore(f"peers {part.stage}", self._store), group.index, group.size)
+        if memory is None:
+            _log.info("small sums of the ranks go by NCCL too: not all of their GPUs reach each other's memory")
+            return group, end_loading
+        memory.wait_at_most(_LOAD_PATIENCE.total_seconds())
+        watch_peers(memory, lambda index: _end_without(first + index))
+
+        def end_all() -> None:
+            end_loading()
+            memory.wait_at_most(PATIENCE_S)
+
+        return PeerGroup(group, memory), end_all
 
     def _remedy(self, line: str) -> str:
         if not self.on_gpu:
@@ -139,3 +161,9 @@ class _Meeting:
         free = shutil.disk_usage(_SHM).free >> 20
         remedy = f"NCCL_DEBUG=INFO says more; /dev/shm has {free} MiB free, and NCCL takes some tens for each rank"
         return f"NCCL does not join the ranks ({line}): {remedy}"
+
+
+def _end_without(rank: int) -> None:
+    """End this process, as NCCL does where a rank does not come: what this one computed since is no number."""
+    _log.error("rank %d did not come to a sum of all ranks in time", rank)
+    os._exit(1)

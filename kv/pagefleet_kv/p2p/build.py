@@ -11,6 +11,7 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, find_cudart, host_identity
 from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p.connector import P2PConnector
@@ -18,7 +19,7 @@ from pagefleet_kv.p2p.control_plane import ControlPlane
 from pagefleet_kv.p2p.data_plane import DataPlane
 from pagefleet_kv.p2p.driver import DriverParts
 from pagefleet_kv.p2p.peers import AllowedPeers, parse_peers
-from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, CudaSharedMemory, IpcCarriers, find_cudart, host_identity
+from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import WORD_BYTES, DeviceCopies, DevicePool
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.plane import STALL_S, DevicePlane

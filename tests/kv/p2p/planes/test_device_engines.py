@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.cuda_memory import CudaError, host_identity
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p import build as p2p_build
 from pagefleet_kv.p2p.build import (
@@ -18,7 +19,7 @@ from pagefleet_kv.p2p.build import (
     device_planes,
     split_communicators,
 )
-from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, IpcCarriers, host_identity
+from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, find_cudart
 from pagefleet_kv.p2p.planes.nccl.library import (
     OLDEST,
     Config,

@@ -11,7 +11,7 @@ import ctypes
 import enum
 from typing import ClassVar
 
-from pagefleet_kv.p2p.planes.native import bind, find_library
+from pagefleet_kv.native import bind, find_library
 
 UNIQUE_ID_BYTES = 128
 FILE_NAME = "libnccl.so.2"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pagefleet_kv.p2p.planes.cuda_ipc import CudaError, CudaSharedMemory, OpenedMemory
+from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, OpenedMemory
 
 COMPILER = shutil.which("cc")
 HANDLE = bytes(range(64))
