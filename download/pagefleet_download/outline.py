@@ -57,8 +57,9 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
         num_window_layers=len(windows),
         window=max(windows, default=0),
         num_attention_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_kv_heads=shape.kv.heads,
+        head_dim=shape.kv.dim,
+        kv_vectors=shape.kv.vectors,
         max_position_embeddings=shape.context_length,
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )

@@ -3,6 +3,8 @@
 The pool is one tensor per worker, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: one block is
 contiguous over all layers (transfer and offload move whole blocks), and a range of heads is contiguous in a block.
 A layer sees the strided view `kv_cache = [num_blocks, 2, num_kv_heads, block_size, head_dim]`. Sizes need no torch.
+Where a latent stands for keys and values the pool is `[num_blocks, num_layers, 1, 1, block_size, width]`: `vectors` and
+heads are 1, and a layer's pages are `[num_blocks, block_size, width]`.
 
 With `order="layers"` the same tensor lies in memory with its layers outside: one layer's pages are neighbours, and a
 block is in as many pieces as there are layers, which nothing that moves blocks takes. Kernels run both, and
@@ -36,16 +38,18 @@ class KVLayout:
     block_size: int
     head_dim: int
     order: Order = "blocks"
+    vectors: int = 2
+    """Of each head and token: a key and a value, or 1: a latent that both are made from."""
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "num_layers", "num_kv_heads", "block_size", "head_dim"):
+        for name in ("num_blocks", "num_layers", "num_kv_heads", "block_size", "head_dim", "vectors"):
             if getattr(self, name) < 1:
                 raise UnsupportedShapeError(f"{name} of a KV pool must be at least 1, not {getattr(self, name)}")
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
         """Shape of the pool tensor."""
-        return (self.num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        return (self.num_blocks, self.num_layers, self.vectors, self.num_kv_heads, self.block_size, self.head_dim)
 
     def bytes_per_block(self, dtype: str | torch.dtype) -> int:
         """Bytes of one block over all layers; `dtype` by name ("bfloat16") or as a torch dtype."""
@@ -62,7 +66,7 @@ class KVLayout:
         return flat.view(layers, blocks, *page).transpose(0, 1)
 
     def layer_view(self, pool: torch.Tensor, layer: int) -> torch.Tensor:
-        """The `kv_cache` of one layer: a view of `pool`, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
+        """The `kv_cache` of one layer: a view `[num_blocks, vectors, num_kv_heads, block_size, head_dim]` of `pool`."""
         if tuple(pool.shape) != self.shape:
             raise UnsupportedShapeError(f"the pool has shape {tuple(pool.shape)}, the layout says {self.shape}")
         if not 0 <= layer < self.num_layers:

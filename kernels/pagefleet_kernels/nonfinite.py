@@ -60,7 +60,8 @@ def scrub_slots(
     num_groups, num_tokens = slot_mappings_GT.shape
     if num_tokens == 0:
         return
-    _, num_layers, _, num_heads, block_size, head_dim = pool.shape
+    _, num_layers, vectors, num_heads, block_size, head_dim = pool.shape
+    rows = num_layers * vectors * num_heads
     _scrub_slots_kernel[((num_tokens + _TOKENS_PER_PROGRAM - 1) // _TOKENS_PER_PROGRAM,)](
         pool.view(_INTEGERS[pool.element_size()]),  # zero has the same bits in every dtype
         slot_mappings_GT,
@@ -68,11 +69,11 @@ def scrub_slots(
         num_tokens,
         slot_mappings_GT.stride(0),
         GROUPS=num_groups,
-        ROWS=num_layers * 2 * num_heads,
+        ROWS=rows,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         DIM_PADDED=next_power_of_2(head_dim),
-        BLOCK_ROWS=min(16, next_power_of_2(num_layers * 2 * num_heads)),
+        BLOCK_ROWS=min(16, next_power_of_2(rows)),
         BLOCK=_TOKENS_PER_PROGRAM,
         **COMPILE_OPTIONS,
     )

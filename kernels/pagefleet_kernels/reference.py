@@ -65,11 +65,12 @@ def write_kv(
     written = slot_mapping_T >= 0
     slots = slot_mapping_T[written].long()
     block, offset = slots // block_size, slots % block_size
-    keys[block, :, offset] = _stored(k_TKH[written], k_scale, kv_cache.dtype)
-    values[block, :, offset] = _stored(v_TKH[written], v_scale, kv_cache.dtype)
+    keys[block, :, offset] = stored(k_TKH[written], k_scale, kv_cache.dtype)
+    values[block, :, offset] = stored(v_TKH[written], v_scale, kv_cache.dtype)
 
 
-def _stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+def stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values as a pool of this type holds them."""
     return (x.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else x.to(dtype)
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from pagefleet_protocol.model_config.kv_spec import KVSpec
+
 FORMAT_VERSION = 1
 MAX_RESULT_BYTES = 4096
 """Kubernetes keeps so much of a container's termination message."""
@@ -54,10 +56,18 @@ class ModelFacts(msgspec.Struct, frozen=True):
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
+    """Numbers in what is kept of a token, for each of `num_kv_heads` and each of `kv_vectors`."""
     max_position_embeddings: int
     """Longest sequence the model was made for, rope scaling included."""
     default_length: int = 0
     """Longest sequence that is served unless asked otherwise, where more would cost quality; 0: the one above."""
+    kv_vectors: int = 2
+    """A key and a value, or 1: a latent that both are made from."""
+
+    @property
+    def kv(self) -> KVSpec:
+        """What each layer keeps of a token."""
+        return KVSpec(self.kv_vectors, self.num_kv_heads, self.head_dim)
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

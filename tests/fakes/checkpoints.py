@@ -23,6 +23,8 @@ _TINY = {
     "eos_token_id": 2,
 }
 _CLASSES = {
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
     "glm4_moe": "Glm4Moe",
@@ -47,7 +49,31 @@ LONGROPE: dict[str, Any] = {
     "short_factor": [1.0 + 0.1 * pair for pair in range(8)],
     "long_factor": [2.0 + 0.5 * pair for pair in range(8)],
 }
+_DEEPSEEK: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.9,
+    },
+}
 _FAMILY: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _DEEPSEEK | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": _DEEPSEEK | {"q_lora_rank": 40},
     # A tied head would make these repeat their last token: what the embedding is multiplied by outweighs the layers.
     "gemma2": {
         "tie_word_embeddings": False,
@@ -125,6 +151,9 @@ def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, o
         if parameter.dim() == 1:
             centre = 0.0 if "norm" not in parameter_name or "gemma" in arch_name else 1.0  # Gemma stores them less one
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
     with contextlib.redirect_stderr(io.StringIO()):  # the progress bar
         model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
 

@@ -16,8 +16,15 @@ class DenseSequence:
     def __init__(self) -> None:
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def append(self, layer: int, k_TKH: Tensor, v_TKH: Tensor) -> None:
-        """Put keys and values after those that are there."""
+    def append(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
+        """Put keys and values after those that are there; those of latents are made at once."""
+        layer, latent = spec.layer, spec.latent
+        if latent is not None:
+            made_TNX = torch.einsum("tr,nxr->tnx", k_TKH[:, 0, : latent.rank], latent.made_NXR)
+            shared_TNR = k_TKH[..., latent.rank :].expand(-1, made_TNX.shape[1], -1)
+            k_TKH = torch.cat((made_TNX[..., : latent.nope_dim], shared_TNR), -1)
+            v_TKH = made_TNX[..., latent.nope_dim :]
+        assert v_TKH is not None, "all but latents have values"
         if layer in self._kv:
             k_TKH = torch.cat((self._kv[layer][0], k_TKH))
             v_TKH = torch.cat((self._kv[layer][1], v_TKH))
@@ -51,10 +58,10 @@ class DenseStep:
             self._rows.append((sequence, slice(start, start + length)))
             start += length
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
         for sequence, tokens in self._rows:
-            sequence.append(spec.layer, k_TKH[tokens], v_TKH[tokens])
+            sequence.append(spec, k_TKH[tokens], None if v_TKH is None else v_TKH[tokens])
 
     def pages(self, spec: AttentionSpec) -> Pages:
         """There are none."""

@@ -34,7 +34,7 @@ class NoAttention:
 
 
 class _NoStep:
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         raise AssertionError("this model has no attention")
 
     def pages(self, spec: AttentionSpec) -> Pages:

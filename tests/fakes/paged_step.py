@@ -7,7 +7,7 @@ from pagefleet_engine.attention.backend import AttentionStep, BatchGeometry
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_kernels.layout import KVLayout
+from pagefleet_engine.worker.runner_factory import kv_layout
 
 BLOCK_SIZE = 8
 
@@ -16,7 +16,7 @@ def paged_step(arch: ModelArch, num_tokens: int) -> AttentionStep:
     """A step of that many tokens: a new sequence, in pages that lie in reverse order."""
     groups = group_layers(arch.windows)
     num_blocks = num_tokens // BLOCK_SIZE
-    layout = KVLayout(num_blocks * len(groups), groups.layers_per_block, arch.num_kv_heads, BLOCK_SIZE, arch.head_dim)
+    layout = kv_layout(arch.kv, num_blocks * len(groups), groups, BLOCK_SIZE)
     tables = torch.arange(layout.num_blocks, dtype=torch.int32).flip(0).view(len(groups), 1, num_blocks)
     position = torch.arange(num_tokens)
     slots = [table[0, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE for table in tables]

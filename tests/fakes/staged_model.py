@@ -40,7 +40,7 @@ class _FromLayer:
         self._step = step
         self._first = first
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         self._step.write(self._whole(spec), k_TKH, v_TKH)
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:

@@ -40,8 +40,9 @@ class StaticStep:
     batch: BatchGeometry
     slot_mappings: list[Tensor]
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See AttentionStep."""
+        assert v_TKH is not None, "there are no latents here"
         group, layer = self.backend.groups.place(spec.layer)
         pool = self.backend.pool
         slots_T = self.slot_mappings[group]

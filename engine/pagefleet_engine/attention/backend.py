@@ -2,7 +2,9 @@
 
 A backend is made once per worker; `begin` turns a step's batch into an object that every layer calls.
 
-Shapes: T tokens of the step, S sequences, B blocks per table; N query heads, K key/value heads, H head size.
+Shapes: T tokens of the step, S sequences, B blocks per table; N query heads, K key/value heads, H head size. Of
+latents: P the part of a head that does not rotate, R rank of the latent, V size of a value, W width of what a token
+keeps.
 """
 
 from __future__ import annotations
@@ -10,9 +12,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from pagefleet_kernels.score_rule import ScoreRule
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentMaps:
+    """What keys and values of a rank's heads are made from a latent with (MLA, arXiv 2405.04434).
+
+    A key is its first P numbers made from the latent, and behind them the part that all heads share, which is kept as
+    it is: the last W - R of what is kept of a token.
+    """
+
+    made_NXR: Tensor
+    """[N, P + V, R], contiguous: the part of a head's key over its value."""
+    nope_dim: int
+    """P."""
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.made_NXR.shape[2]
+
+    @property
+    def value_dim(self) -> int:
+        """V."""
+        return self.made_NXR.shape[1] - self.nope_dim
+
+    def absorb(self, q_TNH: Tensor) -> Tensor:
+        """Queries [N, T, W] to be compared with what is kept, as `q . (A l) = (A^T q) . l`."""
+        num_tokens, num_heads, head_dim = q_TNH.shape
+        out_NTW = q_TNH.new_empty(num_heads, num_tokens, self.rank + head_dim - self.nope_dim)
+        q_NTH = q_TNH.transpose(0, 1)
+        torch.bmm(q_NTH[..., : self.nope_dim], self.made_NXR[:, : self.nope_dim], out=out_NTW[..., : self.rank])
+        out_NTW[..., self.rank :] = q_NTH[..., self.nope_dim :]
+        return out_NTW
+
+    def values(self, latents_NTR: Tensor) -> Tensor:
+        """Outputs [T, N, V], contiguous, from the latents' weighted sums."""
+        return torch.bmm(latents_NTR, self.made_NXR[:, self.nope_dim :].transpose(1, 2)).transpose(0, 1).contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +72,8 @@ class AttentionSpec:
     k_scale: float = 1.0
     """Of a pool in 8 bits: a stored key times this is the key."""
     v_scale: float = 1.0
+    latent: LatentMaps | None = None
+    """Pages hold latents: one vector [W] of each token for all heads, scaled by `k_scale`."""
 
     @property
     def rule(self) -> ScoreRule:
@@ -77,7 +119,8 @@ class Pages:
     """Where one layer's new keys and values go, for a kernel that writes them itself."""
 
     kv_cache: Tensor
-    """[num_blocks, 2, K, block_size, H], strided: the layer's view of the pool."""
+    """[num_blocks, 2, K, block_size, H], or of latents [num_blocks, 1, 1, block_size, W]: the layer's view of the pool,
+    strided."""
     slot_mapping_T: Tensor
     """int64 [T]."""
 
@@ -85,8 +128,8 @@ class Pages:
 class AttentionStep(Protocol):
     """Attention of one step, for all layers."""
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
-        """Put the step's keys and values into the layer's pages."""
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
+        """Put the step's keys and values into the layer's pages; of latents [T, 1, W] there are no values."""
         ...
 
     def pages(self, spec: AttentionSpec) -> Pages:
@@ -96,7 +139,7 @@ class AttentionStep(Protocol):
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """Attend causally over each sequence's context, whose keys and values are in the pages.
 
-        Returns [T, N, H] in q's dtype, contiguous.
+        Returns [T, N, H] in q's dtype, contiguous; [T, N, V] over latents.
         """
         ...
 

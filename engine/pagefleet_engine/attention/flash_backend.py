@@ -84,7 +84,7 @@ class FlashAttentionStep:
     triton: TritonAttentionStep
     version: FlashVersion
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
         self.triton.write(spec, k_TKH, v_TKH)
 

@@ -122,7 +122,7 @@ class PaddedGroup:
     num_rows: int
     query_len: int
     page_index: Tensor
-    """int64 [2 * S * K * blocks], into a layer's page view: keys first, then values."""
+    """int64 [2 * S * K * blocks], into a layer's page view: keys first, then values; of latents [S * blocks]."""
     token_index: Tensor | None
     """int64 [S * Q], the step's token for each padded query; None when the tokens are the batch in order."""
     kept: Tensor | None
@@ -133,7 +133,7 @@ class PaddedGroup:
 
 
 def _pages_per_block(layout: KVLayout) -> int:
-    return layout.num_layers * 2 * layout.num_kv_heads
+    return layout.num_layers * layout.vectors * layout.num_kv_heads
 
 
 def write_index(layout: KVLayout, slot_mapping_T: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def _make_group(
         num_blocks = rounded_up(num_blocks)
     columns = np.minimum(lengths.first_block[rows, None] + np.arange(num_blocks), tables.shape[1] - 1)
     blocks_SB = tables[rows[:, None], columns].astype(np.int64)
-    head = np.arange(2 * layout.num_kv_heads).reshape(2, 1, layout.num_kv_heads, 1)
+    head = np.arange(layout.vectors * layout.num_kv_heads).reshape(layout.vectors, 1, layout.num_kv_heads, 1)
     page_index = (blocks_SB[None, :, None, :] * _pages_per_block(layout) + head).reshape(-1)
 
     padded = np.arange(query_len)

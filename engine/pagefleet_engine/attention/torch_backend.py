@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
 from pagefleet_engine.attention.padded_groups import PaddedGroup, QueryBlock, make_groups, write_index
 from pagefleet_engine.attention.support import check_pool
+from pagefleet_engine.attention.torch_block import attend_block
+from pagefleet_engine.attention.torch_latents import attend_latents
 from pagefleet_engine.core.kv_groups import KVGroups
 
 
@@ -34,6 +36,7 @@ class _PoolViews:
     k_tokens: list[Tensor]
     """Per index: [., H]."""
     v_tokens: list[Tensor]
+    """The same; of no meaning where pages hold latents."""
 
 
 class TorchBackend:
@@ -43,7 +46,7 @@ class TorchBackend:
         """`groups` place each layer of the model in a block of the pool. Raises ConfigError for an unsupported pool."""
         check_pool(pool, layout)
         self._layout = layout
-        heads, block_size = layout.num_kv_heads, layout.block_size
+        heads, block_size, vectors = layout.num_kv_heads, layout.block_size, layout.vectors
         # One row per (block, layer, k or v, head): a page of one head, contiguous, so that a gather copies whole pages.
         pages = as_bytes(pool).view(-1, block_size * layout.head_dim)
         tokens = as_bytes(pool).view(-1, layout.head_dim)
@@ -53,9 +56,9 @@ class TorchBackend:
         self._pool = _PoolViews(
             whole=pool,
             places=[groups.place(layer) for layer in range(num_layers)],
-            pages=[pages[2 * layer * heads :] for layer in layers],
-            k_tokens=[tokens[2 * layer * heads * block_size :] for layer in layers],
-            v_tokens=[tokens[(2 * layer + 1) * heads * block_size :] for layer in layers],
+            pages=[pages[vectors * layer * heads :] for layer in layers],
+            k_tokens=[tokens[vectors * layer * heads * block_size :] for layer in layers],
+            v_tokens=[tokens[(vectors * layer + 1) * heads * block_size :] for layer in layers],
         )
 
     def begin(self, batch: BatchGeometry) -> TorchAttentionStep:
@@ -73,14 +76,17 @@ class TorchAttentionStep:
         self._write_indices = [write_index(layout, mapping_T) for mapping_T in batch.slot_mappings]
         self._groups: dict[tuple[int, int | None], list[PaddedGroup]] = {}
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
-        head_dim = self._layout.head_dim
         group, index = self._pool.places[spec.layer]
-        if self._pool.whole.dtype == FP8:
-            k_TKH, v_TKH = _to_codes(k_TKH, spec.k_scale), _to_codes(v_TKH, spec.v_scale)
-        self._pool.k_tokens[index].index_copy_(0, self._write_indices[group], k_TKH.reshape(-1, head_dim))
-        self._pool.v_tokens[index].index_copy_(0, self._write_indices[group], v_TKH.reshape(-1, head_dim))
+        pool, places = self._pool, self._write_indices[group]
+        for tokens, x_TKH, scale in (
+            (pool.k_tokens[index], k_TKH, spec.k_scale),
+            (pool.v_tokens[index], v_TKH, spec.v_scale),
+        ):
+            if x_TKH is not None:
+                stored = _to_codes(x_TKH, scale) if pool.whole.dtype == FP8 else x_TKH
+                tokens.index_copy_(0, places, stored.reshape(-1, self._layout.head_dim))
 
     def pages(self, spec: AttentionSpec) -> Pages:
         """See `AttentionStep.pages`."""
@@ -94,8 +100,9 @@ class TorchAttentionStep:
             spec = replace(spec, k_scale=1.0, v_scale=1.0)
         groups = self._groups_for(kv_group, spec.window, q_TNH.dtype)
         if len(groups) == 1 and groups[0].kept is None and groups[0].token_index is None:
-            return self._attend_group(groups[0], index, q_TNH, spec).view(q_TNH.shape)
-        out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
+            return self._attend_group(groups[0], index, q_TNH, spec)
+        value_dim = q_TNH.shape[2] if spec.latent is None else spec.latent.value_dim
+        out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], value_dim)
         for group in groups:
             q = q_TNH if group.token_index is None else q_TNH.index_select(0, group.token_index)
             result = self._attend_group(group, index, q, spec)
@@ -108,20 +115,22 @@ class TorchAttentionStep:
         return out_TNH
 
     def _attend_group(self, group: PaddedGroup, index: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """Attend the group's padded queries [S * Q, N, H]; returns the same shape, contiguous."""
+        """Attend the group's padded queries [S * Q, N, H]; returns as many outputs, contiguous."""
         layout, rows, num_heads = self._layout, group.num_rows, q.shape[1]
         kv = self._pool.pages[index].index_select(0, group.page_index)
         if self._pool.whole.dtype == FP8:
             kv = kv.view(FP8).to(q.dtype)
+        if spec.latent is not None:
+            return attend_latents(group, kv.view(rows, -1, layout.head_dim), q, spec, spec.latent)
         k, v = kv.view(2, rows * layout.num_kv_heads, -1, layout.head_dim).unbind(0)
         per_kv_head = num_heads // layout.num_kv_heads
         q_SQKGH = q.view(rows, group.query_len, layout.num_kv_heads, per_kv_head, layout.head_dim)
         if rows == 1 and group.query_len == 1 and _is_plain(spec):
             return _attend_one(q_SQKGH, k, v, group.blocks[0], spec).view(1, num_heads, -1)
         if group.query_len == 1:
-            out = _attend_block(q_SQKGH, k, v, group.blocks[0], spec)
+            out = attend_block(q_SQKGH, k, v, group.blocks[0], spec)
             return out.reshape(rows, num_heads, layout.head_dim)
-        parts = [_attend_block(q_SQKGH[:, block.start : block.stop], k, v, block, spec) for block in group.blocks]
+        parts = [attend_block(q_SQKGH[:, block.start : block.stop], k, v, block, spec) for block in group.blocks]
         return torch.cat(parts, dim=1).view(rows * group.query_len, num_heads, layout.head_dim)
 
     def _groups_for(self, kv_group: int, window: int | None, dtype: torch.dtype) -> list[PaddedGroup]:
@@ -148,38 +157,3 @@ def _attend_one(q_SQKGH: Tensor, k: Tensor, v: Tensor, block: QueryBlock, spec: 
     q = q_SQKGH[0, 0].unsqueeze(0)  # [1, K, G, H]: the heads of a group stand as queries
     k, v = k[:, block.first : block.end].unsqueeze(0), v[:, block.first : block.end].unsqueeze(0)
     return F.scaled_dot_product_attention(q, k, v, scale=spec.scale * spec.k_scale)
-
-
-def _attend_block(q_SQKGH: Tensor, k: Tensor, v: Tensor, block: QueryBlock, spec: AttentionSpec) -> Tensor:
-    """Attend [S, Q, K, G, H] queries to the block's context; returns [S, Q, K, G, H] (a view for one query a row)."""
-    rows, queries, kv_heads, per_kv_head, head_dim = q_SQKGH.shape
-    q = q_SQKGH.permute(0, 2, 3, 1, 4).reshape(rows * kv_heads, per_kv_head * queries, head_dim)
-    k, v = k[:, block.first : block.end], v[:, block.first : block.end]
-    unused = q.new_empty(1).expand(rows * kv_heads, per_kv_head * queries, k.shape[1])
-    scale = spec.scale * spec.k_scale / (spec.softcap or 1.0)
-    scores = torch.baddbmm(unused, q, k.transpose(1, 2), beta=0.0, alpha=scale)
-    if spec.softcap is not None:
-        scores.tanh_().mul_(spec.softcap)
-    shaped = scores.view(rows, kv_heads, per_kv_head, queries, k.shape[1])
-    if spec.alibi_slopes_N is not None:
-        shaped -= _alibi(spec.alibi_slopes_N.view(kv_heads, per_kv_head), block).to(shaped.dtype)
-    if block.bias_SQC is not None:
-        shaped[..., block.masked_from - block.first :] += block.bias_SQC
-    out = torch.bmm(torch.softmax(scores, dim=-1), v)
-    if spec.sinks_N is not None:
-        out *= _kept_by_sinks(spec.sinks_N.view(kv_heads, per_kv_head), shaped).view(*out.shape[:2], 1)
-    if spec.v_scale != 1.0:
-        out *= spec.v_scale
-    return out.view(rows, kv_heads, per_kv_head, queries, head_dim).permute(0, 3, 1, 2, 4)
-
-
-def _alibi(slopes_KG: Tensor, block: QueryBlock) -> Tensor:
-    """Slope times distance, [S, K, G, Q, C]."""
-    distance_SQC = block.query_columns_SQ[:, :, None] - torch.arange(block.first, block.end)
-    return slopes_KG[:, :, None, None] * distance_SQC[:, None, None]
-
-
-def _kept_by_sinks(sinks_KG: Tensor, scores_SKGQC: Tensor) -> Tensor:
-    """Share of the softmax that the keys keep beside their head's sink, [S, K, G, Q], in the dtype of the scores."""
-    log_sums_SKGQ = scores_SKGQC.float().logsumexp(-1)
-    return torch.sigmoid(log_sums_SKGQ - sinks_KG[:, :, None]).to(scores_SKGQC.dtype)

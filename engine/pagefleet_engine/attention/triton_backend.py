@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pagefleet_kernels.attention import paged_attention
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.kv_cache import write_kv
+from pagefleet_kernels.latents import latent_attention
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from pagefleet_kernels.rounded_attention import rounded_attention
 from pagefleet_kernels.score_rule import ScoreRule
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
+from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, LatentMaps, Pages
 from pagefleet_engine.attention.support import check_kernels
 from pagefleet_engine.core.kv_groups import KVGroups
 
@@ -43,8 +45,9 @@ class TritonAttentionStep:
     batch: BatchGeometry
     kernels: Backend | None
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
+        assert v_TKH is not None, "latents are written by the kernel that prepares them"
         pages = self.pages(spec)
         write_kv(
             k_TKH,
@@ -63,9 +66,29 @@ class TritonAttentionStep:
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
+        if spec.latent is not None:
+            return self._attend_latents(spec, spec.latent, q_TNH)
         if self.batch.num_common_blocks > 0 and spec.window is None:
             return self._attend_cascade(spec, q_TNH)
         return paged_attention(*self._paged(spec, q_TNH), backend=self.kernels)
+
+    def _attend_latents(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor) -> Tensor:
+        """Compared with latents as they are kept: queries go to their space, and what comes out of it to values."""
+        batch, pages = self.batch, self.pages(spec)
+        group, _ = self.places[spec.layer]
+        sums_NTR = latent_attention(
+            maps.absorb(q_TNH).transpose(0, 1),
+            pages.kv_cache[:, 0, 0],
+            batch.block_tables[group],
+            batch.query_start_loc_S1,
+            batch.seq_lens_S,
+            batch.max_query_len,
+            rank=maps.rank,
+            scale=spec.scale,
+            stored_scale=spec.k_scale if pages.kv_cache.dtype == FP8 else 1.0,
+            backend=self.kernels,
+        )
+        return maps.values(sums_NTR)
 
     def attend_rounded(self, spec: AttentionSpec, q_TNH: Tensor, rounding: QuantizeSpec) -> Activations:
         """See `RoundingStep.attend_rounded`."""

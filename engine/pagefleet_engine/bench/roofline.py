@@ -57,17 +57,16 @@ class ModelCost:
     @classmethod
     def of(cls, arch: ModelArch, weight_bytes_per_element: float = 2.0, kv_bytes_per_element: float = 2.0) -> ModelCost:
         """From the model's shape; layers with a window count as if they had none."""
-        query, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
         count = count_parameters(arch)
         head = count.embedding
         return cls(
             weight_bytes=count.layers * weight_bytes_per_element + head * 2.0,
             expert_bytes=count.experts * weight_bytes_per_element,
             expert_share=count.used_experts / count.experts if count.experts else 0.0,
-            kv_bytes_per_token=arch.num_layers * 2 * kv * kv_bytes_per_element,
+            kv_bytes_per_token=arch.num_layers * arch.kv.numbers * kv_bytes_per_element,
             flops_per_token=2.0 * (count.layers + count.used_experts),
             head_flops=2.0 * head,
-            attention_flops_per_pair=4.0 * arch.num_layers * query,
+            attention_flops_per_pair=2.0 * arch.num_layers * arch.num_heads * (arch.head_dim + arch.value_dim),
         )
 
     def decode_seconds(self, roofline: Roofline, batch_size: int, context: float) -> float:

@@ -19,6 +19,8 @@ from pagefleet_engine.models.arch import ModelArch
 
 LAYOUT = "block,layer,kv,head,token,dim"
 """Order of the axes of `pagefleet_kernels.layout.KVLayout`."""
+LATENT_LAYOUT = "block,layer,token,dim"
+"""The same, where one vector is kept of each token."""
 SAMPLED_BYTES = 64 * 1024
 
 
@@ -43,15 +45,16 @@ def kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:
     Raises:
         ModelLoadError: the weights' files cannot be found.
     """
+    kv = model.arch.kv
     return KvShape(
         model=_model_digest(config, model),
         cache_dtype=model.cache_dtype,
         compute_dtype=model.compute_dtype,
         block_size=config.cache.block_size,
         num_layers=model.arch.num_layers,
-        num_kv_heads=model.arch.num_kv_heads,
-        head_dim=model.arch.head_dim,
-        layout=LAYOUT,
+        num_kv_heads=kv.heads,
+        head_dim=kv.dim,
+        layout=LATENT_LAYOUT if kv.is_latent else LAYOUT,
     )
 
 

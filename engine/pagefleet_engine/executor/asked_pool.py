@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pagefleet_kv.port import KVPages
 
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.rank_pages import KVShard
 from pagefleet_engine.executor.ring import RingHandles, RingPair, RingReader, RingWriter
 from pagefleet_engine.worker.pool_memory import map_pool
 
@@ -85,20 +86,21 @@ class AskedPool:
 
     Args:
         bytes_per_block: of the rank's part.
-        layers: of the rank.
+        shard: what the rank holds.
         staging: descriptor of the memory.
         is_over: whether the rank is gone.
     """
 
     def __init__(
-        self, bytes_per_block: int, layers: int, staging: int, handles: RingPair, is_over: Callable[[], bool]
+        self, bytes_per_block: int, shard: KVShard, staging: int, handles: RingPair, is_over: Callable[[], bool]
     ) -> None:
-        self.layer_bytes = bytes_per_block // layers // 2
+        layers = len(shard.layers)
+        self.layer_bytes = bytes_per_block // layers // shard.vectors
         """See RankPool."""
         self._most = staging_blocks(bytes_per_block)
         memory = map_pool(self._most * bytes_per_block, staging)
         flat = np.frombuffer(memory, np.uint8, self._most * bytes_per_block)
-        self._staging = flat.reshape(self._most, layers, 2, self.layer_bytes)
+        self._staging = flat.reshape(self._most, layers, shard.vectors, self.layer_bytes)
         # Of its own: who made the others closes them as soon as the ranks are over, when somebody may still wait.
         own = RingPair(_duplicated(handles.there), _duplicated(handles.back))
         weakref.finalize(self, _close, own.fds)

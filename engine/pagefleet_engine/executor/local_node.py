@@ -160,11 +160,11 @@ class LocalNode:
         """
         found: list[tuple[KVShard, RankPool]] = []
         for place, (rank, shard) in enumerate(zip(self.ranks, shards, strict=True)):
-            told, layers, memory = loaded[rank], len(shard.layers), self._memory.pool(place)
+            told, memory = loaded[rank], self._memory.pool(place)
             if (rings := self._memory.copies(place)) is None:
-                found.append((shard, MappedPool(told.num_blocks, told.bytes_per_block, layers, memory)))
+                found.append((shard, MappedPool(told.num_blocks, told.bytes_per_block, shard, memory)))
             else:
-                found.append((shard, AskedPool(told.bytes_per_block, layers, memory, rings, is_over)))
+                found.append((shard, AskedPool(told.bytes_per_block, shard, memory, rings, is_over)))
         return found
 
     def leave(self, why: str) -> None:

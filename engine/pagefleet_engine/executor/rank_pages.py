@@ -1,9 +1,10 @@
 """The K/V that ranks hold, as whole blocks of the model, for connectors: what one rank alone would have.
 
 What a connector reads or writes has the axes block, layer, key or value, head, token, dimension, over all layers and
-heads of the model. A rank holds a range of the layers and one of the heads, so its part of a block is one range of
-bytes for each of its layers' keys and values. Nothing outside an engine knows how many ranks it has: engines of
-different numbers pass each other the same bytes.
+heads of the model; of latents, which every tensor rank has whole, block, layer, token, dimension. A rank holds a range
+of the layers and one of the heads, so its part of a block is one range of bytes for each of its layers' keys and
+values. Nothing outside an engine knows how many ranks it has: engines of different numbers pass each other the same
+bytes.
 
 Steps run in the ranks' processes, which are never quite as far as the core thinks. `StepFence` keeps copies right.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -86,6 +88,8 @@ class KVShard:
 
     layers: range
     heads: range
+    vectors: int = 2
+    """See KVSpec."""
 
 
 def kv_shards(arch: ModelArch, parallel: Parallelism) -> list[KVShard]:
@@ -97,17 +101,17 @@ def kv_shards(arch: ModelArch, parallel: Parallelism) -> list[KVShard]:
     stages, size = parallel.stage_layers(arch.num_layers), parallel.tensor_parallel_size
     shards = []
     for part in map(parallel.part, range(parallel.world_size)):
-        (heads,) = own_heads(arch.num_heads, arch.num_kv_heads, part.tensor, size)[1].ranges
-        shards.append(KVShard(stages[part.stage], heads))
+        (heads,) = own_heads(arch.num_heads, arch.kv.heads, part.tensor, size)[1].ranges
+        shards.append(KVShard(stages[part.stage], heads, arch.kv.vectors))
     return shards
 
 
 class RankPool(Protocol):
-    """One rank's pool: blocks of `[layers, 2, layer_bytes]`, of its own layers. Used by any thread."""
+    """One rank's pool: blocks of `[layers, vectors, layer_bytes]`, of its own layers. Used by any thread."""
 
     @property
     def layer_bytes(self) -> int:
-        """Of the keys, or the values, of a block in one layer."""
+        """Of the keys, or the values, or the latents, of a block in one layer."""
         ...
 
     def read(self, blocks: Sequence[int], into: Bytes) -> None:
@@ -133,16 +137,17 @@ class MappedPool:
     Args:
         num_blocks: of the pool.
         bytes_per_block: of the rank's part.
-        layers: of the rank.
+        shard: what the rank holds.
         descriptor: of the memory, in which the rank has made its pool.
     """
 
-    def __init__(self, num_blocks: int, bytes_per_block: int, layers: int, descriptor: int) -> None:
-        self.layer_bytes = bytes_per_block // layers // 2
+    def __init__(self, num_blocks: int, bytes_per_block: int, shard: KVShard, descriptor: int) -> None:
+        layers = len(shard.layers)
+        self.layer_bytes = bytes_per_block // layers // shard.vectors
         """See RankPool."""
         memory = map_pool(num_blocks * bytes_per_block, descriptor)
         flat = np.frombuffer(memory, np.uint8, num_blocks * bytes_per_block)
-        self.blocks = flat.reshape(num_blocks, layers, 2, self.layer_bytes)
+        self.blocks = flat.reshape(num_blocks, layers, shard.vectors, self.layer_bytes)
         """The pool itself."""
 
     def read(self, blocks: Sequence[int], into: Bytes) -> None:
@@ -179,8 +184,8 @@ class RankPages:
         self._head_bytes = pool.layer_bytes // len(shard.heads)
         num_layers = max(shard.layers.stop for shard, _ in pools)
         num_heads = max(shard.heads.stop for shard, _ in pools)
-        self._shape = (num_layers, 2, num_heads * self._head_bytes)
-        self.bytes_per_block = num_layers * 2 * num_heads * self._head_bytes
+        self._shape = (num_layers, shard.vectors, num_heads * self._head_bytes)
+        self.bytes_per_block = prod(self._shape)
         """See KVPages: over all layers and heads of the model."""
 
     def read(self, blocks: Sequence[int], into: memoryview) -> PagesCopy:

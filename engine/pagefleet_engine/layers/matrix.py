@@ -23,6 +23,10 @@ class Matrix(Protocol):
         """Its rows from `start` to before `stop`, ready to be applied."""
         ...
 
+    def plain(self) -> Tensor:
+        """The numbers that it stands for, [O, I] in the model's type; memory of its own."""
+        ...
+
 
 class PlainMatrix:
     """A matrix in the model's own type."""
@@ -37,6 +41,10 @@ class PlainMatrix:
         """See Matrix."""
         weight_OI = self.weight_OI[start:stop]
         return PlainLinear(weight_OI) if self._traceable else linear_kernel(weight_OI)
+
+    def plain(self) -> Tensor:
+        """See Matrix."""
+        return self.weight_OI.clone()
 
 
 def matrix_slots(

@@ -25,12 +25,13 @@ not add it: the next norm does so along the way. A plain tuple, as each layer ma
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * w`."""
 
-    __slots__ = ("_apply", "_eps", "_slot", "_unit_offset", "_use_kernels", "_weight_D")
+    __slots__ = ("_apply", "_slot", "_unit_offset", "_use_kernels", "eps", "weight_D")
 
     def __init__(self, width: int, eps: float, placement: Placement, unit_offset: bool = False) -> None:
         self._apply: Callable[[Tensor], Tensor]
-        self._weight_D: Tensor
-        self._eps, self._unit_offset = eps, unit_offset
+        self.weight_D: Tensor
+        """As stored; only kernels read it."""
+        self.eps, self._unit_offset = eps, unit_offset
         self._use_kernels = placement.use_kernels
         self._slot = Weight((width,), None, placement, self._install)
 
@@ -51,7 +52,7 @@ class RMSNorm:
         if rounding is None and pending_TD is None:
             return total_TD, self._apply(total_TD)
         assert self._use_kernels, "only products by kernels leave sums and roundings to others"
-        weight_D, eps, offset = self._weight_D, self._eps, self._unit_offset
+        weight_D, eps, offset = self.weight_D, self.eps, self._unit_offset
         if pending_TD is None:
             return total_TD, rms_norm(total_TD, weight_D, eps, unit_offset=offset, quantize=rounding)
         return total_TD, rms_norm(
@@ -64,10 +65,10 @@ class RMSNorm:
 
     def _install(self, weight_D: Tensor) -> None:
         if self._use_kernels:
-            self._weight_D = weight_D
-            self._apply = partial(rms_norm, weight_D=weight_D, eps=self._eps, unit_offset=self._unit_offset)
+            self.weight_D = weight_D
+            self._apply = partial(rms_norm, weight_D=weight_D, eps=self.eps, unit_offset=self._unit_offset)
         else:
-            self._apply = _TorchNorm(weight_D, self._eps, self._unit_offset)
+            self._apply = _TorchNorm(weight_D, self.eps, self._unit_offset)
 
 
 class HeadNorm:

@@ -2,7 +2,7 @@
 
 The angles of a step's tokens are worked out once for all layers that rotate alike. The first half of a head's rotated
 dimensions turns against the second half. Shapes: T tokens, N query heads, K key heads, M = N + K, L = N + 2K, H head
-size, R rotated dimensions, P positions.
+size, R rotated dimensions, P positions. Of latents: W width of what is kept of a token.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Protocol
 
 import torch
 from pagefleet_kernels.heads import prepare_heads
+from pagefleet_kernels.latents import prepare_latents
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
-from pagefleet_engine.layers.norm import HeadNorm
+from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles
 from pagefleet_engine.layers.weight import Placement
 
@@ -34,6 +35,17 @@ class Heads:
         self.spec = replace(self.spec, k_scale=k_scale, v_scale=v_scale)
 
 
+@dataclass(slots=True, eq=False)
+class LatentHeads:
+    """One layer's heads over latents: the last R of a query and of what is kept of a token rotate."""
+
+    norm: RMSNorm
+    """Of the latent."""
+    interleaved: bool
+    """Neighbours rotate against each other, not one half against the other."""
+    spec: AttentionSpec
+
+
 class Rotation(Protocol):
     """The rotation of one step's tokens."""
 
@@ -45,6 +57,11 @@ class Rotation(Protocol):
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """Queries come first in `qkv`, then keys, then values. Writes the last two to the layer's pages; returns the
         queries, [T, N, H]. `qkv` must not be read afterwards."""
+        ...
+
+    def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
+        """Normalise the latents, rotate what follows them, and write both to the layer's pages; returns the queries,
+        rotated, [T, N, H]. Neither argument must be read afterwards."""
         ...
 
 
@@ -93,6 +110,19 @@ class _TorchRotation:
         step.write(heads.spec, k_TKH, v_TKH)
         return q_TNH
 
+    def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
+        """See Rotation."""
+        rank = kept_TW.shape[1] - self._rotary_dim
+        kept_T1R = self._turn_last(kept_TW[:, None, rank:], heads.interleaved)
+        step.write(heads.spec, torch.cat((heads.norm(kept_TW[:, :rank])[:, None], kept_T1R), dim=-1), None)
+        rope_TNR = q_TNH[..., -self._rotary_dim :]
+        rope_TNR.copy_(self._turn_last(rope_TNR, heads.interleaved))
+        return q_TNH
+
+    def _turn_last(self, x_TMR: Tensor, interleaved: bool) -> Tensor:
+        """Rotated, first halves of the pairs first: queries and keys are compared in whatever order they share."""
+        return self._turn(x_TMR.reshape(*x_TMR.shape[:-1], -1, 2).mT.flatten(-2) if interleaved else x_TMR)
+
     def _turn(self, qk_TMH: Tensor) -> Tensor:
         if self._rotary_dim < qk_TMH.shape[-1]:
             turned_TMR = self._turn(qk_TMH[..., : self._rotary_dim])
@@ -127,4 +157,20 @@ class _KernelRotation:
             unit_offset=norm is not None and norm.unit_offset,
             k_scale=spec.k_scale,
             v_scale=spec.v_scale,
+        )
+
+    def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
+        """See Rotation."""
+        pages, norm = step.pages(heads.spec), heads.norm
+        return prepare_latents(
+            q_TNH,
+            kept_TW,
+            norm.weight_D,
+            self._table_PR,
+            self._positions_T,
+            pages.kv_cache,
+            pages.slot_mapping_T,
+            eps=norm.eps,
+            interleaved=heads.interleaved,
+            scale=heads.spec.k_scale,
         )

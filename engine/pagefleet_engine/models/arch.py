@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pagefleet_protocol.model_config.kv_spec import KVSpec
+
 from pagefleet_engine.layers.linear_kernel import Activation
 from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.quantization_scheme import Quantization
@@ -25,6 +27,28 @@ class ExpertsArch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentArch:
+    """Attention over latents (MLA), alike in every layer. Widths are of one head; `rank` and `query_rank` of all."""
+
+    rank: int
+    """Of the latent that keys and values are made from."""
+    query_rank: int | None
+    """Of the one that queries are made from; None: they are made from the hidden state."""
+    nope_dim: int
+    """Part of a query and of a key that does not rotate."""
+    rope_dim: int
+    """Part that does; all heads share that of the key."""
+    value_dim: int
+    interleaved: bool
+    """The checkpoint rotates neighbours against each other, not one half against the other."""
+
+    @property
+    def spec(self) -> KVSpec:
+        """What is kept of a token."""
+        return KVSpec.latent(self.rank, self.rope_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArch:
     """What a configuration says, with every default and every old spelling settled."""
 
@@ -36,6 +60,7 @@ class ModelArch:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of queries and keys."""
     rms_norm_eps: float
     activation: Activation
     """Of the gate of the MLP."""
@@ -62,6 +87,8 @@ class ModelArch:
     """Tokens that end a text; empty when the configuration names none."""
     dtype: str
     """Type of the checkpoint as the configuration names it, e.g. `bfloat16`; float32 when it does not."""
+    latent: LatentArch | None = None
+    """None: keys and values are kept as they are."""
     experts: ExpertsArch | None = None
     """None: every layer has an MLP."""
     query_key_norm: bool = False
@@ -78,6 +105,21 @@ class ModelArch:
     """Whether layers exchange something among the data ranks, so that all of them compute each step."""
     quantization: Quantization | None = None
     """Which of the checkpoint's matrices are stored in eight bits."""
+
+    @property
+    def kv(self) -> KVSpec:
+        """What each layer keeps of a token; in a rank's part of the model, what the rank does."""
+        return self.latent.spec if self.latent is not None else KVSpec.pairs(self.num_kv_heads, self.head_dim)
+
+    @property
+    def rope_head_dim(self) -> int:
+        """Size of the heads that rotations are for."""
+        return self.latent.rope_dim if self.latent is not None else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Of a head's output."""
+        return self.latent.value_dim if self.latent is not None else self.head_dim
 
     def of_rank(self, rank: int, ranks: int) -> ModelArch:
         """What one of so many tensor ranks computes, to reckon its memory with; the vocabulary stays whole.

@@ -37,7 +37,8 @@ class DecoderModel:
             for index, layer in enumerate(layers)
         ]
         self._names = [f"model.layers.{layer}" for layer in layers]
-        self._rotaries = [RotaryEmbedding(rope, arch.head_dim, arch.context_length, placement) for rope in arch.ropes]
+        heads_of = (arch.rope_head_dim, arch.context_length, placement)
+        self._rotaries = [RotaryEmbedding(rope, *heads_of) for rope in arch.ropes]
         self._tokens = token_ranks(placement)
         self._is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
         self._embed_tokens: Embedding | None = None

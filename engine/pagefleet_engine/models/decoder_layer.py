@@ -18,6 +18,7 @@ from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import MLP, Attention, FeedForward, Traits
+from pagefleet_engine.models.latent_attention import LatentAttention
 from pagefleet_engine.models.sparse_mlp import SparseMLP
 
 
@@ -39,7 +40,8 @@ class PreNormLayer:
     def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
         self._tokens = token_ranks(placement)
         self._input_norm = _norm(arch, traits, placement)
-        self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
+        attention = Attention if arch.latent is None else LatentAttention
+        self._attention = attention(arch, layer, traits, placement.within("self_attn"))
         self._post_attention_norm = _norm(arch, traits, placement)
         self._mlp_name, self._mlp = _feed_forward(arch, layer, traits, placement)
 

@@ -18,11 +18,14 @@ from pagefleet_engine.layers.weight import Placement, Weight
 from pagefleet_engine.models.arch import ModelArch
 
 MODEL_MODULES = {
+    "deepseek_v2": "pagefleet_engine.models.deepseek_v2",
+    "deepseek_v3": "pagefleet_engine.models.deepseek_v3",
     "gemma2": "pagefleet_engine.models.gemma2",
     "gemma3": "pagefleet_engine.models.gemma3",
     "gemma3_text": "pagefleet_engine.models.gemma3",
     "glm4_moe": "pagefleet_engine.models.glm4_moe",
     "granitemoe": "pagefleet_engine.models.granitemoe",
+    "kimi_k2": "pagefleet_engine.models.deepseek_v3",
     "llama": "pagefleet_engine.models.llama",
     "mistral": "pagefleet_engine.models.mistral",
     "mixtral": "pagefleet_engine.models.mixtral",

@@ -36,8 +36,7 @@ class ParameterCount:
 def count_parameters(arch: ModelArch) -> ParameterCount:
     """Of a model of this shape, or of a rank's part of it."""
     hidden, table = arch.hidden_size, arch.vocab_size * arch.hidden_size
-    query, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-    layers = arch.num_layers * hidden * (2 * query + 2 * kv)
+    layers = arch.num_layers * _attention(arch)
     experts, dense, one, used = arch.experts, arch.num_layers, 0, 0
     if experts is not None:
         sparse = sum(experts.layers)
@@ -52,3 +51,14 @@ def count_parameters(arch: ModelArch) -> ParameterCount:
         embedding=table,
         head=0 if arch.tie_word_embeddings else table,
     )
+
+
+def _attention(arch: ModelArch) -> int:
+    """Of one layer."""
+    hidden, query, output = arch.hidden_size, arch.num_heads * arch.head_dim, arch.num_heads * arch.value_dim
+    latent = arch.latent
+    if latent is None:
+        return hidden * (query + arch.kv.numbers + output)
+    queries = hidden * query if latent.query_rank is None else latent.query_rank * (hidden + query)
+    made = latent.rank * arch.num_heads * (latent.nope_dim + latent.value_dim)
+    return queries + hidden * arch.kv.numbers + made + hidden * output

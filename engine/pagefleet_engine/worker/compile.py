@@ -43,6 +43,10 @@ def compile_model(model: Model, folder: Path, dtype: torch.dtype, device: torch.
     """
     if model.arch.quantization is not None:
         raise ConfigError("the model's matrices are quantized, which torch.compile cannot trace: leave --compile out")
+    if model.arch.latent is not None:
+        raise ConfigError(
+            "the model attends over latents, which torch.compile does not trace here: leave --compile out"
+        )
     if model.arch.experts is not None:
         raise ConfigError(
             "the model's experts are chosen as it runs, which torch.compile cannot trace: leave --compile out"
@@ -147,7 +151,7 @@ class OpaqueStep:
         self._step = step
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See AttentionStep."""
         self._step.write(spec, k_TKH, v_TKH)
 
@@ -165,7 +169,7 @@ class OpaqueStep:
 class _NoAttention:
     """Implements `AttentionStep` for passes that only compile: nothing is kept, and every result is zero."""
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See AttentionStep."""
 
     def pages(self, spec: AttentionSpec) -> Pages:

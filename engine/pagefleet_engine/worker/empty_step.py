@@ -12,7 +12,7 @@ from pagefleet_engine.worker.forward import CausalModel
 class _NoTokens:
     """Implements `AttentionStep`: there is nothing to write or to attend to."""
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See AttentionStep."""
 
     def pages(self, spec: AttentionSpec) -> Pages:

@@ -72,7 +72,9 @@ def activation_bytes(arch: ModelArch, max_num_batched_tokens: int, max_num_seqs:
     experts the same three, a copy of its inputs and its outputs three times, once in float32; per row the logits in
     float32, with the copies that sampling makes.
     """
-    attention = 2 * arch.num_heads * arch.head_dim + 4 * arch.num_kv_heads * arch.head_dim
+    attention = 2 * arch.num_heads * arch.head_dim + 2 * arch.kv.numbers
+    if arch.latent is not None:  # queries as they are compared with latents, and keys and values made from some
+        attention += 3 * arch.num_heads * arch.latent.spec.dim
     per_token = (4 * arch.hidden_size + attention + 3 * arch.intermediate_size) * itemsize
     if arch.experts is not None:
         each = (3 * arch.hidden_size + 3 * arch.experts.intermediate_size) * itemsize + 4 * arch.hidden_size

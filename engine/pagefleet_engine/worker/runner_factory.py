@@ -8,6 +8,7 @@ from math import prod
 import torch
 from pagefleet_kernels.dispatch import architecture
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_protocol.model_config.kv_spec import KVSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend
@@ -29,6 +30,11 @@ from pagefleet_engine.worker.logits_processors import make_processors
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_engine.worker.pool_memory import map_pool
 from pagefleet_engine.worker.rehearsal import compile_ahead
+
+
+def kv_layout(kv: KVSpec, num_blocks: int, groups: KVGroups, block_size: int) -> KVLayout:
+    """The pool of a worker whose layers keep this of a token."""
+    return KVLayout(num_blocks, groups.layers_per_block, kv.heads, block_size, kv.dim, vectors=kv.vectors)
 
 
 def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device, shared: int = -1) -> Tensor:
@@ -151,5 +157,4 @@ class RunnerFactory:
         return TritonBackend(pool, layout, self._groups)
 
     def _layout(self, num_blocks: int) -> KVLayout:
-        arch, block_size = self._model.arch, self._config.cache.block_size
-        return KVLayout(num_blocks, self._groups.layers_per_block, arch.num_kv_heads, block_size, arch.head_dim)
+        return kv_layout(self._model.arch.kv, num_blocks, self._groups, self._config.cache.block_size)

@@ -134,7 +134,8 @@ def _undivided(ranks: Ranks, facts: ModelFacts) -> Refusal | None:
         return None
     most = max(MAX_RANKS, ranks.tensor)
     counts = ", ".join(str(one) for one in range(1, most + 1) if divides(facts, one))
-    heads = f"{facts.num_attention_heads} heads of attention, {facts.num_kv_heads} of keys and values"
+    latent = "a latent for all of them" if facts.kv.is_latent else f"{facts.num_kv_heads} of keys and values"
+    heads = f"{facts.num_attention_heads} heads of attention, {latent}"
     message = f"is {ranks.tensor}, and ranks share heads evenly: the model has {heads}; give one of {counts}"
     return Refusal("spec.parallelism.tensor", Reason.INVALID_SPEC, message)
 
@@ -146,13 +147,12 @@ def divides(facts: ModelFacts, ranks: int) -> bool:
 
 
 def _need(resolved: Resolved, facts: ModelFacts) -> _Need:
-    weights, head, ranks = _weight_bytes(resolved, facts), _kv_bytes_per_head(resolved, facts), resolved.ranks
-    # With more ranks than heads, several have the same one.
-    heads = math.ceil(facts.num_kv_heads / ranks.tensor)
+    weights, ranks = _weight_bytes(resolved, facts), resolved.ranks
+    token = facts.kv.of_rank(ranks.tensor).numbers * _kv_itemsize(resolved, facts)
     if ranks.gpus:
-        return _Need(facts, math.ceil(weights / ranks.each), heads * head, ranks.pipeline)
+        return _Need(facts, math.ceil(weights / ranks.each), token, ranks.pipeline)
     # What all ranks have, and how many nodes share it.
-    return _Need(facts, math.ceil(weights * ranks.data / ranks.nodes), ranks.tensor * heads * head, ranks.nodes)
+    return _Need(facts, math.ceil(weights * ranks.data / ranks.nodes), ranks.tensor * token, ranks.nodes)
 
 
 def _device(resolved: Resolved) -> _Device | None:
@@ -295,9 +295,8 @@ def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> int:
     return facts.weights_bytes * kept // stored
 
 
-def _kv_bytes_per_head(resolved: Resolved, facts: ModelFacts) -> int:
-    itemsize = 1 if _flag(resolved.args, "--kv-cache-dtype") == "fp8" else _ITEMSIZE[_dtype(resolved, facts)]
-    return 2 * facts.head_dim * itemsize
+def _kv_itemsize(resolved: Resolved, facts: ModelFacts) -> int:
+    return 1 if _flag(resolved.args, "--kv-cache-dtype") == "fp8" else _ITEMSIZE[_dtype(resolved, facts)]
 
 
 def _flag(args: tuple[str, ...], name: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
+from pagefleet_protocol.model_config.kv_spec import KVSpec
 
 # Far over any model there is: a damaged number must not build layers until memory is full.
 _MAX_LAYERS = 4096
@@ -34,6 +35,9 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of queries and keys."""
+    kv: KVSpec
+    """What each layer keeps of a token."""
     windows: Windows
     context_length: int
     """Most positions the model was made for, rope scaling included."""
@@ -65,13 +69,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         fields = outer.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"))
     fields = fields.with_defaults(family.defaults)
     hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    num_kv_heads = fields.count("num_key_value_heads", num_heads)
-    head_dim = fields.count("head_dim", hidden_size // num_heads)
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise ModelConfigError(
-            f"{fields.source}: {num_heads} heads of size {head_dim} over {num_kv_heads} key/value heads cannot be: the "
-            "size must be even, and the first number a multiple of the last; repair the file"
-        )
+    head_dim, kv = family.heads(fields, hidden_size, num_heads)
     num_layers = fields.count("num_hidden_layers", high=_MAX_LAYERS)
     context_length, default_length = family.lengths(fields)
     return ModelShape(
@@ -79,8 +77,9 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=kv.heads,
         head_dim=head_dim,
+        kv=kv,
         windows=family.windows(fields, num_layers),
         context_length=context_length,
         default_length=default_length,
@@ -98,6 +97,26 @@ def _check_head(fields: ConfigFields) -> None:
             f"{fields.source}: architectures is {named[0][:80]}: this model classifies or scores text and generates "
             "none; give one whose architectures ends with ForCausalLM"
         )
+
+
+def _paired_heads(fields: ConfigFields, hidden_size: int, num_heads: int) -> tuple[int, KVSpec]:
+    """The size of a head; keys and values are as large."""
+    num_kv_heads = fields.count("num_key_value_heads", num_heads)
+    head_dim = fields.count("head_dim", hidden_size // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelConfigError(
+            f"{fields.source}: {num_heads} heads of size {head_dim} over {num_kv_heads} key/value heads cannot be: the "
+            "size must be even, and the first number a multiple of the last; repair the file"
+        )
+    return head_dim, KVSpec.pairs(num_kv_heads, head_dim)
+
+
+def _latent_heads(fields: ConfigFields, hidden_size: int, num_heads: int) -> tuple[int, KVSpec]:
+    """The size of a query: what is compared with latents, and the part that rotates."""
+    rope_dim = fields.count("qk_rope_head_dim")
+    if rope_dim % 2:
+        raise ModelConfigError(f"{fields.source}: qk_rope_head_dim is {rope_dim}, and must be even: repair the file")
+    return fields.count("qk_nope_head_dim") + rope_dim, KVSpec.latent(fields.count("kv_lora_rank"), rope_dim)
 
 
 def _no_windows(fields: ConfigFields, num_layers: int) -> Windows:
@@ -214,6 +233,7 @@ class _Family:
 
     windows: Callable[[ConfigFields, int], Windows] = _no_windows
     lengths: Callable[[ConfigFields], tuple[int, int]] = _rope_lengths
+    heads: Callable[[ConfigFields, int, int], tuple[int, KVSpec]] = _paired_heads
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -274,6 +294,41 @@ _GLM4_MOE = {
     "moe_intermediate_size": 1408,
     "num_experts_per_tok": 8,
     "n_routed_experts": 128,
+}
+_DEEPSEEK_V2 = {
+    "vocab_size": 102_400,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+    "eos_token_id": 2,
+}
+_DEEPSEEK_V3 = {
+    **_DEEPSEEK_V2,
+    "vocab_size": 129_280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "max_position_embeddings": 4096,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+    "eos_token_id": 1,
 }
 _GRANITE_MOE = {
     "vocab_size": 32000,
@@ -337,11 +392,14 @@ _QWEN3_MOE = {
 }
 _QWEN2 = {"num_key_value_heads": 32, "sliding_window": 4096}
 _FAMILIES: Mapping[str, _Family] = {
+    "deepseek_v2": _Family(heads=_latent_heads, defaults=_DEEPSEEK_V2),
+    "deepseek_v3": _Family(heads=_latent_heads, defaults=_DEEPSEEK_V3),
     "gemma2": _Family(_gemma2_windows, defaults=_GEMMA2),
-    "gemma3": _Family(_gemma3_windows, _given_lengths, _GEMMA3),
-    "gemma3_text": _Family(_gemma3_windows, _given_lengths, _GEMMA3),
+    "gemma3": _Family(_gemma3_windows, _given_lengths, defaults=_GEMMA3),
+    "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=_GEMMA3),
     "glm4_moe": _Family(defaults=_GLM4_MOE),
     "granitemoe": _Family(defaults=_GRANITE_MOE),
+    "kimi_k2": _Family(heads=_latent_heads, defaults=_DEEPSEEK_V3),
     "llama": _Family(),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": _Family(_uniform_windows, defaults=_MIXTRAL),

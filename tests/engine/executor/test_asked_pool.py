@@ -29,7 +29,7 @@ class Rank:
         self.is_over = False
         staging, rings = os.memfd_create("staging"), make_ring_pair(1 << 12)
         CopyServer(pages or HostPages(self.pool), staging, rings, pinned=False)
-        self.asked = AskedPool(PART_BYTES, LAYERS, staging, rings, lambda: self.is_over)
+        self.asked = AskedPool(PART_BYTES, KVShard(range(LAYERS), range(1)), staging, rings, lambda: self.is_over)
 
 
 @pytest.fixture

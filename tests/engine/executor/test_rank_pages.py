@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPages, StepFence, kv_shards
+from pagefleet_engine.models.arch import LatentArch
 from pagefleet_engine.ranks.parallelism import Parallelism
 
 from tests.fakes.architectures import llama_arch
@@ -25,10 +26,10 @@ IDLE = StepFence(lambda: 0, lambda: False, 1)
 Part = tuple[KVShard, MappedPool]
 
 
-def mapped(content: NDArray[np.uint8], layers: int) -> MappedPool:
+def mapped(content: NDArray[np.uint8], shard: KVShard) -> MappedPool:
     """A pool that another process has made, with this content."""
     memory = os.memfd_create("pool")
-    pool = MappedPool(len(content), content[0].size, layers, memory)
+    pool = MappedPool(len(content), content[0].size, shard, memory)
     os.close(memory)
     pool.blocks[:] = content.reshape(pool.blocks.shape)
     return pool
@@ -41,7 +42,7 @@ def pools_of(layers: int, kv_heads: int, tensor: int, stages: int, blocks: NDArr
     pools = []
     for shard in kv_shards(arch, parallel):
         part = blocks[:, shard.layers.start : shard.layers.stop, :, shard.heads.start : shard.heads.stop]
-        pools.append((shard, mapped(part, len(shard.layers))))
+        pools.append((shard, mapped(part, shard)))
     return pools
 
 
@@ -73,6 +74,30 @@ def test_blocks_are_those_of_one_rank(layers: int, kv_heads: int, tensor: int, s
     expected = pools_of(layers, kv_heads, tensor, stages, wanted)
     for (_, pool), (_, wanted_pool) in zip(empty, expected, strict=True):
         assert (pool.blocks == wanted_pool.blocks).all()
+
+
+def test_latents_are_those_of_any_tensor_rank() -> None:
+    """Two stages of two ranks that have the same latents: a whole block has them once."""
+    whole = np.random.default_rng(1).integers(1, 256, (NUM_BLOCKS, 3, 1, 1, HEAD_BYTES), np.uint8)
+    latent = LatentArch(rank=24, query_rank=None, nope_dim=8, rope_dim=8, value_dim=8, interleaved=True)
+    arch = replace(llama_arch(), num_layers=3, num_heads=16, latent=latent)
+    parallel = Parallelism(tensor_parallel_size=2, pipeline_parallel_size=2)
+
+    def pools(content: NDArray[np.uint8]) -> list[Part]:
+        shards = kv_shards(arch, parallel)
+        return [(shard, mapped(content[:, shard.layers.start : shard.layers.stop], shard)) for shard in shards]
+
+    pages = RankPages(pools(whole), IDLE)
+    assert pages.bytes_per_block == whole[0].size
+    read = bytearray(2 * pages.bytes_per_block)
+    pages.read([4, 1], memoryview(read))
+    assert bytes(read) == whole[[4, 1]].tobytes()
+    empty = pools(np.zeros_like(whole))
+    RankPages(empty, IDLE).write(memoryview(bytes(read)), [4, 1])
+    wanted = np.zeros_like(whole)
+    wanted[[4, 1]] = whole[[4, 1]]
+    for (_, pool), (_, expected) in zip(empty, pools(wanted), strict=True):
+        assert (pool.blocks == expected.blocks).all()
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

@@ -99,7 +99,8 @@ class OneLayer:
     def pages(self, spec: AttentionSpec) -> Pages:
         return self._pages
 
-    def write(self, spec: AttentionSpec, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: torch.Tensor, v_TKH: torch.Tensor | None) -> None:
+        assert v_TKH is not None
         write_kv(k_TKH, v_TKH, self._pages.kv_cache, self._pages.slot_mapping_T)
 
     def attend(self, spec: AttentionSpec, q_TNH: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,15 @@ PHI4_MINI = {
 }
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2 greedy": ("deepseek_v2", {"topk_method": "greedy", "n_shared_experts": 1, "rope_parameters": None}),
+    "deepseek_v2 query latents": (
+        "deepseek_v2",
+        {"q_lora_rank": 40, "attention_bias": True, "first_k_dense_replace": 0},
+    ),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3 halves": ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),
+    "deepseek_v3 one group": ("deepseek_v3", {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
     "llama": ("llama", {}),
     "llama multi-head": ("llama", {"num_key_value_heads": 4}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),

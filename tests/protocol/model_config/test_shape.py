@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.models.config_file import arch_from_config
 from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.kv_spec import KVSpec
 from pagefleet_protocol.model_config.shape import MODEL_TYPES, ModelShape, quantized_as, read_shape
 
 from tests.example_counts import examples
@@ -59,6 +60,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     config = {**BASE, "model_type": kind, "num_hidden_layers": num_layers}
     config["num_key_value_heads"] = draw(st.sampled_from([1, 2, 4]))
     config["head_dim"] = draw(st.sampled_from([16, 16, 16, None]))
+    if kind in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
+        config |= {"qk_rope_head_dim": 16, "num_experts_per_tok": 2}
     config["sliding_window"] = draw(st.sampled_from([None, 32, 64])) if not kind.startswith("gemma") else 64
     config |= draw(
         st.fixed_dictionaries(
@@ -239,10 +242,24 @@ def test_quantization_that_is_not_run_is_refused_before_the_download(section: ob
 
 @pytest.mark.parametrize("kind", ["mamba", "", None, "GEMMA2"])
 def test_an_unknown_architecture_names_the_known_ones(kind: object) -> None:
-    with pytest.raises(ModelConfigError, match=r"pagefleet runs gemma2, gemma3, .*qwen3"):
+    with pytest.raises(ModelConfigError, match=r"pagefleet runs deepseek_v2, .*, gemma2, gemma3, .*qwen3"):
         read({**BASE, "model_type": kind})
 
 
 def test_an_unknown_rotation_is_refused() -> None:
     with pytest.raises(ModelConfigError, match="rope_type is spiral; pagefleet knows default, linear"):
         read({**BASE, "model_type": "llama", "rope_scaling": {"type": "spiral"}})
+
+
+def test_a_latent_stands_for_keys_and_values() -> None:
+    """DeepSeek-V3 as published: 70.3 kB per token over 61 layers in two bytes, on every tensor rank."""
+    kv = read({"model_type": "deepseek_v3"}).kv
+    assert kv == KVSpec.latent(512, 64)
+    assert 61 * kv.numbers * 2 == 70_272
+    assert kv.of_rank(8) == kv
+    assert KVSpec.pairs(8, 128).of_rank(4) == KVSpec.pairs(2, 128)
+
+
+def test_a_latent_s_rotated_part_is_even() -> None:
+    with pytest.raises(ModelConfigError, match="qk_rope_head_dim is 15, and must be even"):
+        read({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "qk_rope_head_dim": 15})

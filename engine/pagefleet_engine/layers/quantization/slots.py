@@ -61,6 +61,10 @@ class QuantizedMatrix:
             case Form.SCALED:
                 return ScaledLinear(values_OI, scales, self.scheme, self.input_scale, self.dtype)
 
+    def plain(self) -> Tensor:
+        """See Matrix."""
+        return dequantize(self.values_OI, self.scales, self.scheme.block).to(self.dtype)
+
     def _scales(self, start: int, stop: int) -> Tensor:
         if self.scheme.block is None:
             return self.scales[start:stop]

@@ -30,12 +30,12 @@ class BreakBuffers:
         self._max_tokens = max_tokens
         self._buffers: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
-    def reserve(self, q_TNH: Tensor) -> Tensor:
-        """[T, N, H] of the buffer for such queries; makes it when it is first asked for (not within a capture)."""
-        num_tokens, heads, head_dim = q_TNH.shape
-        key = (heads, head_dim, q_TNH.dtype)
+    def reserve(self, num_tokens: int, heads: int, head_dim: int, like: Tensor) -> Tensor:
+        """[T, N, H] of the buffer for such heads, in the type and on the device of `like`; makes it when it is first
+        asked for (not within a capture)."""
+        key = (heads, head_dim, like.dtype)
         if key not in self._buffers:
-            self._buffers[key] = q_TNH.new_zeros(self._max_tokens, heads, head_dim)
+            self._buffers[key] = like.new_zeros(self._max_tokens, heads, head_dim)
         assert num_tokens <= self._max_tokens, "the step is larger than the largest graph"
         return self._buffers[key][:num_tokens]
 
@@ -45,15 +45,15 @@ class Break:
     """One attention between two graphs."""
 
     spec: AttentionSpec
-    heads_TNH: Tensor
-    """Holds the queries before, the result after."""
+    q_TNH: Tensor
+    out_TNH: Tensor
+    """Takes the result: the queries' own memory, where values are as large."""
 
     def attend(self, step: AttentionStep, num_tokens: int) -> None:
         """Attend the first `num_tokens`; the rest is padding, made zero lest stale numbers reach a shared scale."""
-        heads_TNH = self.heads_TNH[:num_tokens]
-        heads_TNH.copy_(step.attend(self.spec, heads_TNH))
-        if num_tokens < len(self.heads_TNH):
-            self.heads_TNH[num_tokens:].zero_()
+        self.out_TNH[:num_tokens].copy_(step.attend(self.spec, self.q_TNH[:num_tokens]))
+        if num_tokens < len(self.out_TNH):
+            self.out_TNH[num_tokens:].zero_()
 
 
 class BreakingStep:
@@ -72,7 +72,7 @@ class BreakingStep:
         self._suspended = suspended
         self.breaks: list[Break] = []
 
-    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor) -> None:
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See AttentionStep."""
         self._writer.write(spec, k_TKH, v_TKH)
 
@@ -82,13 +82,18 @@ class BreakingStep:
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See AttentionStep; the result's memory is taken back by the next call."""
-        heads_TNH = self._buffers.reserve(q_TNH)
-        heads_TNH.copy_(q_TNH)
-        found = Break(spec, heads_TNH)
+        num_tokens, num_heads, head_dim = q_TNH.shape
+        kept_TNH = self._buffers.reserve(num_tokens, num_heads, head_dim, q_TNH)
+        kept_TNH.copy_(q_TNH)
+        value_dim = head_dim if spec.latent is None else spec.latent.value_dim
+        out_TNH = kept_TNH
+        if value_dim != head_dim:
+            out_TNH = self._buffers.reserve(num_tokens, num_heads, value_dim, q_TNH)
+        found = Break(spec, kept_TNH, out_TNH)
         with self._suspended():
-            found.attend(self._reader, len(heads_TNH))
+            found.attend(self._reader, num_tokens)
         self.breaks.append(found)
-        return heads_TNH
+        return out_TNH
 
 
 @dataclass(slots=True)
