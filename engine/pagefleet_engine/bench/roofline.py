@@ -48,7 +48,9 @@ class ModelCost:
     head_flops: float
     """Of each row whose logits are wanted."""
     attention_flops_per_pair: float
-    """Per query and key, over all layers."""
+    """Per query and key of a prompt, over all layers."""
+    decode_flops_per_pair: float
+    """The same where each request computes one token: over latents, which keys and values are not made from then."""
     expert_bytes: float = 0.0
     """Of all experts that tokens choose from."""
     expert_share: float = 0.0
@@ -57,7 +59,8 @@ class ModelCost:
     @classmethod
     def of(cls, arch: ModelArch, weight_bytes_per_element: float = 2.0, kv_bytes_per_element: float = 2.0) -> ModelCost:
         """From the model's shape; layers with a window count as if they had none."""
-        count = count_parameters(arch)
+        count, pair, latent = count_parameters(arch), 2.0 * arch.num_layers * arch.num_heads, arch.latent
+        compared = arch.head_dim + arch.value_dim if latent is None else latent.spec.dim + latent.rank
         head = count.embedding
         return cls(
             weight_bytes=count.layers * weight_bytes_per_element + head * 2.0,
@@ -66,7 +69,8 @@ class ModelCost:
             kv_bytes_per_token=arch.num_layers * arch.kv.numbers * kv_bytes_per_element,
             flops_per_token=2.0 * (count.layers + count.used_experts),
             head_flops=2.0 * head,
-            attention_flops_per_pair=2.0 * arch.num_layers * arch.num_heads * (arch.head_dim + arch.value_dim),
+            attention_flops_per_pair=pair * (arch.head_dim + arch.value_dim),
+            decode_flops_per_pair=pair * compared,
         )
 
     def decode_seconds(self, roofline: Roofline, batch_size: int, context: float) -> float:
@@ -74,7 +78,7 @@ class ModelCost:
         pairs = batch_size * context
         read = self.weight_bytes + self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** batch_size)
         products = roofline.seconds(read, batch_size * (self.flops_per_token + self.head_flops))
-        return products + roofline.seconds(pairs * self.kv_bytes_per_token, pairs * self.attention_flops_per_pair)
+        return products + roofline.seconds(pairs * self.kv_bytes_per_token, pairs * self.decode_flops_per_pair)
 
     def batch_seconds(self, roofline: Roofline, input_lens: Sequence[int], output_lens: Sequence[int]) -> float:
         """Floor of an offline job: all prompts, then steps in which every request that is not done gets a token."""

@@ -50,11 +50,24 @@ def test_costs_of_published_shapes(
         ("olmoe-1b-7b", 6.9, 1.3),
         ("granite-3.1-3b-a800m", 3.3, 0.88),
         ("glm-4.5-air", 106, 13.4),  # "12" without the tables
+        ("deepseek-v2-lite", 15.7, 2.66),  # "2.4" without the embedding
+        ("deepseek-v3", 671, 37.5),
+        ("kimi-k2", 1026, 32.9),
     ],
 )
 def test_parameters_are_as_published(name: str, total: float, active: float, tmp_path: Path) -> None:
     count = count_parameters(arch_of(name, tmp_path))
     assert (count.total / 1e9, count.active / 1e9) == pytest.approx((total, active), rel=0.03)
+
+
+def test_a_latent_is_read_once_for_all_heads(tmp_path: Path) -> None:
+    """70.3 kB per token, as published, and no more operations in a prompt than keys and values take."""
+    arch = arch_of("deepseek-v3", tmp_path)
+    cost = ModelCost.of(arch)
+    assert cost.kv_bytes_per_token == 70_272
+    assert arch.of_rank(0, 8).kv == arch.kv
+    assert cost.attention_flops_per_pair == 2 * 61 * 128 * (192 + 128)
+    assert cost.decode_flops_per_pair == 2 * 61 * 128 * (576 + 512)
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
