@@ -23,6 +23,7 @@ from pagefleet_text.tokenizer import Tokenizer
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.cuda_context import open_ahead
 from pagefleet_engine.engine_args import EngineArgs
 from pagefleet_engine.engine_core.admission import check_message
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, Ready
@@ -314,7 +315,9 @@ def _started(config: EngineConfig) -> tuple[_Core, Ready]:
         cores = OfflineCores(config)
         return cores, cores.ready
     times = StartupTimes()
-    with times.phase("imports"):
+    if config.parallel.is_alone:
+        open_ahead(config.model.device)
+    with times.importing():
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch
 
     return build_core(config, times)

@@ -132,7 +132,7 @@ def _load(
     if group is not None:
         executor = InProcessExecutor(config, folder, arch, times, group.communicators)
         return executor, group.waves(executor.compute_nothing)
-    if parallel.world_size == 1 and not parallel.is_networked:
+    if parallel.is_alone:
         return InProcessExecutor(config, folder, arch, times), None
     if parallel.distributed_executor_backend == "ray":
         machines = partial(RayMachines, folder=folder)

@@ -26,6 +26,7 @@ from pagefleet_protocol.settings.log import set_up_logging
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.cache_events import CacheEvents
+from pagefleet_engine.cuda_context import open_ahead
 from pagefleet_engine.engine_core.askers import Askers
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.garbage import GarbageSchedule
@@ -330,7 +331,9 @@ def main() -> int:
 def _import_and_build(
     start: CoreStart, cache_events: CacheEvents | None, times: StartupTimes
 ) -> tuple[EngineCore, Ready]:
-    with times.phase("imports"):
+    if start.config.parallel.is_alone:
+        open_ahead(start.config.model.device)
+    with times.importing():
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
 
     identity = EngineIdentity(start.incarnation, start.fleet_key_file)

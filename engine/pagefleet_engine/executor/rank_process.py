@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 from pagefleet_protocol.settings.log import set_up_logging
 
+from pagefleet_engine.cuda_context import open_ahead
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.messages import RankStart, StartFailed, StartFault, encode
 from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, describe, wait_on
@@ -100,7 +101,8 @@ def main() -> int:
 
 
 def _import_and_build(start: RankStart, times: StartupTimes) -> BuiltRank:
-    with times.phase("imports"):
+    open_ahead(start.config.model.device)
+    with times.importing():
         from pagefleet_engine.executor.rank import build_rank  # noqa: PLC0415 torch is slow: the parent is watched
 
     return build_rank(start, times)

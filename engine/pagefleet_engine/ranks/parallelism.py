@@ -109,6 +109,11 @@ class Parallelism:
         """Whether there are ranks that are reached over the network."""
         return self.nnodes > 1 or self.distributed_executor_backend == "ray"
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank computes all, in the engine core's own process."""
+        return self.world_size == 1 and not self.is_networked
+
     def describe(self) -> str:
         """Return what makes it several ranks, for an error."""
         if self.tensor_parallel_size > 1:

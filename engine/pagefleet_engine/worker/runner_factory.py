@@ -54,6 +54,8 @@ class BuiltRunner:
     """A runner, and its parts that start-up works with."""
 
     runner: ModelRunner
+    brief_runner: ModelRunner
+    """The same for steps whose results nobody needs: of the model's excerpt, without graphs."""
     state: RequestState
     pool: Tensor
     """Its K/V."""
@@ -127,8 +129,10 @@ class RunnerFactory:
             device_graphs = CudaGraphs(self._device)
             forward = graphs = GraphForward(self._model, backend, dispatcher, device_graphs, self._excerpt)
         head = self._model.divided_head
+        brief = EagerForward(self._excerpt, backend)
         runner = ModelRunner(self._model, forward, pool, state, limits.vocab_size, head)
-        return BuiltRunner(runner, state, pool, graphs, EagerForward(self._excerpt, backend))
+        brief_runner = ModelRunner(self._model, brief, pool, state, limits.vocab_size, head)
+        return BuiltRunner(runner, brief_runner, state, pool, graphs, brief)
 
     def compile_kernels(self, built: BuiltRunner, limits: RunnerLimits) -> None:
         """Have what the steps of a runner of `make` launch; others that it makes launch the same."""

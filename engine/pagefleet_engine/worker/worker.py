@@ -38,7 +38,7 @@ from pagefleet_engine.worker.memory import (
     memory_budget,
     size_kv_cache,
 )
-from pagefleet_engine.worker.model_runner import LaunchedStep, PassedOn, RunnerLimits
+from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, PassedOn, RunnerLimits
 from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
 from pagefleet_engine.worker.profile_cache import ProfileCache, device_facts, profile_facts
@@ -122,7 +122,7 @@ class Worker:
             with times.phase("graphs"), naming_the_remedy("graphs"), torch.inference_mode():
                 _log.info("%s", built.graphs.capture(built.state.inputs, count=times.count).describe())
         with times.phase("warm_up"), naming_the_remedy("warm_up"):
-            self._warm_up(limits)
+            self._warm_up(limits, built.brief_runner)
 
     @property
     def dtype(self) -> str:
@@ -263,10 +263,10 @@ class Worker:
             cache.store(measured)
         return measured
 
-    def _warm_up(self, limits: RunnerLimits) -> None:
+    def _warm_up(self, limits: RunnerLimits, brief: ModelRunner) -> None:
         if self._device.type == "cuda":
             cascade = self._config.execution.cascade_attention
-            rehearse_everything(self._runner, limits, self.cache.num_blocks, cascade=cascade)
+            rehearse_everything(brief, limits, self.cache.num_blocks, cascade=cascade)
         else:
             keep_step_memory()  # not before: what loading takes for a while goes back
         row_lens = short_step(limits, self.cache.num_blocks)

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -58,15 +59,17 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._open: torch.cuda.CUDAGraph | None = None
+        self._made = WeakSet[torch.cuda.CUDAGraph]()
         self._free_before = self._free_bytes()
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """See DeviceGraphs. No garbage is collected: a tensor that ends in the wrong moment breaks a capture.
 
-        Each has a memory pool of its own: torch 2.11 refuses one whose graphs have all ended.
+        Torch 2.11 refuses a memory pool whose graphs have all ended: then there is a new one.
         """
-        self._pool = torch.cuda.graph_pool_handle()
+        if not self._made:
+            self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         collects = gc.isenabled()
         gc.disable()
@@ -91,6 +94,7 @@ class CudaGraphs:
         graph, self._open = self._open, None
         assert graph is not None, "no capture is open"
         graph.capture_end()
+        self._made.add(graph)
         return graph
 
     def abandon(self) -> None:

@@ -64,6 +64,8 @@ class IpcTarget:
         LinkBroken: the source's memory cannot be read from here, or is smaller than its slots.
     """
 
+    by_copies = True
+
     def __init__(self, memory: CudaSharedMemory, copies: DeviceCopies, facts: bytes) -> None:
         try:
             handle, self._slot_bytes, self._num_slots = _FACTS.unpack(facts)

@@ -54,7 +54,13 @@ class SourceCarrier(Protocol):
 
 
 class TargetCarrier(Protocol):
-    """The target's half of one link."""
+    """The target's half of one link.
+
+    Attributes:
+        by_copies: whether frames come by `DeviceCopies.stream`, so that what is queued there after `fetch` finds them.
+    """
+
+    by_copies: bool
 
     def fetch(self, number: int, remote_slot: int, into: Tensor) -> None:
         """Begin to bring an announced frame, whose length `into` has; frames come in order.

@@ -31,8 +31,10 @@ class _Fetched:
     total: int
     header: BlobHeader
     slot: int | None = None
+    has_come: bool = False
+    """That is said: the source may use its slot again."""
     found: Total | None = None
-    """Its sum, once it has come."""
+    """Its sum; may still be computed."""
 
 
 @dataclass(slots=True)
@@ -109,13 +111,13 @@ class DeviceTarget:
         Raises:
             LinkBroken: the carrier has failed, or the source brings nothing.
         """
-        copies = self._settings.memory
         arrived = set(self._carrier.poll(now))
         for fetched in self._fetching:
             if fetched.number in arrived:
-                assert fetched.slot is not None
+                fetched.has_come = True
                 self._voice.say(Taken(fetched.number))
-                fetched.found = copies.total(self._slots.memory[fetched.slot], fetched.header.num_bytes)
+                if not self._carrier.by_copies:
+                    fetched.found = self._sum(fetched)
                 self._deadline = now + self._settings.stall_s
         self._judge()
         self._tell()
@@ -167,13 +169,19 @@ class DeviceTarget:
             self._carrier.fetch(
                 fetched.number, fetched.remote_slot, self._slots.memory[slot][: fetched.header.num_bytes]
             )
+            if self._carrier.by_copies:  # the device need not wait until this thread has seen that it came
+                fetched.found = self._sum(fetched)
+
+    def _sum(self, fetched: _Fetched) -> Total:
+        assert fetched.slot is not None
+        return self._settings.memory.total(self._slots.memory[fetched.slot], fetched.header.num_bytes)
 
     def _judge(self) -> None:
         """Begin to copy frames that have come to their blocks, in order; refuse what has no place."""
         copies = self._settings.memory
         while self._fetching:
             fetched = self._fetching[0]
-            if fetched.found is None or not fetched.found.mark.done():
+            if not fetched.has_come or fetched.found is None or not fetched.found.mark.done():
                 return
             self._fetching.popleft()
             assert fetched.slot is not None

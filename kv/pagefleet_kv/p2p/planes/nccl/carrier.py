@@ -194,6 +194,8 @@ class NcclSource(_Half):
 class NcclTarget(_Half):
     """Implements `TargetCarrier`."""
 
+    by_copies = False
+
     def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
         super().__init__(peer, say, shared)
         self._wanted: int | None = None
