@@ -8,12 +8,10 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from pagefleet_engine.config import Device
-
 LIBRARY = "libcuda.so.1"
 
 
-def open_ahead(device: Device, library: str = LIBRARY) -> threading.Thread | None:
+def open_ahead(device: str, library: str = LIBRARY) -> threading.Thread | None:
     """Begin to make the first GPU's context, which torch then finds; None where the device is the CPU.
 
     For a process that computes on that GPU. What fails is told by whoever needs the GPU.
