@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +136,25 @@ def router(ranks: Ranks) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         router.until(lambda: 'pagefleet_router_endpoints{state="ready"} 2' in httpx.get(f"{url}/metrics").text)
+        router.until(lambda: gauge(url, "pagefleet_router_kv_engines_followed") == 2)
+        router.until(lambda: any("the tokenizer of " in line for line in router.log))
         yield url
     finally:
         router.stop()
 
 
-def ask(url: str, prompt: str) -> tuple[str, str]:
-    """Return the port that answered, and the answer."""
+def ask(url: str, prompt: str) -> tuple[str, str, int]:
+    """Return the port that a router chose, the answer, and the prompt's full blocks."""
     body = {"model": "m", "prompt": prompt, "max_tokens": 4, "temperature": 0}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
-    return answer.headers.get(headers.ENGINE_ID, "").rpartition(":")[2], answer.json()["choices"][0]["text"]
+    port, said = answer.headers.get(headers.ENGINE_ID, "").rpartition(":")[2], answer.json()
+    return port, said["choices"][0]["text"], said["usage"]["prompt_tokens"] // 16
+
+
+def gauge(url: str, name: str) -> float:
+    lines = (line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(f"{name} "))
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 @pytest.mark.fleet
@@ -155,19 +162,18 @@ def test_a_router_keeps_a_prefix_at_its_rank_and_goes_on_when_one_is_lost(ranks:
     facts = [decode_facts(httpx.get(url + FACTS_PATH).content) for url in ranks.urls]
     assert len({one.incarnation for one in facts}) == len({one.kv_events_port for one in facts}) == 2
     prompts = [
-        f"{name}: " + f"the {name} had a little house in the wood, " * 20 for name in ("fox", "bear", "owl", "cat")
+        f"{name}: " + f"the {name} had a little house in the wood, " * 45 for name in ("fox", "bear", "owl", "cat")
     ]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        first = list(pool.map(lambda prompt: ask(router, prompt), prompts))
-    home = [port for port, _ in first]
-    assert len(set(home)) == 2, "both have some"
-    for _ in range(3):
-        assert [ask(router, prompt) for prompt in prompts] == first
+    home = [url for _ in range(2) for url in ranks.urls]
+    first = [(url.rpartition(":")[2], *ask(url, prompt)[1:]) for url, prompt in zip(home, prompts, strict=True)]
+    blocks = sum(one[2] for one in first)
+    ranks.until(lambda: gauge(router, "pagefleet_router_kv_blocks") >= blocks)
+    assert [ask(router, prompt) for prompt in prompts] == first
 
     victim = ranks.pids()[0]
     core = child_pids(victim)
     os.kill(victim, signal.SIGKILL)
-    assert [ask(router, prompt)[1] for prompt in prompts] == [text for _, text in first]
+    assert [ask(router, prompt)[1] for prompt in prompts] == [one[1] for one in first]
     assert ranks.process.poll() is None
     ranks.until(lambda: ranks.ready() == [0, 1])
     assert ranks.pids()[0] != victim
