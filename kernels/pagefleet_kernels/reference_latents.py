@@ -31,6 +31,8 @@ def prepare_latents(
     if interleaved:
         q_TNQ, k_T1Q = (x.reshape(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q_TNQ, k_T1Q))
     q_TNQ, k_T1Q = apply_rope(q_TNQ, k_T1Q, table_PQ, positions_T)
+    if interleaved:
+        q_TNQ, k_T1Q = (x.reshape(*x.shape[:-1], 2, -1).mT.flatten(-2) for x in (q_TNQ, k_T1Q))
     q_TNH[..., -rotated:] = q_TNQ
     kept_TW = torch.cat((rms_norm(kept_TW[:, :rank], norm_R, eps), k_T1Q[:, 0]), -1)
     written = slot_mapping_T >= 0
@@ -49,9 +51,9 @@ def latent_attention(
     scale: float,
     stored_scale: float,
 ) -> torch.Tensor:
-    """Twin of `latents.latent_attention`: one sequence after another, in float32."""
+    """Twin of `latent_attention.latent_attention`: one sequence after another, in float32."""
     num_tokens, num_heads, _ = q_TNW.shape
-    out_NTR = q_TNW.new_zeros(num_heads, num_tokens, rank)
+    out_TNR = q_TNW.new_zeros(num_tokens, num_heads, rank)
     num_seqs = len(seq_lens_S)
     starts = list(range(num_seqs + 1)) if query_start_loc_S1 is None else query_start_loc_S1.tolist()
     for seq, length in enumerate(seq_lens_S.tolist()):
@@ -64,5 +66,5 @@ def latent_attention(
         column = torch.arange(length, device=latents.device)
         hidden_QC = column > column[length - (last - first) :, None]
         weights_NQC = scores_NQC.masked_fill(hidden_QC, -torch.inf).softmax(-1)
-        out_NTR[:, first:last] = (weights_NQC @ kept_CW[:, :rank]).to(q_TNW.dtype)
-    return out_NTR
+        out_TNR[first:last] = (weights_NQC @ kept_CW[:, :rank]).transpose(0, 1).to(q_TNW.dtype)
+    return out_TNR

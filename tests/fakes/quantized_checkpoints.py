@@ -117,7 +117,7 @@ def quantize_checkpoint(
     tensors = load_file(source / "model.safetensors")
     stored, plain = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if "_proj.weight" not in name:
+        if not name.endswith(("_proj.weight", "_with_mqa.weight")):
             continue
         numbers, scale, meant = quantize(tensor, recipe)
         layer = name.removesuffix(".weight")

@@ -2,7 +2,7 @@
 
 Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets:
 compile_kernels.py CAPABILITY SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM:GROUP...`
-(all without a group), `products`, `experts` or `others`.
+(all without a group), `latents`, `products`, `experts` or `others`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from pagefleet_kernels import (
     fp8,
     heads,
     kv_cache,
+    latent_attention,
+    latents,
     nonfinite,
     norm,
     quantize,
@@ -58,6 +60,8 @@ MODULES = (
     fp8,
     heads,
     kv_cache,
+    latent_attention,
+    latents,
     nonfinite,
     norm,
     quantize,
@@ -280,6 +284,27 @@ def compile_experts() -> None:
             )
 
 
+def compile_latents() -> None:
+    """DeepSeek's widths over heads of whole models and of ranks, in 16 and in 8 bits: decodes, parts and prompts."""
+    index = torch.zeros(9, dtype=torch.int32)
+    tables = torch.zeros(8, 64, dtype=torch.int32)
+    for stored, block_size in ((torch.bfloat16, 16), (torch.bfloat16, 64), (fp8.FP8, 16), (fp8.FP8, 64)):
+        pages = torch.zeros(4, 2, block_size, 576, dtype=stored)[:, 1]
+        for num_heads in (4, 16, 32, 128):
+            q = torch.zeros(num_heads, 8, 576, dtype=torch.bfloat16).transpose(0, 1)
+            for longest, num_splits in ((1, 1), (1, 8), (4096, 8)):
+                latent_attention.latent_attention(
+                    q, pages, tables, index, index[:8], longest,
+                    rank=512, scale=1.0, num_splits=num_splits, backend="triton",
+                )  # fmt: skip
+        for interleaved in (True, False):
+            latents.prepare_latents(
+                torch.zeros(8, 128, 192, dtype=torch.bfloat16), torch.zeros(8, 576, dtype=torch.bfloat16),
+                torch.zeros(512, dtype=torch.bfloat16), torch.zeros(64, 64), index[:8], pages, index[:8],
+                eps=1e-6, interleaved=interleaved, backend="triton",
+            )  # fmt: skip
+
+
 def compile_step() -> None:
     device = torch.device("cpu")
     buffers = step_inputs.StepBuffers.allocate(2, 256, 8192, 128, device)
@@ -341,6 +366,8 @@ def compile_set(name: str) -> None:
         compile_others()
     elif kind == "products":
         compile_quantized()
+    elif kind == "latents":
+        compile_latents()
     elif kind == "experts":
         compile_experts()
     elif kind == "groups":

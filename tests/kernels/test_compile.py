@@ -23,6 +23,7 @@ KERNELS = {
     "_flag_nonfinite_kernel",
     "_gated_activation_kernel",
     "_grouped_kernel",
+    "_latent_attention_kernel",
     "_join_blocks_kernel",
     "_listed_kernel",
     "_mask_kernel",
@@ -31,6 +32,7 @@ KERNELS = {
     "_penalties_kernel",
     "_place_kernel",
     "_prepare_heads_kernel",
+    "_prepare_latents_kernel",
     "_prepare_step_kernel",
     "_quantize_kernel",
     "_rms_norm_kernel",
@@ -57,12 +59,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 SHARED_KIB = {90: 227, 80: 99}
 LARGE = (
     *(f"groups:{head_dim}" for head_dim in (64, 80, 96, 128, 192, 256)),
-    *("attention:80:float16", "attention:128:float32", "attention:256:bfloat16", "products", "experts", "others"),
+    *("attention:80:float16", "attention:128:float32", "attention:256:bfloat16"),
+    *("latents", "products", "experts", "others"),
 )
 MOST_REGISTERS = 254
 FEW_BYTES, FEW_REGISTERS = 64, 128
 """Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
-MULTIPLY = {"_grouped_kernel", "paged_attention_kernel", "_scaled_matmul_kernel"}
+MULTIPLY = {"_grouped_kernel", "_latent_attention_kernel", "paged_attention_kernel", "_scaled_matmul_kernel"}
 
 Report = Mapping[str, Any]
 
@@ -96,7 +99,7 @@ def check(reports: Sequence[Report], capability: int) -> None:
 
 @pytest.mark.timeout(1800)  # half a minute of computing: a busy machine takes its time
 def test_kernels_compile_into_registers_and_shared_memory(tmp_path: Path) -> None:
-    reports = compiled(90, ["attention:128:bfloat16", "products", "experts", "others"], tmp_path)
+    reports = compiled(90, ["attention:128:bfloat16", "latents", "products", "experts", "others"], tmp_path)
     assert {report["kernel"] for report in reports} == KERNELS
     check(reports, 90)
 

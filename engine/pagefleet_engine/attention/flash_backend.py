@@ -162,6 +162,8 @@ def why_no_flash() -> str | None:
 
 
 def _why_not_pool(pool: Tensor, layout: KVLayout, version: FlashVersion) -> str | None:
+    if layout.vectors != 2:
+        return "FlashAttention reads keys and values, and this model keeps latents"
     if pool.dtype not in _DTYPES:
         return f"FlashAttention reads keys and values in 16 bits, not {str(pool.dtype).removeprefix('torch.')}"
     if layout.head_dim % 8 or layout.head_dim > _LARGEST_HEAD:

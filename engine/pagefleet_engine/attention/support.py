@@ -26,8 +26,6 @@ def check_pool(pool: Tensor, layout: KVLayout) -> None:
 def check_kernels(pool: Tensor, layout: KVLayout) -> None:
     """Raise ConfigError unless the Triton kernels take such heads, on a GPU of the pool's generation."""
     check_pool(pool, layout)
-    if layout.vectors == 1 and pool.device.type == "cuda":
-        raise ConfigError("attention over latents runs on a CPU only as yet: give --device cpu")
     if layout.vectors == 2 and layout.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
             f"attention heads of {layout.head_dim} are not supported on a GPU: sizes up to {MAX_HEAD_DIM} are; "

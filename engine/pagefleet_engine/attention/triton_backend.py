@@ -9,7 +9,7 @@ from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.kv_cache import write_kv
-from pagefleet_kernels.latents import latent_attention
+from pagefleet_kernels.latent_attention import latent_attention
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from pagefleet_kernels.rounded_attention import rounded_attention
@@ -76,7 +76,7 @@ class TritonAttentionStep:
         """Compared with latents as they are kept: queries go to their space, and what comes out of it to values."""
         batch, pages = self.batch, self.pages(spec)
         group, _ = self.places[spec.layer]
-        sums_NTR = latent_attention(
+        sums_TNR = latent_attention(
             maps.absorb(q_TNH).transpose(0, 1),
             pages.kv_cache[:, 0, 0],
             batch.block_tables[group],
@@ -88,7 +88,7 @@ class TritonAttentionStep:
             stored_scale=spec.k_scale if pages.kv_cache.dtype == FP8 else 1.0,
             backend=self.kernels,
         )
-        return maps.values(sums_NTR)
+        return maps.values(sums_TNR.transpose(0, 1))
 
     def attend_rounded(self, spec: AttentionSpec, q_TNH: Tensor, rounding: QuantizeSpec) -> Activations:
         """See `RoundingStep.attend_rounded`."""

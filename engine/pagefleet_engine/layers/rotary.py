@@ -120,8 +120,10 @@ class _TorchRotation:
         return q_TNH
 
     def _turn_last(self, x_TMR: Tensor, interleaved: bool) -> Tensor:
-        """Rotated, first halves of the pairs first: queries and keys are compared in whatever order they share."""
-        return self._turn(x_TMR.reshape(*x_TMR.shape[:-1], -1, 2).mT.flatten(-2) if interleaved else x_TMR)
+        if not interleaved:
+            return self._turn(x_TMR)
+        halves_TMR = self._turn(x_TMR.reshape(*x_TMR.shape[:-1], -1, 2).mT.flatten(-2))
+        return halves_TMR.view(*x_TMR.shape[:-1], 2, -1).mT.flatten(-2)
 
     def _turn(self, qk_TMH: Tensor) -> Tensor:
         if self._rotary_dim < qk_TMH.shape[-1]:
@@ -168,7 +170,7 @@ class _KernelRotation:
             norm.weight_D,
             self._table_PR,
             self._positions_T,
-            pages.kv_cache,
+            pages.kv_cache[:, 0, 0],
             pages.slot_mapping_T,
             eps=norm.eps,
             interleaved=heads.interleaved,

@@ -14,7 +14,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker import runner_factory
 
 from tests.engine.gpu_path.conftest import LIMITS, Served, serve
-from tests.fakes.checkpoints import FAMILIES as EVERY_FAMILY
+from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.cuda.device import fake_gpu
 from tests.fakes.cuda.runtime import GpuKind
 from tests.fakes.flash_attention import fake_flash
@@ -22,9 +22,6 @@ from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 
 GPUS = {"sm_90": GpuKind(), "sm_80": GpuKind("NVIDIA A100", (8, 0), 108)}
 RESULT = "pagefleet_engine.worker.model_runner.LaunchedStep.result"
-
-FAMILIES = [family for family in EVERY_FAMILY if not family.startswith("deepseek")]
-"""Those that GPUs serve."""
 
 
 def check(served: Served) -> None:

@@ -48,6 +48,15 @@ def test_a_model_that_is_too_large_is_refused_with_the_arithmetic() -> None:
     )
 
 
+def test_every_tensor_rank_has_all_latents() -> None:
+    """DeepSeek-V3's 576 numbers of each token and layer: as many on each of 8 GPUs as on one."""
+    latents = msgspec.structs.replace(
+        FACTS, num_layers=61, num_attention_heads=128, num_kv_heads=1, head_dim=576, kv_vectors=1
+    )
+    found = [fit(latents, gpus=gpus, engine={"maxModelLen": 32768}).memory for gpus in (1, 8)]
+    assert [memory.kv for memory in found if memory] == [round(32768 * 70_272 / GIB, 2)] * 2
+
+
 def test_the_length_that_the_message_names_fits() -> None:
     assert fit(engine={"maxModelLen": 74752}).refusal is None
     assert fit(engine={"maxModelLen": 76800}).refusal is not None
