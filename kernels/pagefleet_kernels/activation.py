@@ -12,6 +12,7 @@ import torch
 from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import as_bytes
 from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize_constants, quantize_rows
@@ -69,6 +70,7 @@ def gated_activation(
             QUANTIZE=quantize is not None,
             num_warps=tile_warps(block),
             **quantize_constants(quantize, device),
+            **early_launch(device),
             **COMPILE_OPTIONS,
         )
     return out_TI if quantize is None else Quantized(out_TI, scale)
@@ -113,7 +115,9 @@ def _gated_activation_kernel(  # type: ignore[no-untyped-def]
     STATIC: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH

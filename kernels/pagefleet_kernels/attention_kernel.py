@@ -8,6 +8,7 @@ Grids depend on shapes alone, so nothing waits for the device and one CUDA graph
 from __future__ import annotations
 
 from pagefleet_kernels._triton import jit, tl
+from pagefleet_kernels.early_launch import wait_for_inputs
 from pagefleet_kernels.paged_softmax import attend_tiles
 
 # Which queries a launch serves (ROWS). Plain numbers, because a kernel's constants are.
@@ -217,6 +218,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     FP8: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per block of queries, key head and part of the context; rows are (query, head of the group) pairs.
 
@@ -225,6 +227,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     compiled anew. SHARED rows see the keys before `prefix_len`, others those after it.
     """
     SEES_ALL: tl.constexpr = ROWS == 2
+    wait_for_inputs(EARLY)
     seq, query_start, query_len, seq_len, first_query = _find_queries(
         query_start_loc_ptr, seq_lens_ptr, num_seqs, num_tokens, prefix_len, short_len, BLOCK_Q, ROWS, UNIFORM
     )
@@ -328,11 +331,13 @@ def merge_parts_kernel(  # type: ignore[no-untyped-def]
     BLOCK_P: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BY_TOKEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per row and head: the mean of the parts, weighted by their sums of weights.
 
     BY_TOKEN: rows are tokens. Otherwise row s * BLOCK_Q + j is query j of sequence s, if that one was SHORT.
     """
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     token = row
     if not BY_TOKEN:

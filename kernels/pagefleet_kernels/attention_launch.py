@@ -11,6 +11,7 @@ import torch
 
 from pagefleet_kernels._triton import COMPILE_OPTIONS, next_power_of_2
 from pagefleet_kernels.attention_kernel import LONG, SHARED, SHORT, merge_parts_kernel, paged_attention_kernel
+from pagefleet_kernels.early_launch import early_launch
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.layout import split_kv
@@ -224,6 +225,7 @@ def run(
         UPCAST=needs_upcast(queries.q_TNH.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **early_launch(queries.q_TNH.device),
         **COMPILE_OPTIONS,
     )
 
@@ -257,5 +259,6 @@ def merge(parts: Parts, out_TNH: torch.Tensor, queries: PagedQueries, block_q: i
         BLOCK_P=MERGED_AT_ONCE,
         BLOCK_Q=block_q,
         BY_TOKEN=parts.by_token or starts is None,
+        **early_launch(out_TNH.device),
         **COMPILE_OPTIONS,
     )

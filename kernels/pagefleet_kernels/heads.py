@@ -10,6 +10,7 @@ import torch
 from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.kv_cache import check_write, store_kv
@@ -112,6 +113,7 @@ def _launch(
         UNIT_OFFSET=unit_offset,
         FP8=kv_cache.dtype == FP8,
         NATIVE=has_native_fp8(kv_cache.device),
+        **early_launch(kv_cache.device),
         **COMPILE_OPTIONS,
     )
     return out_TNH
@@ -209,8 +211,10 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
     UNIT_OFFSET: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per token and tile of heads: tiles of queries come first, then of keys, then of values."""
+    wait_for_inputs(EARLY)
     query_tiles: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     key_tiles: tl.constexpr = (KV_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     token = tl.program_id(0).to(tl.int64)

@@ -14,6 +14,7 @@ import torch
 from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import as_bytes
 from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize_constants, quantize_rows
@@ -95,6 +96,7 @@ def rms_norm(
             QUANTIZE=quantize is not None,
             num_warps=tile_warps(rows * padded),
             **quantize_constants(quantize, x_TD.device),
+            **early_launch(x_TD.device),
             **COMPILE_OPTIONS,
         )
     return out if quantize is None else Quantized(out, scale)
@@ -160,6 +162,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     STATIC: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Short rows, as those of single heads, share a program."""
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
@@ -167,6 +170,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
     token, head = row // HEADS, row % HEADS
     weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
     x_offset = token * stride_x_token + head * stride_x_head
     x = tl.load(x_ptr + x_offset[:, None] + column[None, :], mask=mask, other=0.0)
     dtype: tl.constexpr = x.dtype

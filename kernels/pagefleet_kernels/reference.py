@@ -32,6 +32,23 @@ def gated_activation(gate_up_TI2: torch.Tensor, kind: str) -> torch.Tensor:
     return (F.silu(gate_TI) if kind == "silu" else F.gelu(gate_TI, approximate="tanh")) * up_TI
 
 
+def few_rows_matmul(
+    x_TI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    residual_TO: torch.Tensor | None,
+    gate: str | None,
+) -> torch.Tensor:
+    """Twin of `few_rows_matmul.few_rows_matmul`."""
+    sums_TO = x_TI.float() @ weight_OI.float().T
+    if bias_O is not None:
+        sums_TO += bias_O.float()
+    if residual_TO is not None:
+        return residual_TO.copy_(residual_TO.float() + sums_TO)
+    out_TO = sums_TO.to(x_TI.dtype)
+    return out_TO if gate is None else gated_activation(out_TO, gate)
+
+
 def apply_rope(
     q_TNH: torch.Tensor, k_TKH: torch.Tensor, cos_sin_PR: torch.Tensor, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -92,5 +93,6 @@ class TerminalProgram:
 
 
 def _take_terminal() -> None:
-    """Make the terminal the one whose Ctrl-C reaches this process."""
+    """Make the terminal the one whose Ctrl-C reaches this process, also where tests run in the background."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

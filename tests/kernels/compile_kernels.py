@@ -25,7 +25,9 @@ from pagefleet_kernels import (
     attention_launch,
     cascade_attention,
     decode_attention,
+    early_launch,
     experts,
+    few_rows_matmul,
     fp8,
     heads,
     kv_cache,
@@ -56,7 +58,9 @@ MODULES = (
     attention_launch,
     cascade_attention,
     decode_attention,
+    early_launch,
     experts,
+    few_rows_matmul,
     fp8,
     heads,
     kv_cache,
@@ -243,7 +247,11 @@ def compile_elementwise(dtype: torch.dtype) -> None:
 
 
 def compile_quantized() -> None:
-    """Every kind of product, at rows for each tile of the table."""
+    """Every kind of product: of few rows in 16 bits, and in eight at rows for each tile of the table."""
+    for rows in (1, 8):
+        x, weight = torch.zeros(rows, 4096, dtype=torch.bfloat16), torch.zeros(4096, 4096, dtype=torch.bfloat16)
+        few_rows_matmul.few_rows_matmul(x, weight, residual_TO=torch.zeros_like(x), backend="triton")
+        few_rows_matmul.few_rows_matmul(x, weight, weight[0], gate="silu", backend="triton")
     for rows in (8, 48, 4096):
         x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
         weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pagefleet_kernels.activation import gated_activation
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.few_rows_matmul import few_rows_matmul
 from pagefleet_kernels.fp8 import FP8, has_native_fp8
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import KVLayout
@@ -178,6 +179,29 @@ def test_products(
     expected = scaled_matmul(floats, None, *arguments, backend="torch").float()
     out = scaled_matmul(floats, None, *arguments).float()
     torch.testing.assert_close(out, expected, rtol=rtol, atol=4e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (4096, 14_336), (1030, 1100)])
+def test_products_of_few_rows(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
+    """One after the other, so that each starts while the one before still writes what it reads."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, inputs, device=device).to(BF16)
+    weight = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(BF16)
+    back = (torch.randn(inputs, outputs, device=device) / outputs**0.5).to(BF16)
+    bias = torch.randn(outputs, device=device).to(BF16)
+    expected, found = x.clone(), x.clone()
+    for _ in range(20):
+        few_rows_matmul(
+            few_rows_matmul(expected, weight, bias, backend="torch"), back, residual_TO=expected, backend="torch"
+        )
+        few_rows_matmul(few_rows_matmul(found, weight, bias), back, residual_TO=found)
+        gate = rms_norm(few_rows_matmul(found, weight, gate="silu"), bias[: outputs // 2], 1e-5)
+        twin = few_rows_matmul(found, weight, gate="silu", backend="torch")
+        twin = rms_norm(twin, bias[: outputs // 2], 1e-5, backend="torch")
+        assert (gate.float() - twin.float()).norm() <= 1e-2 * twin.float().norm()
+        assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
+        found.copy_(expected.div_(expected.abs().max()))
 
 
 def test_hopper_has_fp8(device: torch.device) -> None:

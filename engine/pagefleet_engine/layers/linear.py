@@ -11,7 +11,7 @@ from pagefleet_kernels.activation import gated_activation
 from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel
+from pagefleet_engine.layers.linear_kernel import Activation, GpuLinear, LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
@@ -146,6 +146,9 @@ class GatedLinear:
         """[T, I] to [T, G], rounded where that is asked for (by kernels only)."""
         bias_G2 = self._bias_G2
         if self._use_kernels:
+            if isinstance(self._merged, GpuLinear) and rounding is None:
+                assert isinstance(x_TI, Tensor), "only scaled products take rounded inputs"
+                return self._merged.linear_gated(x_TI, bias_G2, self._activation)
             return gated_activation(_multiply(self._merged, x_TI, bias_G2), self._activation, quantize=rounding)
         assert isinstance(x_TI, Tensor), "only products by kernels take rounded inputs"
         gate_bias_G, up_bias_G = (None, None) if bias_G2 is None else (bias_G2[: self._width], bias_G2[self._width :])

@@ -12,6 +12,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
+from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.few_rows_matmul import few_rows_matmul, takes_few_rows
 from torch import Tensor
 
 ROWS_HINT = 32
@@ -71,6 +73,30 @@ class PlainLinear:
         return total_TO if bias_O is None else total_TO.add_(bias_O)
 
 
+class GpuLinear(PlainLinear):
+    """The plain matrix on a GPU: few rows are multiplied by our kernels, more by cuBLAS."""
+
+    __slots__ = ()
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        if takes_few_rows(x_TI, self._weight_OI):
+            return few_rows_matmul(x_TI, self._weight_OI, bias_O)
+        return super().linear(x_TI, bias_O)
+
+    def linear_add(self, x_TI: Tensor, residual_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        if takes_few_rows(x_TI, self._weight_OI):
+            return few_rows_matmul(x_TI, self._weight_OI, bias_O, residual_TO=residual_TO)
+        return super().linear_add(x_TI, residual_TO, bias_O)
+
+    def linear_gated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
+        """`act(gate) * up`, [T, O / 2], where the matrix stacks gate and up."""
+        if takes_few_rows(x_TI, self._weight_OI):
+            return few_rows_matmul(x_TI, self._weight_OI, bias_O, gate=activation)
+        return gated_activation(super().linear(x_TI, bias_O), activation)
+
+
 class PackedLinear:
     """The matrix in oneDNN's blocked layout; the plain form is not kept."""
 
@@ -127,4 +153,4 @@ def linear_kernel(weight_OI: Tensor) -> LinearKernel:
     """The fastest form of the matrix here. It may share memory with `weight_OI`, or be a copy."""
     if can_pack(weight_OI.dtype, weight_OI.device):
         return PackedLinear(weight_OI)
-    return PlainLinear(weight_OI)
+    return GpuLinear(weight_OI) if weight_OI.device.type == "cuda" else PlainLinear(weight_OI)
