@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pagefleet_kernels._triton import jit, tl
+from pagefleet_kernels._triton import INTERPRETED, jit, tl
 from pagefleet_kernels.dispatch import architecture
 
 _FIRST_CAPABILITY = 90
@@ -20,7 +20,8 @@ _FIRST_CAPABILITY = 90
 def early_launch(device: torch.device) -> dict[str, Any]:
     """Options of a launch on `device`, with the constant EARLY for `wait_for_inputs`."""
     capability = architecture(device).removeprefix("sm_")
-    is_early = torch.version.hip is None and capability.isdecimal() and int(capability) >= _FIRST_CAPABILITY
+    is_nvidia = torch.version.hip is None and not INTERPRETED
+    is_early = is_nvidia and capability.isdecimal() and int(capability) >= _FIRST_CAPABILITY
     return {"EARLY": True, "launch_pdl": True} if is_early else {"EARLY": False}
 
 
