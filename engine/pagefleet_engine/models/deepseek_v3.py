@@ -6,39 +6,28 @@ from __future__ import annotations
 from pagefleet_protocol.model_config.shape import ModelShape
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
 from pagefleet_engine.models.decoder import DecoderModel
-from pagefleet_engine.models.experts_config import read_counts, read_groups
+from pagefleet_engine.models.experts_config import read_sigmoid_routing
 from pagefleet_engine.models.latent_config import read_deepseek
 
 
 def read(shape: ModelShape) -> ModelArch:
-    """A token's weights add up to `routed_scaling_factor` where `norm_topk_prob` says so, as in every published model.
+    """What is common to DeepSeek's, with sigmoid gates.
 
     Raises:
         ModelLoadError: experts are chosen in another way.
     """
-    fields, (count, top_k) = shape.fields, read_counts(shape)
+    fields = shape.fields
     method, scoring = fields.text("topk_method", "noaux_tc"), fields.text("scoring_func", "sigmoid")
     if (method, scoring) != ("noaux_tc", "sigmoid"):
         raise ModelLoadError(
             f"{fields.source}: topk_method is {method} with scoring_func {scoring}; pagefleet runs noaux_tc with "
             "sigmoid"
         )
-    num_groups, top_groups = read_groups(shape, count, top_k)
-    routing = Routing(
-        num_experts=count,
-        top_k=top_k,
-        scoring="sigmoid",
-        renormalize=fields.flag("norm_topk_prob", True),
-        scale=fields.number("routed_scaling_factor", 1.0),
-        num_groups=num_groups,
-        top_groups=top_groups,
-    )
-    return read_deepseek(shape, routing)
+    return read_deepseek(shape, read_sigmoid_routing(shape))
 
 
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:

@@ -46,6 +46,32 @@ def read_groups(shape: ModelShape, count: int, top_k: int) -> tuple[int, int]:
     return groups, top_groups
 
 
+def read_sigmoid_routing(shape: ModelShape) -> Routing:
+    """DeepSeek-V3's: sigmoid gates, by groups; a token's weights add up to `routed_scaling_factor` where
+    `norm_topk_prob` says so, as in every published model.
+
+    Raises:
+        ModelLoadError: the numbers do not fit each other.
+    """
+    fields, (count, top_k) = shape.fields, read_counts(shape)
+    num_groups, top_groups = read_groups(shape, count, top_k)
+    return Routing(
+        num_experts=count,
+        top_k=top_k,
+        scoring="sigmoid",
+        renormalize=fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", 1.0),
+        num_groups=num_groups,
+        top_groups=top_groups,
+    )
+
+
+def drafting_layers(shape: ModelShape) -> tuple[str, ...]:
+    """Beginnings of the names of layers that only draft (multi-token prediction), which follow the others."""
+    num_drafting = shape.fields.count("num_nextn_predict_layers", 0, low=0)
+    return tuple(f"model.layers.{shape.num_layers + layer}." for layer in range(num_drafting))
+
+
 def read_experts(shape: ModelShape, routing: Routing, width: str, *, shared: int = 0, dense: int = 0) -> ExpertsArch:
     """Experts as wide as the field `width` says, in all layers but the first `dense`; `shared` is the width of what
     every token goes through."""

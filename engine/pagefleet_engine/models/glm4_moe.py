@@ -7,38 +7,24 @@ from dataclasses import replace
 
 from pagefleet_protocol.model_config.shape import ModelShape
 
-from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
 from pagefleet_engine.models.config_file import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
-from pagefleet_engine.models.experts_config import read_counts, read_experts, read_groups
+from pagefleet_engine.models.experts_config import drafting_layers, read_experts, read_sigmoid_routing
 
 
 def read(shape: ModelShape) -> ModelArch:
     """The first `first_k_dense_replace` layers are dense."""
-    fields, (count, top_k) = shape.fields, read_counts(shape)
-    num_groups, top_groups = read_groups(shape, count, top_k)
-    routing = Routing(
-        num_experts=count,
-        top_k=top_k,
-        scoring="sigmoid",
-        renormalize=fields.flag("norm_topk_prob", True),
-        scale=fields.number("routed_scaling_factor", 1.0),
-        num_groups=num_groups,
-        top_groups=top_groups,
-    )
+    fields, routing = shape.fields, read_sigmoid_routing(shape)
     shared = fields.count("n_shared_experts", 1, low=0) * fields.count("moe_intermediate_size")
     dense = fields.count("first_k_dense_replace", 1, low=0)
     return replace(
         read_shared(shape),
         query_key_norm=fields.flag("use_qk_norm", False),
         experts=read_experts(shape, routing, "moe_intermediate_size", shared=shared, dense=dense),
-        unused_weights=tuple(
-            f"model.layers.{shape.num_layers + layer}."
-            for layer in range(fields.count("num_nextn_predict_layers", 0, low=0))
-        ),
+        unused_weights=drafting_layers(shape),
     )
 
 

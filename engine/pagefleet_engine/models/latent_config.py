@@ -11,7 +11,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.models.arch import LatentArch, ModelArch
 from pagefleet_engine.models.config_file import read_shared
-from pagefleet_engine.models.experts_config import read_experts
+from pagefleet_engine.models.experts_config import drafting_layers, read_experts
 from pagefleet_engine.models.rope_config import read_rope
 
 
@@ -42,10 +42,7 @@ def read_deepseek(shape: ModelShape, routing: Routing) -> ModelArch:
         query_scale=_query_scale(shape),
         latent=latent,
         experts=read_experts(shape, routing, "moe_intermediate_size", shared=shared, dense=dense),
-        unused_weights=tuple(
-            f"model.layers.{shape.num_layers + layer}."
-            for layer in range(fields.count("num_nextn_predict_layers", 0, low=0))
-        ),
+        unused_weights=drafting_layers(shape),
     )
 
 
