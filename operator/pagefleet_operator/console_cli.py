@@ -114,6 +114,7 @@ async def forwarded(api: ForwardApi, namespace: str, name: str, port: int) -> As
     """
     routers = selector(name, "router")
     carrying: set[asyncio.Task[None]] = set()
+    has_ended = False
 
     async def pod() -> str:
         pods = await api.ready_pods(namespace, routers)
@@ -122,6 +123,9 @@ async def forwarded(api: ForwardApi, namespace: str, name: str, port: int) -> As
         return pods[0]
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if has_ended:  # it was accepted before, and begins now
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         carrying.add(task)
@@ -147,6 +151,7 @@ async def forwarded(api: ForwardApi, namespace: str, name: str, port: int) -> As
         try:
             yield f"http://{_HOST}:{server.sockets[0].getsockname()[1]}"
         finally:
+            has_ended = True
             server.close()
             for task in carrying:  # from Python 3.12 on, a server waits for its connections, and a tab keeps one
                 task.cancel()

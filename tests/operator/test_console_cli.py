@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -200,6 +201,27 @@ def test_ctrl_c_in_a_terminal_ends_it_also_in_the_middle_of_a_stream(tmp_path: P
     told = asyncio.run(scenario())
     assert "Traceback" not in told
     assert told.count("\n") == 1, "the address, and the ^C that the terminal echoes"
+
+
+# asyncio itself leaves what it accepts in the turn in which a server closes.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_that_comes_as_it_ends_is_no_error(tmp_path: Path, turns: int) -> None:
+    """`turns` of the loop after it came: before it is accepted, before it is carried, and while it is."""
+    complaints: list[str] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(str(said["message"])))
+        with socket.socket() as browser:
+            async with running(Cluster(pods=[pod("r")]), tmp_path) as api, forwarded(api, "prod", "chat", 0) as url:
+                browser.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert complaints == []
 
 
 def test_what_stands_in_the_way_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
