@@ -1,8 +1,8 @@
 """Products of a few rows with a matrix in 16 bits, at the speed at which the matrix is read.
 
 What follows the product, a residual sum or a gate, is done before anything is rounded to memory. Weights do not depend
-on the kernel before, so that the first of them are read while that one still runs (`early_launch`). On an H100 cuBLAS
-reads the matrices of an 8B model at 0.68 to 0.95 of the rate of a copy, these kernels at 0.92 to 1.06.
+on the kernel before, so that the first of them are read while that one still runs (`early_launch`). What that gave
+on an H100 stands in docs/performance.md.
 
 Shapes: T tokens, I inputs, O outputs, G gate width.
 """

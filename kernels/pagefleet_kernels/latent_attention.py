@@ -18,6 +18,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.attention_kernel import merge_parts_kernel
 from pagefleet_kernels.attention_launch import KV_DTYPES, MERGED_AT_ONCE
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.early_launch import early_launch
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.paged_softmax import LOG2_E, as_operand, dot, load_pages, load_tile, needs_upcast, page_offsets
@@ -154,6 +155,7 @@ def _run_short(call: _Call, tile: LatentTile, num_programs: int, splits: Splits,
         BLOCK_P=min(MERGED_AT_ONCE, splits.parts),
         BLOCK_Q=1,
         BY_TOKEN=uniform,
+        **early_launch(call.out_TNR.device),
         **COMPILE_OPTIONS,
     )
 

@@ -20,6 +20,7 @@ from pagefleet_kernels.attention import paged_attention, varlen_attention
 from pagefleet_kernels.attention_tuning import AttentionWorkload, RandomPages
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.decode_attention import decode_attention
+from pagefleet_kernels.few_rows_matmul import few_rows_matmul
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import Order
 from pagefleet_kernels.norm import rms_norm
@@ -93,6 +94,9 @@ def all_cases(*, small: bool) -> Iterator[KernelCase]:
             size = f"{batch} x {vocab_size}"
             yield KernelCase(f"sampling: {name}", size, partial(_sampling, batch, vocab_size, sampling))
     inputs, outputs = (64, 96) if small else (4096, 14336)
+    for rows in (2,) if small else (1, 8, 16):
+        case = partial(_few_rows, rows, inputs, outputs)
+        yield KernelCase("product of few rows", f"{rows} x {inputs} x {outputs}", case)
     for rows in (2,) if small else (1, 16, 256, 4096):
         yield KernelCase("fp8 product", f"{rows} x {inputs} x {outputs}", partial(_product, rows, inputs, outputs))
     for batch, context in ((1, 4096), (64, 4096), (256, 2048)) * (not small):
@@ -316,6 +320,15 @@ def _product(rows: int, inputs: int, outputs: int, device: torch.device) -> Prep
 
     num_bytes = weight_OI.nbytes + x_TI.nbytes + 2.0 * rows * outputs
     return Prepared(ours, lambda: F.linear(x_TI, weight), num_bytes, 2.0 * rows * inputs * outputs)
+
+
+def _few_rows(rows: int, inputs: int, outputs: int, device: torch.device) -> Prepared:
+    """The peer is the library's product; the matrix is larger than a cache."""
+    x_TI = torch.randn(rows, inputs, device=device).bfloat16()
+    weight_OI = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).bfloat16()
+    num_bytes = weight_OI.nbytes + x_TI.nbytes + 2.0 * rows * outputs
+    flops = 2.0 * rows * inputs * outputs
+    return Prepared(lambda: few_rows_matmul(x_TI, weight_OI), lambda: F.linear(x_TI, weight_OI), num_bytes, flops)
 
 
 class _Pages:

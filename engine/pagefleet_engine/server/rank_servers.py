@@ -66,7 +66,7 @@ def serve_ranks(config: EngineConfig, server: ServerConfig) -> int:
     settings, devices = rank_settings(config, server), rank_devices(config, visible_gpus())
     for _, own in settings:
         with bind(own.host, own.port):
-            """It is free, and told at once where it is not."""
+            pass  # a port that is taken is told at once
     with (
         bind(server.host, supervisor_port(config, server)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
