@@ -17,6 +17,7 @@ import uvloop
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_router.app import Router
 from pagefleet_router.config import RouterConfig
+from pagefleet_router.tokens import tokenized_prompts
 
 from tests.fakes.faulty_engine import CHAT, FAST_MONITOR, Answer, Client, Fleet, post
 from tests.fakes.free_ports import free_ports
@@ -74,6 +75,12 @@ def follows(router: Fleet, num_engines: int) -> Callable[[], bool]:
     """Whether a router follows so many engines and can tokenize for them."""
     prompts: Any = router.router._prompts
     return lambda: router.router._caches.knowledge.num_live == num_engines and prompts._library.num_loaded == 1
+
+
+@pytest.fixture(autouse=True)
+def _no_prompt_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: a prompt that goes on without its tokens is routed by its text."""
+    monkeypatch.setattr(tokenized_prompts, "LIMIT_S", 60.0)
 
 
 @pytest.fixture(scope="module")
