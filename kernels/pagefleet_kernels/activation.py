@@ -1,11 +1,11 @@
-"""Gated activations: SiLU (Llama) or the tanh form of GELU (Gemma) of the gate, times the up projection.
+"""Activations of an MLP, alone or of a gate, times the up projection: SiLU, GELU in its exact or its tanh form, ReLU.
 
 Shapes: T tokens, I intermediate width. Sources: Shazeer, arXiv 2002.05202; Hendrycks and Gimpel, arXiv 1606.08415.
 """
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 
@@ -18,20 +18,20 @@ from pagefleet_kernels.fp8 import as_bytes
 from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize_constants, quantize_rows
 from pagefleet_kernels.tuning import launch_table, tile_warps
 
-Gate = Literal["silu", "gelu_tanh"]
+Kind = Literal["silu", "gelu_tanh", "gelu", "relu"]
 
 
 @overload
 def gated_activation(
-    gate_up_TI2: torch.Tensor, kind: Gate = ..., *, quantize: None = ..., backend: Backend | None = ...
+    gate_up_TI2: torch.Tensor, kind: Kind = ..., *, quantize: None = ..., backend: Backend | None = ...
 ) -> torch.Tensor: ...
 @overload
 def gated_activation(
-    gate_up_TI2: torch.Tensor, kind: Gate = ..., *, quantize: QuantizeSpec, backend: Backend | None = ...
+    gate_up_TI2: torch.Tensor, kind: Kind = ..., *, quantize: QuantizeSpec, backend: Backend | None = ...
 ) -> Quantized: ...
 def gated_activation(
     gate_up_TI2: torch.Tensor,
-    kind: Gate = "silu",
+    kind: Kind = "silu",
     *,
     quantize: QuantizeSpec | None = None,
     backend: Backend | None = None,
@@ -46,27 +46,55 @@ def gated_activation(
             f"gate and up must lie side by side in a [T, 2 * I] tensor with a contiguous last axis, "
             f"not {list(gate_up_TI2.shape)} with strides {gate_up_TI2.stride()}"
         )
-    if kind not in ("silu", "gelu_tanh"):
-        raise UnsupportedShapeError(f"there is no gated activation {kind!r}: choose 'silu' or 'gelu_tanh'")
-    if choose_backend(gate_up_TI2.device, backend) == "torch":
+    return _run(gate_up_TI2, kind, True, quantize, backend)
+
+
+@overload
+def activation(
+    x_TI: torch.Tensor, kind: Kind, *, quantize: None = ..., backend: Backend | None = ...
+) -> torch.Tensor: ...
+@overload
+def activation(
+    x_TI: torch.Tensor, kind: Kind, *, quantize: QuantizeSpec, backend: Backend | None = ...
+) -> Quantized: ...
+def activation(
+    x_TI: torch.Tensor, kind: Kind, *, quantize: QuantizeSpec | None = None, backend: Backend | None = None
+) -> torch.Tensor | Quantized:
+    """`activation(x)`; a new contiguous `[T, I]`, rounded from float32."""
+    if x_TI.dim() != 2 or x_TI.stride(1) != 1:
+        raise UnsupportedShapeError(
+            f"x must be [T, I] with a contiguous last axis, not {list(x_TI.shape)} with strides {x_TI.stride()}"
+        )
+    return _run(x_TI, kind, False, quantize, backend)
+
+
+def _run(
+    x: torch.Tensor, kind: Kind, gated: bool, quantize: QuantizeSpec | None, backend: Backend | None
+) -> torch.Tensor | Quantized:
+    if kind not in get_args(Kind):
+        raise UnsupportedShapeError(f"there is no activation {kind!r}: choose {', '.join(get_args(Kind))}")
+    if choose_backend(x.device, backend) == "torch":
+        twin = reference.gated_activation if gated else reference.activation
         if quantize is None:
-            return reference.gated_activation(gate_up_TI2, kind)
-        out = reference.gated_activation(gate_up_TI2.float(), kind)
-        return Quantized(*reference.quantize(out, quantize.dtype, quantize.static_scale, quantize.group))
-    num_tokens, width, device = gate_up_TI2.shape[0], gate_up_TI2.shape[1] // 2, gate_up_TI2.device
-    dtype = gate_up_TI2.dtype if quantize is None else quantize.dtype
+            return twin(x, kind)
+        return Quantized(
+            *reference.quantize(twin(x.float(), kind), quantize.dtype, quantize.static_scale, quantize.group)
+        )
+    num_tokens, width, device = x.shape[0], x.shape[1] // (2 if gated else 1), x.device
+    dtype = x.dtype if quantize is None else quantize.dtype
     out_TI = torch.empty((num_tokens, width), dtype=dtype, device=device)
-    scale = gate_up_TI2 if quantize is None else quantize.scale_for(num_tokens, width, device)
+    scale = x if quantize is None else quantize.scale_for(num_tokens, width, device)
     if out_TI.numel():
         block = _tile(width, quantize, device)
-        _gated_activation_kernel[(num_tokens, (width + block - 1) // block)](
+        _activation_kernel[(num_tokens, (width + block - 1) // block)](
             as_bytes(out_TI),
             scale,
-            gate_up_TI2,
-            gate_up_TI2.stride(0),
+            x,
+            x.stride(0),
             WIDTH=width,
             BLOCK=block,
-            GELU=kind == "gelu_tanh",
+            KIND=kind,
+            GATED=gated,
             QUANTIZE=quantize is not None,
             num_warps=tile_warps(block),
             **quantize_constants(quantize, device),
@@ -102,14 +130,29 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _gated_activation_kernel(  # type: ignore[no-untyped-def]
+def activate(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of float32; what is no number stays none."""
+    if KIND == "gelu_tanh":
+        x = gelu_tanh(x)
+    elif KIND == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "relu":
+        x = tl.where(x < 0.0, 0.0, x)
+    else:
+        x = x * sigmoid(x)
+    return x
+
+
+@jit()
+def _activation_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     scale_ptr,
-    gate_up_ptr,
+    x_ptr,
     stride_token,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    GELU: tl.constexpr,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
     QUANTIZE: tl.constexpr,
     GROUP: tl.constexpr,
     STATIC: tl.constexpr,
@@ -121,14 +164,17 @@ def _gated_activation_kernel(  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
-    gate = tl.load(gate_up_ptr + token * stride_token + column, mask=mask, other=0.0)
-    up = tl.load(gate_up_ptr + token * stride_token + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-    x = gate.to(tl.float32)
-    active = gelu_tanh(x) if GELU else x * sigmoid(x)
+    x = tl.load(x_ptr + token * stride_token + column, mask=mask, other=0.0)
+    out = activate(x.to(tl.float32), KIND)
+    if GATED:
+        up = tl.load(x_ptr + token * stride_token + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+        if not QUANTIZE:
+            out = out.to(x.dtype).to(tl.float32)
+        out *= up
     if QUANTIZE:
         row = token + tl.arange(0, 1)
-        out = (active * up)[None, :]
-        quantize_rows(out_ptr, scale_ptr, out, row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE)
+        quantize_rows(
+            out_ptr, scale_ptr, out[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE
+        )  # fmt: skip
     else:
-        out = active.to(gate.dtype).to(tl.float32) * up
-        tl.store(out_ptr + token * WIDTH + column, out.to(gate.dtype), mask=mask)
+        tl.store(out_ptr + token * WIDTH + column, out.to(x.dtype), mask=mask)

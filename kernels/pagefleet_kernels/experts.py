@@ -15,7 +15,7 @@ import torch
 
 from pagefleet_kernels import reference_experts
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
-from pagefleet_kernels.activation import Gate, gelu_tanh, sigmoid
+from pagefleet_kernels.activation import Kind, activate
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
@@ -96,7 +96,7 @@ def grouped_matmul(
     out_dtype: torch.dtype,
     *,
     top_k: int = 1,
-    gate: Gate | None = None,
+    gate: Kind | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Each pair's row by its expert's matrix: a new [P, O] of `out_dtype`; with `gate` it is `act(gate) * up`, [P, G].
@@ -176,7 +176,7 @@ def _triton_grouped_matmul(
     blocks: ExpertBlocks,
     out_dtype: torch.dtype,
     top_k: int,
-    gate: Gate | None,
+    gate: Kind | None,
 ) -> torch.Tensor:
     tile, values, block = blocks.tile, weights.values_EOI, weights.block
     _, num_rows, num_inputs = values.shape
@@ -204,7 +204,7 @@ def _triton_grouped_matmul(
         INPUTS=num_inputs,
         TOP_K=top_k,
         GATED=gate is not None,
-        GELU=gate == "gelu_tanh",
+        KIND=gate or "silu",
         SCALE_BLOCK=block or 0,
         HAS_SCALES=weights.scales is not None,
         HAS_X_SCALE=scale is not None,
@@ -287,7 +287,7 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
     INPUTS: tl.constexpr,
     TOP_K: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
+    KIND: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_X_SCALE: tl.constexpr,
@@ -350,14 +350,9 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
         if GATED:
             up *= x_scale[:, None] * tl.load(scale_ptr + up_scales, mask=inside_n, other=0.0)[None, :]
     if GATED:
-        out = _activate(out, GELU) * up
+        out = activate(out, KIND) * up
     out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
     tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
-
-
-@jit()
-def _activate(x, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
-    return gelu_tanh(x) if GELU else x * sigmoid(x)
 
 
 @jit()

@@ -26,10 +26,27 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, unit_offset
     return (normalised.to(x_TD.dtype) * weight_D).to(x_TD.dtype)
 
 
+def layer_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Twin of `norm.layer_norm`."""
+    x = F.layer_norm(x_TD.float(), x_TD.shape[-1:], None, None, eps) * weight_D.float()
+    return (x if bias_D is None else x + bias_D.float()).to(x_TD.dtype)
+
+
+def activation(x_TI: torch.Tensor, kind: str) -> torch.Tensor:
+    """Twin of `activation.activation`."""
+    match kind:
+        case "silu":
+            return F.silu(x_TI)
+        case "relu":
+            return F.relu(x_TI)
+        case _:
+            return F.gelu(x_TI, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
 def gated_activation(gate_up_TI2: torch.Tensor, kind: str) -> torch.Tensor:
     """Twin of `activation.gated_activation`."""
     gate_TI, up_TI = gate_up_TI2.chunk(2, dim=-1)
-    return (F.silu(gate_TI) if kind == "silu" else F.gelu(gate_TI, approximate="tanh")) * up_TI
+    return activation(gate_TI, kind) * up_TI
 
 
 def few_rows_matmul(

@@ -23,17 +23,22 @@ _TINY = {
     "eos_token_id": 2,
 }
 _CLASSES = {
+    "bloom": "Bloom",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "falcon": "Falcon",
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
     "glm4_moe": "Glm4Moe",
+    "gpt2": "GPT2",
     "granitemoe": "GraniteMoe",
     "llama": "Llama",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
+    "mpt": "Mpt",
     "olmo2": "Olmo2",
     "olmoe": "Olmoe",
+    "opt": "OPT",
     "phi3": "Phi3",
     "qwen2": "Qwen2",
     "qwen2_moe": "Qwen2Moe",
@@ -42,6 +47,12 @@ _CLASSES = {
 }
 FAMILIES = tuple(_CLASSES)
 _CONFIGS = {"gemma3_text": "Gemma3TextConfig"}
+# The same under the names that these kinds have for it
+_SPELLINGS = {
+    "gpt2": {"intermediate_size": "n_inner"},
+    "mpt": {"max_position_embeddings": "max_seq_len"},
+    "opt": {"intermediate_size": "ffn_dim"},
+}
 # For the eight pairs of a head of 16
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
@@ -74,6 +85,11 @@ _DEEPSEEK: dict[str, Any] = {
 _FAMILY: dict[str, dict[str, Any]] = {
     "deepseek_v2": _DEEPSEEK | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _DEEPSEEK | {"q_lora_rank": 40},
+    "bloom": {"tie_word_embeddings": False},
+    "falcon": {"tie_word_embeddings": False},
+    "gpt2": {"tie_word_embeddings": False},
+    "mpt": {"tie_word_embeddings": False},
+    "opt": {"tie_word_embeddings": False, "pad_token_id": 0},
     # A tied head would make these repeat their last token: what the embedding is multiplied by outweighs the layers.
     "gemma2": {
         "tie_word_embeddings": False,
@@ -142,14 +158,17 @@ _FAMILY: dict[str, dict[str, Any]] = {
 def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, overrides: dict[str, Any]) -> None:
     """Write config.json and weights of a model of the family; norms and biases are random too."""
     name = _CLASSES[arch_name]
+    spellings = _SPELLINGS.get(arch_name, {})
+    fields = {spellings.get(field, field): value for field, value in _TINY.items()}
     config = getattr(transformers, _CONFIGS.get(arch_name, f"{name}Config"))(
-        **(_TINY | _FAMILY.get(arch_name, {}) | overrides)
+        **(fields | _FAMILY.get(arch_name, {}) | overrides)
     )
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            centre = 0.0 if "norm" not in parameter_name or "gemma" in arch_name else 1.0  # Gemma stores them less one
+            is_norm = parameter_name.endswith(".weight") and "gemma" not in arch_name  # Gemma stores them less one
+            centre = 1.0 if is_norm else 0.0
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("correction_bias"):
@@ -160,8 +179,9 @@ def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, o
 
 def reference_model(folder: Path) -> Any:
     """transformers' own model of the folder, in float32."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    # Its Falcon adds ALiBi twice in "eager".
+    how = "sdpa" if config.model_type == "falcon" else "eager"
     with contextlib.redirect_stderr(io.StringIO()):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=how)
     return model.eval()

@@ -40,6 +40,8 @@ class DenseSequence:
             scores_NTC = spec.softcap * torch.tanh(scores_NTC / spec.softcap)
         column = torch.arange(k_CNH.shape[0])
         row = column[-q_TNH.shape[0] :, None]
+        if spec.alibi_slopes_N is not None:
+            scores_NTC -= spec.alibi_slopes_N[:, None, None] * (row - column)
         hidden = column > row
         if spec.window is not None:
             hidden |= column <= row - spec.window

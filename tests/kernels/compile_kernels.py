@@ -233,9 +233,14 @@ def compile_elementwise(dtype: torch.dtype) -> None:
     x, weight = torch.zeros(4, 2048, dtype=dtype), torch.zeros(2048, dtype=dtype)
     for quantized in (None, *SPECS):
         norm.rms_norm(x, weight, 1e-6, quantize=quantized, backend="triton")
+        norm.layer_norm(x, weight, weight, 1e-5, quantize=quantized, backend="triton")
         activation.gated_activation(x, "gelu_tanh", quantize=quantized, backend="triton")
+        activation.activation(x, "gelu", quantize=quantized, backend="triton")
     norm.rms_norm(x, weight, 1e-6, residual_TD=x, unit_offset=True, backend="triton")
+    norm.layer_norm(x, weight, None, 1e-5, residual_TD=x, backend="triton")
+    norm.layer_norm(x.view(4, 16, 128), weight.view(16, 128), None, 1e-5, backend="triton")
     activation.gated_activation(x, "silu", backend="triton")
+    activation.activation(x, "relu", backend="triton")
     q, k, slots = x.view(4, 16, 128), x.view(4, 16, 128)[:, :4], torch.zeros(4, dtype=torch.int64)
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=4, block_size=16, head_dim=128)
     for cache_dtype in (dtype, fp8.FP8):

@@ -1,6 +1,7 @@
-"""SiLU times up against its twin and against torch, at widths that fill a tile, part of one, and several."""
+"""Activations, gated and alone, against their twins and torch, at widths that fill a tile, part of one, and several."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -8,15 +9,17 @@ import torch.nn.functional as F
 from pagefleet_kernels import activation, reference
 from pagefleet_kernels.errors import UnsupportedShapeError
 
+KINDS = get_args(activation.Kind)
 
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 64), (3, 100), (2, 1100), (0, 8)])
 def test_triton_matches_the_twin(
     tokens: int,
     width: int,
     dtype: torch.dtype,
-    kind: activation.Gate,
+    kind: activation.Kind,
     device: torch.device,
     assert_close: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> None:
@@ -25,6 +28,8 @@ def test_triton_matches_the_twin(
     out = activation.gated_activation(gate_up, kind, backend="triton")
     assert out.shape == (tokens, width)
     assert_close(out, reference.gated_activation(gate_up, kind))
+    alone = activation.activation(gate_up[:, width:], kind, backend="triton")
+    assert_close(alone, reference.activation(gate_up[:, width:], kind))
 
 
 def test_gate_is_the_first_half() -> None:
@@ -38,12 +43,20 @@ def test_kinds_are_torchs() -> None:
     gate, up = gate_up.chunk(2, -1)
     assert torch.equal(activation.gated_activation(gate_up, "silu"), F.silu(gate) * up)
     assert torch.equal(activation.gated_activation(gate_up, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
-    with pytest.raises(UnsupportedShapeError, match="'silu' or 'gelu_tanh'"):
-        activation.gated_activation(gate_up, "relu")  # type: ignore[call-overload]
+    assert torch.equal(activation.activation(gate, "gelu"), F.gelu(gate))
+    assert torch.equal(activation.activation(gate, "relu"), F.relu(gate))
+    with pytest.raises(UnsupportedShapeError, match="choose silu, gelu_tanh, gelu, relu"):
+        activation.gated_activation(gate_up, "tanh")  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
-def test_extreme_gates_neither_overflow_nor_lose_their_sign(kind: activation.Gate, device: torch.device) -> None:
+def test_what_is_no_number_stays_none(device: torch.device) -> None:
+    x = torch.full((1, 8), float("nan"), device=device)
+    for kind in KINDS:
+        assert activation.activation(x, kind, backend="triton").isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_gates_neither_overflow_nor_lose_their_sign(kind: activation.Kind, device: torch.device) -> None:
     gate = torch.tensor([-3e38, -1e4, -100.0, -0.0, 0.0, 100.0, 1e4, 3e38], device=device)
     gate_up = torch.stack((gate, torch.ones_like(gate)), 0).view(1, -1)
     out = activation.gated_activation(gate_up, kind, backend="triton")

@@ -14,6 +14,8 @@ import pytest
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 KERNELS = {
+    "_activation_kernel",
+    "_few_rows_kernel",
     "_bad_words_kernel",
     "_block_maxima_kernel",
     "_collect_kernel",
@@ -21,8 +23,6 @@ KERNELS = {
     "_count_kernel",
     "_draw_kernel",
     "_flag_nonfinite_kernel",
-    "_gated_activation_kernel",
-    "_few_rows_kernel",
     "_grouped_kernel",
     "_latent_attention_kernel",
     "_join_blocks_kernel",
@@ -37,7 +37,7 @@ KERNELS = {
     "_prepare_latents_kernel",
     "_prepare_step_kernel",
     "_quantize_kernel",
-    "_rms_norm_kernel",
+    "_norm_kernel",
     "_scaled_matmul_kernel",
     "_scatter_writes_kernel",
     "_scrub_slots_kernel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_kernels.activation import Gate
+from pagefleet_kernels.activation import Kind
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.experts import (
@@ -97,7 +97,7 @@ def inputs_in(form: str, x: torch.Tensor) -> tuple[Activations, torch.Tensor]:
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "top_k", "width", "inputs"), [(1, 2, 32, 48), (23, 3, 96, 72)])
 def test_products(
-    form: str, gate: Gate | None, rows: int, top_k: int, width: int, inputs: int, device: torch.device
+    form: str, gate: Kind | None, rows: int, top_k: int, width: int, inputs: int, device: torch.device
 ) -> None:
     torch.manual_seed(0)
     num_experts = 5

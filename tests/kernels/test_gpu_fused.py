@@ -1,17 +1,18 @@
 """The fused, quantizing and input kernels at the sizes of serving, which only a GPU gets through, and their waits."""
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import pytest
 import torch
-from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.activation import Kind, activation, gated_activation
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.few_rows_matmul import few_rows_matmul
 from pagefleet_kernels.fp8 import FP8, has_native_fp8
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.nonfinite import flag_nonfinite, scrub_slots
-from pagefleet_kernels.norm import rms_norm
+from pagefleet_kernels.norm import layer_norm, rms_norm
 from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize
 from pagefleet_kernels.scaled_matmul import scaled_matmul
 from pagefleet_kernels.step_inputs import StepBuffers, prepare_step, scatter_writes
@@ -130,10 +131,20 @@ def test_norm_and_activation(num_tokens: int, width: int, device: torch.device, 
     out = rms_norm(x, weight, 1e-5, residual_TD=totals[0])
     assert_close(out, rms_norm(x, weight, 1e-5, residual_TD=totals[1], backend="torch"))
     assert torch.equal(*totals)
+    out = layer_norm(x, weight, weight, 1e-5, residual_TD=totals[0])
+    assert_close(out, layer_norm(x, weight, weight, 1e-5, residual_TD=totals[1], backend="torch"))
+    assert torch.equal(*totals)
     assert_close(gated_activation(x), gated_activation(x, backend="torch"))
+    for kind in get_args(Kind):
+        assert_close(activation(x, kind), activation(x, kind, backend="torch"))
     for spec in (QuantizeSpec(), QuantizeSpec(group=128), QuantizeSpec(torch.int8)):
         pairs = [
             (rms_norm(x, weight, 1e-5, quantize=spec), rms_norm(x, weight, 1e-5, quantize=spec, backend="torch")),
+            (
+                layer_norm(x, weight, weight, 1e-5, quantize=spec),
+                layer_norm(x, weight, weight, 1e-5, quantize=spec, backend="torch"),
+            ),
+            (activation(x, "gelu", quantize=spec), activation(x, "gelu", quantize=spec, backend="torch")),
             (gated_activation(x, quantize=spec), gated_activation(x, quantize=spec, backend="torch")),
             (quantize(x, spec), quantize(x, spec, backend="torch")),
         ]

@@ -1,9 +1,10 @@
-"""RMSNorm against its twin, and the twin against transformers' Llama code, bit for bit."""
+"""Norms against their twins, and these against transformers' code and torch's."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pagefleet_kernels import norm, reference
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.quantize import QuantizeSpec
@@ -100,3 +101,47 @@ def test_misfits_are_refused() -> None:
         norm.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6, residual_TD=torch.ones(3, 8))
     with pytest.raises(UnsupportedShapeError, match="at once"):
         norm.rms_norm(torch.ones(2, 3, 8), torch.ones(8), 1e-6, quantize=QuantizeSpec())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("of_heads", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 64), (5, 3, 80), (2, 1, 600)])
+def test_layer_norm_matches_the_twin(
+    shape: tuple[int, ...],
+    of_heads: bool,
+    has_bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    assert_close: Close,
+) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(shape) * 3 + 2).to(dtype).to(device)
+    weight, bias = torch.randn(2, *(shape[1:] if of_heads else shape[-1:])).to(dtype).to(device)
+    out = norm.layer_norm(x, weight, bias if has_bias else None, 1e-5, backend="triton")
+    assert_close(out, reference.layer_norm(x, weight, bias if has_bias else None, 1e-5))
+
+
+def test_layer_norm_is_torchs() -> None:
+    x, weight, bias = torch.randn(3, 64) + 2, torch.randn(64), torch.randn(64)
+    torch.testing.assert_close(norm.layer_norm(x, weight, bias, 1e-5), F.layer_norm(x, (64,), weight, bias, 1e-5))
+
+
+def test_layer_norm_after_a_residual_and_rounded(device: torch.device) -> None:
+    torch.manual_seed(2)
+    x, residual = torch.randn(2, 3, 96, device=device)
+    weight, bias = torch.randn(2, 96, device=device)
+    totals = residual.clone(), residual.clone()
+    spec = QuantizeSpec(torch.int8)
+    out = norm.layer_norm(x, weight, bias, 1e-5, residual_TD=totals[0], quantize=spec, backend="triton")
+    twin = norm.layer_norm(x, weight, bias, 1e-5, residual_TD=totals[1], quantize=spec, backend="torch")
+    torch.testing.assert_close(totals[0], totals[1])
+    torch.testing.assert_close(out.scale, twin.scale)
+    assert (out.values.int() - twin.values.int()).abs().max() <= 1
+
+
+def test_layer_norm_refuses_what_does_not_fit() -> None:
+    with pytest.raises(UnsupportedShapeError, match="a bias of"):
+        norm.layer_norm(torch.ones(2, 8), torch.ones(8), torch.ones(4), 1e-5)
+    with pytest.raises(UnsupportedShapeError, match="does not fit a weight"):
+        norm.layer_norm(torch.ones(2, 3, 8), torch.ones(2, 8), None, 1e-5)

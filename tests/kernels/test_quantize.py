@@ -130,7 +130,7 @@ def test_norm_ends_in_eight_bits(with_residual: bool, index: int, device: torch.
 
 @pytest.mark.parametrize("index", [0, 1, 3, 4])
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
-def test_activation_ends_in_eight_bits(kind: activation.Gate, index: int, device: torch.device) -> None:
+def test_activation_ends_in_eight_bits(kind: activation.Kind, index: int, device: torch.device) -> None:
     torch.manual_seed(3)
     spec = specs(device)[index]
     gate_up = torch.randn(3, 2 * 640).to(torch.bfloat16).to(device)

@@ -1,4 +1,4 @@
-"""Token embedding and language-model head, which may share one matrix.
+"""Embeddings of tokens and positions, and the language-model head, which may share the tokens' matrix.
 
 Shapes: T tokens, S sampled rows, D hidden size, V vocabulary, W the part of it that a rank has.
 """
@@ -6,6 +6,7 @@ Shapes: T tokens, S sampled rows, D hidden size, V vocabulary, W the part of it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +65,43 @@ class Embedding:
             follower(table_VD)
 
 
+class PositionTable:
+    """Learned vectors of positions; every rank has the table."""
+
+    __slots__ = ("_offset", "_slot", "_table_PD")
+
+    def __init__(self, num_rows: int, hidden_size: int, placement: Placement, offset: int = 0) -> None:
+        """Position 0 is row `offset`."""
+        self._table_PD: Tensor
+        self._offset = offset
+        self._slot = Weight((num_rows,), hidden_size, placement, self._install)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield "weight", self._slot
+
+    def __call__(self, positions_T: Tensor) -> Tensor:
+        """Integer [T] to a new tensor [T, D]."""
+        return F.embedding(positions_T + self._offset if self._offset else positions_T, self._table_PD)
+
+    def _install(self, table_PD: Tensor) -> None:
+        self._table_PD = table_PD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadForm:
+    """What stands around a head's product."""
+
+    bias: bool = False
+    scale: float = 1.0
+    """Multiplies the logits."""
+    softcap: float | None = None
+    """Then bounds them: cap * tanh(logit / cap)."""
+
+
+PLAIN_HEAD = HeadForm()
+
+
 class LMHead:
     """Logits over the vocabulary: each rank computes those of its tokens, and gets all of them.
 
@@ -71,7 +109,7 @@ class LMHead:
     is a second copy of the table: it is read whole for every step, the embedding only row by row.
     """
 
-    __slots__ = ("_kernel", "_num_rows", "_scale", "_slots", "_softcap", "part")
+    __slots__ = ("_bias_W", "_form", "_inputs", "_kernel", "_num_rows", "_slots", "part")
 
     def __init__(
         self,
@@ -80,13 +118,14 @@ class LMHead:
         placement: Placement,
         *,
         tied_to: Embedding | None = None,
-        softcap: float | None = None,
-        scale: float = 1.0,
+        form: HeadForm = PLAIN_HEAD,
+        inputs: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`placement.path` names the head; logits are multiplied by `scale`, and `softcap` bounds them: cap *
-        tanh(logit / cap)."""
+        """`placement.path` names the head; `inputs` makes of hidden states what the matrix takes."""
         self._kernel: LinearKernel
-        self._scale, self._softcap = scale, softcap
+        self._bias_W: Tensor | None = None
+        self._inputs = inputs
+        self._form = form
         ranks = placement.tensor
         widths = tuple(map(len, shares(vocab_size, ranks.size, _WHAT)))
         self._num_rows = widths[ranks.index]
@@ -98,6 +137,8 @@ class LMHead:
             self._slots = matrix_slots(hidden_size, (rows,), placement, self._install)
         else:
             tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD, placement.traceable)))
+        if form.bias:
+            self._slots["bias"] = Weight((own_share(vocab_size, ranks, _WHAT),), None, placement, self._install_bias)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -110,12 +151,16 @@ class LMHead:
 
     def own(self, hidden_SD: Tensor) -> Tensor:
         """[S, W]: of this rank's tokens alone."""
-        logits_SW = self._kernel.linear(hidden_SD, None)
-        if self._scale != 1.0:
-            logits_SW = logits_SW.mul_(self._scale)
-        if self._softcap is None:
+        inputs_SD = hidden_SD if self._inputs is None else self._inputs(hidden_SD)
+        logits_SW = self._kernel.linear(inputs_SD, self._bias_W)
+        if self._form.scale != 1.0:
+            logits_SW = logits_SW.mul_(self._form.scale)
+        if (softcap := self._form.softcap) is None:
             return logits_SW
-        return logits_SW.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits_SW.div_(softcap).tanh_().mul_(softcap)
 
     def _install(self, matrix: Matrix) -> None:
         self._kernel = matrix.kernel(0, self._num_rows)
+
+    def _install_bias(self, bias_W: Tensor) -> None:
+        self._bias_W = bias_W

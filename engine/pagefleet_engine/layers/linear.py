@@ -1,4 +1,4 @@
-"""Linear layers: single, merged, and the gated pair of an MLP.
+"""Linear layers: single, merged, with an activation, and the gated pair of an MLP.
 
 Shapes: T tokens, I inputs, O outputs, G gate width.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.activation import activation, gated_activation
 from pagefleet_kernels.quantize import Activations, Quantized, QuantizeSpec
 from torch import Tensor
 
@@ -106,6 +106,26 @@ def input_linear(inputs: Shard, outputs: int, bias: bool, placement: Placement) 
     if placement.tensor.size == 1:
         return Linear(inputs, (outputs,), bias, placement)
     return DividedLinear(inputs, outputs, bias, placement)
+
+
+class ActivatedLinear(Linear):
+    """`act(x W^T + b)`."""
+
+    __slots__ = ("_activation", "_use_kernels")
+
+    def __init__(
+        self, inputs: int, outputs: tuple[int | Shard, ...], bias: bool, placement: Placement, activation: Activation
+    ) -> None:
+        """See Linear."""
+        self._activation, self._use_kernels = activation, placement.use_kernels
+        super().__init__(inputs, outputs, bias, placement)
+
+    def activated(self, x_TI: Activations, rounding: QuantizeSpec | None = None) -> Activations:
+        """[T, I] to [T, O], rounded where that is asked for (by kernels only)."""
+        if self._use_kernels:
+            return activation(self(x_TI), self._activation, quantize=rounding)
+        assert isinstance(x_TI, Tensor), "only products by kernels take rounded inputs"
+        return self._kernel.linear_activated(x_TI, self._bias_O, self._activation)
 
 
 class GatedLinear:

@@ -20,11 +20,16 @@ ROWS_HINT = 32
 """Rows that oneDNN assumes when it chooses the packed layout. Layouts chosen for 1 to 256 rows were equally fast in
 bfloat16; the one for a single row was twice as slow at 16 rows in float32."""
 
-Activation = Literal["silu", "gelu_tanh"]
-"""SiLU, or the tanh approximation of GELU."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+"""SiLU, GELU in its tanh approximation or exact, ReLU."""
 
 # oneDNN's name and algorithm for each
-_POST_OPS = {"silu": ("swish", ""), "gelu_tanh": ("gelu", "tanh")}
+_POST_OPS = {
+    "silu": ("swish", ""),
+    "gelu_tanh": ("gelu", "tanh"),
+    "gelu": ("gelu", "none"),
+    "relu": ("relu", ""),
+}
 
 
 class LinearKernel(Protocol):
@@ -133,7 +138,13 @@ class PackedLinear:
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """`act(x)`; x may be overwritten."""
-    return F.silu(x, inplace=True) if activation == "silu" else F.gelu(x, approximate="tanh")
+    match activation:
+        case "silu":
+            return F.silu(x, inplace=True)
+        case "relu":
+            return F.relu(x, inplace=True)
+        case _:
+            return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

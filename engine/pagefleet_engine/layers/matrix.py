@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
 from pagefleet_engine.layers.shard import Shard, shard_of
@@ -53,7 +54,28 @@ def matrix_slots(
     """Slots of the layer at `placement.path`, by name; `install` gets the matrix once, when all of them are full.
 
     `outputs`: rows of each stacked projection, in order. A rank's matrix is the rows and columns that are its own.
+
+    Raises:
+        ModelLoadError: the matrix is stored in eight bits, and transposed.
     """
+    slots = _matrix_slots(inputs, outputs, placement, install)
+    if not placement.transposed:
+        return slots
+    if len(slots) > 1:
+        raise ModelLoadError(f"{placement.path} is stored in 8 bits with a row for each input: give it in a float type")
+    return {name: transposed(slot, placement) for name, slot in slots.items()}
+
+
+def transposed(slot: Weight, placement: Placement) -> Weight:
+    """A slot for the checkpoint's tensor [I, O], which fills `slot` with what that needs of it."""
+    outputs, inputs = slot.stored_shapes[0]
+    kept = Kept(slot.kept.dtype, is_copy=True)
+    return Weight((inputs,), outputs, placement, lambda w_IO: slot.fill(0, w_IO.t()), dtype=slot.dtype, kept=kept)
+
+
+def _matrix_slots(
+    inputs: int | Shard, outputs: tuple[int | Shard, ...], placement: Placement, install: Callable[[Matrix], None]
+) -> dict[str, Weight]:
     scheme = placement.scheme(len(outputs))
     if scheme is not None:
         rows = tuple(map(shard_of, outputs))

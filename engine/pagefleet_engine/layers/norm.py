@@ -1,4 +1,5 @@
-"""RMSNorm over the last axis (Zhang and Sennrich, arXiv 1910.07467), for hidden states, projections and single heads.
+"""Norms over the last axis, of hidden states, projections and single heads: RMSNorm (Zhang and Sennrich, arXiv
+1910.07467) and LayerNorm (Ba et al., arXiv 1607.06450).
 
 With `unit_offset` a weight is stored less one, as Gemma's are. Shapes: T tokens, D width, N query heads, K key heads,
 M = N + K, L = N + 2K, H head size.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
-from pagefleet_kernels.norm import rms_norm
+import torch.nn.functional as F
+from pagefleet_kernels.norm import layer_norm, rms_norm
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
@@ -22,22 +25,20 @@ Residual = tuple[Tensor, Tensor | None]
 not add it: the next norm does so along the way. A plain tuple, as each layer makes two per step."""
 
 
-class RMSNorm:
-    """`x / sqrt(mean(x^2) + eps) * w`."""
+class Norm:
+    """A norm of hidden states, alone or with what stands around it."""
 
-    __slots__ = ("_apply", "_slot", "_unit_offset", "_use_kernels", "eps", "weight_D")
+    __slots__ = ("_apply", "_kernel", "_slots")
 
-    def __init__(self, width: int, eps: float, placement: Placement, unit_offset: bool = False) -> None:
+    def __init__(self) -> None:
         self._apply: Callable[[Tensor], Tensor]
-        self.weight_D: Tensor
-        """As stored; only kernels read it."""
-        self.eps, self._unit_offset = eps, unit_offset
-        self._use_kernels = placement.use_kernels
-        self._slot = Weight((width,), None, placement, self._install)
+        self._kernel: Callable[..., Any] | None = None
+        """Also takes what is to be added before, and how to round."""
+        self._slots: dict[str, Weight]
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
-        yield "weight", self._slot
+        yield from self._slots.items()
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """A new tensor of x's shape and dtype."""
@@ -51,24 +52,64 @@ class RMSNorm:
         total_TD, pending_TD = stream
         if rounding is None and pending_TD is None:
             return total_TD, self._apply(total_TD)
-        assert self._use_kernels, "only products by kernels leave sums and roundings to others"
-        weight_D, eps, offset = self.weight_D, self.eps, self._unit_offset
+        assert self._kernel is not None, "only products by kernels leave sums and roundings to others"
         if pending_TD is None:
-            return total_TD, rms_norm(total_TD, weight_D, eps, unit_offset=offset, quantize=rounding)
-        return total_TD, rms_norm(
-            pending_TD, weight_D, eps, residual_TD=total_TD, unit_offset=offset, quantize=rounding
-        )
+            return total_TD, self._kernel(total_TD, quantize=rounding)
+        return total_TD, self._kernel(pending_TD, residual_TD=total_TD, quantize=rounding)
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """`residual + norm(x)`; the residual must not be read afterwards."""
         return residual_TD.add_(self._apply(x_TD))
 
+
+class RMSNorm(Norm):
+    """`x / sqrt(mean(x^2) + eps) * w`."""
+
+    __slots__ = ("_unit_offset", "_use_kernels", "eps", "weight_D")
+
+    def __init__(self, width: int, eps: float, placement: Placement, unit_offset: bool = False) -> None:
+        super().__init__()
+        self.weight_D: Tensor
+        """As stored; only kernels read it."""
+        self.eps, self._unit_offset = eps, unit_offset
+        self._use_kernels = placement.use_kernels
+        self._slots = {"weight": Weight((width,), None, placement, self._install)}
+
     def _install(self, weight_D: Tensor) -> None:
         if self._use_kernels:
             self.weight_D = weight_D
-            self._apply = partial(rms_norm, weight_D=weight_D, eps=self.eps, unit_offset=self._unit_offset)
+            self._kernel = partial(rms_norm, weight_D=weight_D, eps=self.eps, unit_offset=self._unit_offset)
+            self._apply = self._kernel
         else:
             self._apply = _TorchNorm(weight_D, self.eps, self._unit_offset)
+
+
+class LayerNorm(Norm):
+    """`(x - mean(x)) / sqrt(var(x) + eps) * w + b`."""
+
+    __slots__ = ("_arrived", "_eps", "_use_kernels")
+
+    def __init__(self, width: int, eps: float, placement: Placement, bias: bool = True) -> None:
+        super().__init__()
+        self._eps, self._use_kernels = eps, placement.use_kernels
+        self._arrived: dict[str, Tensor] = {}
+        self._slots = {
+            name: Weight((width,), None, placement, partial(self._install, name))
+            for name in (("weight", "bias") if bias else ("weight",))
+        }
+
+    def _install(self, name: str, value_D: Tensor) -> None:
+        self._arrived[name] = value_D
+        if len(self._arrived) < len(self._slots):
+            return
+        weight_D, bias_D = self._arrived["weight"], self._arrived.get("bias")
+        if self._use_kernels:
+            self._kernel = partial(layer_norm, weight_D=weight_D, bias_D=bias_D, eps=self._eps)
+            self._apply = self._kernel
+        else:
+            self._apply = partial(
+                F.layer_norm, normalized_shape=weight_D.shape, weight=weight_D, bias=bias_D, eps=self._eps
+            )
 
 
 class HeadNorm:

@@ -75,12 +75,14 @@ class RotaryEmbedding:
         self._rope, self._placement = rope, placement
         self._rotary_dim = rope.rotary_dim(head_dim)
         self._table_PR: Tensor | None = None
-        if placement.use_kernels:
+        if placement.use_kernels and rope.rope_type != "none":
             turns = angles(rope, self._rotary_dim, torch.arange(max_positions, device=placement.device))
             self._table_PR = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.attention_factor
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation to integer positions [T]."""
+        if self._rope.rope_type == "none":
+            return _NoRotation(len(positions_T))
         if self._table_PR is not None:
             return _KernelRotation(self._table_PR, positions_T)
         turns = angles(self._rope, self._rotary_dim, positions_T)
@@ -131,6 +133,27 @@ class _TorchRotation:
             return torch.cat((turned_TMR, qk_TMH[..., self._rotary_dim :]), dim=-1)
         swapped_TMH = qk_TMH.roll(self._half, -1)
         return torch.addcmul(qk_TMH * self._cos_T1R, swapped_TMH, self._sin_T1R)
+
+
+class _NoRotation:
+    """Heads stay as they are."""
+
+    __slots__ = ("num_tokens",)
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
+        """See Rotation."""
+        assert heads.norm is None, "heads that do not rotate are normalised before, if at all"
+        num_kv_heads = heads.num_kv_heads
+        q_TNH, k_TKH, v_TKH = qkv_TLH.split_with_sizes((heads.num_heads, num_kv_heads, num_kv_heads), 1)
+        step.write(heads.spec, k_TKH, v_TKH)
+        return q_TNH
+
+    def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
+        """There are no such models."""
+        raise AssertionError("latents come with a part that rotates")
 
 
 class _KernelRotation:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,10 @@ class RopeParameters:
     def rotary_dim(self, head_dim: int) -> int:
         """How many dimensions of a head rotate."""
         return int(head_dim * self.rotated_share)
+
+
+NO_ROPE = RopeParameters(rope_type="none")
+"""Of layers whose heads do not rotate."""
 
 
 def angles(rope: RopeParameters, rotary_dim: int, positions_P: Tensor) -> Tensor:

@@ -37,6 +37,11 @@ class Shard:
         """Whether other ranks have the rest."""
         return self.size < self.whole
 
+    @property
+    def is_all(self) -> bool:
+        """Whether everything is kept, in the order in which it is stored."""
+        return self.ranges == (range(self.whole),)
+
     def times(self, size: int) -> Shard:
         """The same of units of `size`."""
         return Shard(self.whole * size, tuple(range(r.start * size, r.stop * size) for r in self.ranges))
@@ -62,13 +67,32 @@ def stacked(shards: Iterable[Shard]) -> Shard:
     ranges: list[range] = []
     whole = 0
     for shard in shards:
-        for own in shard.ranges:
-            start, stop = whole + own.start, whole + own.stop
-            if ranges and ranges[-1].stop == start:
-                start = ranges.pop().start
-            ranges.append(range(start, stop))
+        ranges += [range(whole + own.start, whole + own.stop) for own in shard.ranges]
         whole += shard.whole
-    return Shard(whole, tuple(ranges))
+    return Shard(whole, _joined(ranges))
+
+
+def in_groups(heads: Shard, kv_heads: Shard, head_dim: int) -> Shard:
+    """Of a stored tensor where each key head, and then its value head, follows the query heads that read it: these
+    query heads, these keys, these values.
+
+    3 groups of 2:   |q0 q1 k0 v0|q2 q3 k1 v1|q4 q5 k2 v2|
+    """
+    each = heads.whole // kv_heads.whole
+    queries = [number // each * 2 + number for own in heads.ranges for number in own]
+    keys = [number * (each + 2) + each for own in kv_heads.ranges for number in own]
+    order = (*queries, *keys, *(number + 1 for number in keys))
+    ranges = _joined(range(place * head_dim, (place + 1) * head_dim) for place in order)
+    return Shard((heads.whole + 2 * kv_heads.whole) * head_dim, ranges)
+
+
+def _joined(ranges: Iterable[range]) -> tuple[range, ...]:
+    """The same with neighbours as one."""
+    joined: list[range] = []
+    for each in ranges:
+        start = joined.pop().start if joined and joined[-1].stop == each.start else each.start
+        joined.append(range(start, each.stop))
+    return tuple(joined)
 
 
 def shares(size: int, ranks: int, what: str, unit: int = 1) -> tuple[range, ...]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
-from pagefleet_engine.layers.norm import Residual, RMSNorm
+from pagefleet_engine.layers.norm import Norm, Residual
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.ranks.group import RankGroup, own_rows, rows_each
 
@@ -38,7 +38,7 @@ class TokenRanks(Protocol):
         ...
 
     def read(
-        self, norm: RMSNorm, stream: Residual, num_tokens: int, rounding: QuantizeSpec | None = None
+        self, norm: Norm, stream: Residual, num_tokens: int, rounding: QuantizeSpec | None = None
     ) -> tuple[Tensor, Activations]:
         """`norm.read`: the total of the rank's tokens [U, D], and the norm of all [T, D]."""
         ...
@@ -66,7 +66,7 @@ class AllTokens:
         return own_UD
 
     def read(
-        self, norm: RMSNorm, stream: Residual, num_tokens: int, rounding: QuantizeSpec | None = None
+        self, norm: Norm, stream: Residual, num_tokens: int, rounding: QuantizeSpec | None = None
     ) -> tuple[Tensor, Activations]:
         """See TokenRanks."""
         return norm.read(stream, rounding)
@@ -101,7 +101,7 @@ class OwnTokens:
         return self._ranks.gather_rows(own_UD)[:num_tokens]
 
     def read(
-        self, norm: RMSNorm, stream: Residual, num_tokens: int, rounding: QuantizeSpec | None = None
+        self, norm: Norm, stream: Residual, num_tokens: int, rounding: QuantizeSpec | None = None
     ) -> tuple[Tensor, Activations]:
         """See TokenRanks."""
         total_UD, normed_UD = norm.read(stream)

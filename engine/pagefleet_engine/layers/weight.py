@@ -50,14 +50,16 @@ class Placement:
     """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
     machine: RankGroup | None = None
     """The ranks that load at the same time and share its memory; None: those of `tensor`."""
+    transposed: bool = False
+    """The checkpoint's matrices have a row for each input."""
 
     def own_layers(self, num_layers: int) -> range:
         """Those of a model of so many that this rank's stage has."""
         return range(num_layers) if self.layers is None else self.layers
 
     def within(self, name: str) -> Placement:
-        """The placement of a layer inside this one."""
-        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+        """The placement of a layer inside this one; of itself where the checkpoint has no name for it."""
+        return self if not name else replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def scheme(self, num_parts: int) -> QuantizationScheme | None:
         """How the linear layer at `path` is quantized; it has `num_parts` projections of the checkpoint in it.
@@ -191,7 +193,7 @@ class Weight:
         assert same_shape(source.shape, self.stored_shapes[part]), "the loader checks shapes before it copies"
         kept = source.reshape(self._flat_shapes[part])
         for dimension, shard in enumerate(self.shards[part]):
-            if not shard.is_part:
+            if shard.is_all:
                 continue
             kept = torch.cat([kept.narrow(dimension, r.start, len(r)) for r in shard.ranges], dimension)
         room.copy_(kept)
@@ -217,5 +219,5 @@ class HasWeights(Protocol):
 
 
 def prefixed(prefix: str, layer: HasWeights) -> Iterator[tuple[str, Weight]]:
-    """The layer's slots, named from one level further up."""
-    return ((f"{prefix}.{name}", weight) for name, weight in layer.weights())
+    """The layer's slots, named from one level further up, or from the same where there is no prefix."""
+    return ((f"{prefix}.{name}" if prefix else name, weight) for name, weight in layer.weights())

@@ -45,7 +45,8 @@ def fill_at_random(destinations: Mapping[str, Destination], seed: int, count: Co
     for name, destination in destinations.items():
         device, shape = destination.weight.device, destination.shape
         kind = name.rpartition(".")[2]
-        if name.endswith("norm.weight") or kind in ("k_scale", "v_scale"):
+        is_norm = name.endswith("norm.weight") or (kind == "weight" and len(shape) == 1)
+        if is_norm or kind in ("k_scale", "v_scale"):
             values = torch.ones(shape, device=device)
         elif kind == "input_scale":
             values = torch.full(shape, _INPUT_SCALE, device=device)

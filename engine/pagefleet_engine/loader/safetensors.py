@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -73,14 +73,22 @@ _AROUND = NameLayout(
 _WITHIN = NameLayout((("model.", "model.language_model."),), ("model.vision_tower.", "model.multi_modal_projector."))
 
 
-def layout_of(stored: Iterable[str]) -> NameLayout:
-    """The layout of a checkpoint with these tensors: with the text model as a part, or on its own."""
+def layout_of(stored: Collection[str], ours: Collection[str]) -> NameLayout:
+    """The layout of a checkpoint with these tensors, of a model with `ours`: with the text model as a part, on its own,
+    or on its own without a head, as it was before it got one."""
     for name in stored:
         for layout in (_AROUND, _WITHIN):
             if name.startswith(layout.stored_name("model.")):
                 return layout
+    for base in _BASES:
+        without = {name.removeprefix(base) for name in ours if name.startswith(base)}
+        if not without.isdisjoint(stored) and not any(name.startswith(base) for name in stored):
+            return NameLayout(((base, ""),))
     return _PLAIN
 
+
+# What stands before all names of a model but its head's, where it has one
+_BASES = ("transformer.", "model.")
 
 # safetensors' names of the types that we read
 _STORED_AS = {
@@ -111,7 +119,7 @@ def fill_from_safetensors(
         ModelLoadError: the files do not hold exactly what the model needs.
     """
     files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
-    layout = layout_of(name for file in files for name in file.names)
+    layout = layout_of({name for file in files for name in file.names}, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
     others = {layout.stored_name(name) for name in foreign.elsewhere}

@@ -18,6 +18,8 @@ _IGNORABLE = (
     ".rotary_emb.inv_freq",
     ".rotary_emb.cos_cached",
     ".rotary_emb.sin_cached",
+    ".attn.bias",  # GPT-2's causal mask, and what is hidden by it
+    ".attn.masked_bias",
     ".q_scale",
     ".k_scale",
     ".v_scale",

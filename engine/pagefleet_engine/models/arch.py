@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 
@@ -11,6 +12,11 @@ from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.layers.shard import own_heads, shares
+
+LayerNorms = Literal["before", "around", "after", "shared", "apart", "of sums"]
+"""Where attention and the MLP are normalised: what they read, what they give, or both; or they stand side by side and
+read the layer's input through one norm ("shared") or two ("apart"); or the residual stream is, after each ("of sums").
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +68,11 @@ class ModelArch:
     head_dim: int
     """Of queries and keys."""
     rms_norm_eps: float
+    """Of norms of either kind."""
     activation: Activation
-    """Of the gate of the MLP."""
+    """Of the gate of the MLP, or of its first matrix."""
+    mlp_gate: bool = True
+    """Whether the MLP has a gate beside its first matrix."""
     query_scale: float
     """Multiplies the products of queries and keys."""
     attention_softcap: float | None = None
@@ -91,6 +100,19 @@ class ModelArch:
     """None: keys and values are kept as they are."""
     experts: ExpertsArch | None = None
     """None: every layer has an MLP."""
+    layer_norms: LayerNorms = "before"
+    """Where layers normalise, in families that leave it to the configuration."""
+    clip_qkv: float | None = None
+    """Bounds queries, keys and values."""
+    alibi_slopes: tuple[float, ...] = ()
+    """Per query head: what a score loses for each position between query and key."""
+    position_rows: int = 0
+    """Rows of a table of learned positions; 0: there is none."""
+    position_offset: int = 0
+    """The row of the first position."""
+    embedding_size: int | None = None
+    """Width of the embedding, from and to which hidden states are projected; None: they are as wide."""
+    head_bias: bool = False
     query_key_norm: bool = False
     """Normalise queries and keys, in families that leave it to the configuration."""
     logit_scale: float = 1.0
@@ -137,7 +159,15 @@ class ModelArch:
             if experts.shared_intermediate_size:
                 own = shares(experts.shared_intermediate_size, ranks, "a shared expert's MLP")[rank]
                 experts = replace(experts, shared_intermediate_size=len(own))
-        return replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, intermediate_size=width, experts=experts)
+        slopes = tuple(self.alibi_slopes[head] for own in heads.ranges for head in own) if self.alibi_slopes else ()
+        return replace(
+            self,
+            num_heads=heads.size,
+            num_kv_heads=kv_heads.size,
+            intermediate_size=width,
+            alibi_slopes=slopes,
+            experts=experts,
+        )
 
     def of_layers(self, layers: range) -> ModelArch:
         """What a stage with these layers computes."""

@@ -1,4 +1,4 @@
-"""Attention and MLP as Llama's descendants share them; what differs between these is `Traits` and the `ModelArch`.
+"""Attention and MLP as decoders share them; what differs between these is `Traits` and the `ModelArch`.
 
 Shapes: T tokens of the step, D hidden size, N query heads, K key/value heads, L = N + 2K, H head size, G MLP width.
 """
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, RoundingStep
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.linear import GatedLinear, Linear, input_linear
+from pagefleet_engine.layers.linear import ActivatedLinear, GatedLinear, Linear, input_linear
 from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, ExpertNames
 from pagefleet_engine.layers.norm import DividedProjectionNorm, HeadNorm, ProjectionNorm, Residual, projection_norm
 from pagefleet_engine.layers.rotary import Heads, Rotation
-from pagefleet_engine.layers.shard import own_heads, own_share, stacked
+from pagefleet_engine.layers.shard import Shard, in_groups, own_heads, own_share, stacked
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
-from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.arch import LayerNorms, ModelArch
+from pagefleet_engine.models.names import Names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +36,23 @@ class Traits:
     mlp_bias: bool = False
     query_key_norm: Literal["none", "heads", "projection"] = "none"
     """Normalise queries and keys before they are rotated: each head, or all heads of a token together."""
-    layer_norms: Literal["before", "around", "after"] = "before"
-    """Where attention and the MLP are normalised: what they read, what they give, or both."""
+    layer_norms: LayerNorms = "before"
+    norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm, of the residual stream."""
+    norm_bias: bool = True
+    """LayerNorm has one."""
     norm_unit_offset: bool = False
     """Norms store their weights less one."""
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    """The embedding is normalised."""
     merged_in_checkpoint: bool = False
     """The checkpoint, too, has query, key and value in one matrix, and gate and up in another."""
+    heads_in_groups: bool = False
+    """And in the former each key head, and then its value head, follows the query heads that read it."""
+    transposed: bool = False
+    """The checkpoint's matrices have a row for each input."""
+    names: Names = Names()  # noqa: RUF009 frozen
     experts: ExpertNames = EXPERT_NAMES
     """What the checkpoint calls experts, where the configuration has any."""
     router_correction: bool = False
@@ -59,11 +70,15 @@ class Attention:
         heads, kv_heads, head_dim, eps = own.size, own_kv.size, arch.head_dim, arch.rms_norm_eps
         q_width, k_width = own.times(head_dim), own_kv.times(head_dim)
         self._shape = (-1, heads + 2 * kv_heads, head_dim)
-        qkv = (q_width, k_width, k_width)
-        rows = (stacked(qkv),) if traits.merged_in_checkpoint else qkv
-        self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within("qkv_proj"))
-        self._o_proj = input_linear(q_width, arch.hidden_size, traits.output_bias, placement.within("o_proj"))
+        self._names = names = traits.names
+        rows: tuple[Shard, ...] = (q_width, k_width, k_width)
+        if traits.merged_in_checkpoint:
+            rows = (in_groups(own, own_kv, head_dim) if traits.heads_in_groups else stacked(rows),)
+        self._qkv_proj = Linear(arch.hidden_size, rows, traits.qkv_bias, placement.within(names.qkv))
+        self._o_proj = input_linear(q_width, arch.hidden_size, traits.output_bias, placement.within(names.output))
         self._project: Callable[[Activations], Tensor] = self._qkv_proj
+        if (limit := arch.clip_qkv) is not None:
+            self._project = lambda x_TD: self._qkv_proj(x_TD).clamp_(-limit, limit)
         self._norm: HeadNorm | ProjectionNorm | DividedProjectionNorm | None = None
         head_norm = None
         if traits.query_key_norm == "heads":
@@ -71,16 +86,24 @@ class Attention:
         elif traits.query_key_norm == "projection":
             self._norm = norm = projection_norm(q_width, k_width, eps, placement)
             self._project = lambda x_TD: norm(self._qkv_proj(x_TD))
+        slopes_N = None
+        if arch.alibi_slopes:
+            slopes = [arch.alibi_slopes[head] for heads in own.ranges for head in heads]
+            slopes_N = torch.tensor(slopes, dtype=torch.float32, device=placement.device)
         spec = AttentionSpec(
-            layer=layer, scale=arch.query_scale, window=arch.windows[layer], softcap=arch.attention_softcap
+            layer=layer,
+            scale=arch.query_scale,
+            window=arch.windows[layer],
+            softcap=arch.attention_softcap,
+            alibi_slopes_N=slopes_N,
         )
         self._heads = Heads(heads, kv_heads, head_norm, spec)
         self._kv_scales = KVScales(placement, self._heads.scale_cache)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
-        yield from prefixed("qkv_proj", self._qkv_proj)
-        yield from prefixed("o_proj", self._o_proj)
+        yield from prefixed(self._names.qkv, self._qkv_proj)
+        yield from prefixed(self._names.output, self._o_proj)
         if self._norm is not None:
             yield from self._norm.weights()
         yield from self._kv_scales.weights()
@@ -163,6 +186,37 @@ class MLP:
     def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
         """See FeedForward."""
         return self._down_proj.add_to(residual_TD, self._gate_up_proj(x_TD, self._down_proj.rounding))
+
+
+class UngatedMLP:
+    """Two matrices with an activation between; implements `FeedForward`."""
+
+    def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
+        self._names = names = traits.names
+        up, down = placement.within(names.up), placement.within(names.down)
+        # Ranks take whole blocks of both matrices.
+        unit = math.lcm(*(size for each in (up, down) if (scheme := each.scheme(1)) for size in scheme.block or ()))
+        width = own_share(arch.intermediate_size, placement.tensor, "an MLP", unit)
+        self._up_proj = ActivatedLinear(arch.hidden_size, (width,), traits.mlp_bias, up, arch.activation)
+        self._down_proj = input_linear(width, arch.hidden_size, traits.mlp_bias, down)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from prefixed(self._names.up, self._up_proj)
+        yield from prefixed(self._names.down, self._down_proj)
+
+    @property
+    def rounding(self) -> QuantizeSpec | None:
+        """See Linear."""
+        return self._up_proj.rounding
+
+    def __call__(self, x_TD: Activations, step: AttentionStep) -> Tensor:
+        """See FeedForward."""
+        return self._down_proj(self._up_proj.activated(x_TD, self._down_proj.rounding))
+
+    def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
+        """See FeedForward."""
+        return self._down_proj.add_to(residual_TD, self._up_proj.activated(x_TD, self._down_proj.rounding))
 
 
 class KVScales:

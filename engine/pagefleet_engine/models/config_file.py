@@ -24,6 +24,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
 }
 
 
@@ -74,23 +77,29 @@ def arch_from_config(config: Mapping[str, Any], source: str) -> ModelArch:
 
 
 def read_shared(
-    shape: ModelShape, *, activation_field: str = "hidden_act", ropes: tuple[RopeParameters, ...] | None = None
+    shape: ModelShape,
+    *,
+    activation_field: str = "hidden_act",
+    eps_field: str = "rms_norm_eps",
+    intermediate_size: int | None = None,
+    ropes: tuple[RopeParameters, ...] | None = None,
 ) -> ModelArch:
     """A Llama of this shape: no soft caps, one rotation.
 
     A family that rotates in several ways gives its `ropes`, for `max_position_embeddings` as the file has it.
+    `intermediate_size`: where a file has no field of that name.
     """
     fields = shape.fields
     return ModelArch(
         model_type=shape.model_type,
         vocab_size=fields.count("vocab_size"),
         hidden_size=shape.hidden_size,
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=intermediate_size or fields.count("intermediate_size"),
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.number(eps_field, 1e-6),
         activation=_activation(fields, activation_field),
         query_scale=shape.head_dim**-0.5,
         ropes=ropes or (read_rope(fields, shape.head_dim),),

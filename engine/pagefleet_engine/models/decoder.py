@@ -8,55 +8,51 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from typing import Self
 
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
-from pagefleet_engine.layers.embedding import Embedding, LMHead
-from pagefleet_engine.layers.norm import Residual, RMSNorm
+from pagefleet_engine.layers.embedding import Embedding, HeadForm, LMHead, PositionTable
+from pagefleet_engine.layers.linear import Linear
+from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.rotary import RotaryEmbedding
 from pagefleet_engine.layers.token_ranks import token_ranks
-from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.layers.weight import HasWeights, Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.decoder_layer import DecoderLayer, decoder_layer
+from pagefleet_engine.models.decoder_layer import DecoderLayer, block_norm, decoder_layer
 
 
 class DecoderModel:
     """Implements `Model` for every family whose layers differ in `Traits` and `ModelArch` only."""
 
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
-        layers = placement.own_layers(arch.num_layers)
+        layers, self._part_names = placement.own_layers(arch.num_layers), traits.names
         own = arch.of_layers(layers)
         self.arch = own.of_rank(placement.tensor.index, placement.tensor.size)
+        self._names = [f"{traits.names.layers}.{layer}" for layer in layers]
+        of_layers = replace(placement, transposed=traits.transposed)
         self._layers = [
-            (decoder_layer(own, index, traits, placement.within(f"model.layers.{layer}")), own.layer_ropes[index])
-            for index, layer in enumerate(layers)
+            (decoder_layer(own, index, traits, of_layers.within(name)), own.layer_ropes[index])
+            for index, name in enumerate(self._names)
         ]
-        self._names = [f"model.layers.{layer}" for layer in layers]
         heads_of = (arch.rope_head_dim, arch.context_length, placement)
         self._rotaries = [RotaryEmbedding(rope, *heads_of) for rope in arch.ropes]
         self._tokens = token_ranks(placement)
-        self._is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
+        self._start: _Start | None = None
         self._embed_tokens: Embedding | None = None
         self._end: _End | None = None
-        if self._is_first or (is_last and arch.tie_word_embeddings):
-            self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, traits.embedding_scale)
+        is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
+        if is_first or (is_last and arch.tie_word_embeddings):
+            width = arch.embedding_size or arch.hidden_size
+            self._embed_tokens = Embedding(arch.vocab_size, width, placement, traits.embedding_scale)
+            if is_first:
+                self._start = _Start(self._embed_tokens, arch, traits, placement)
         if is_last:
-            self._end = _End(
-                RMSNorm(arch.hidden_size, arch.rms_norm_eps, placement, traits.norm_unit_offset),
-                LMHead(
-                    arch.vocab_size,
-                    arch.hidden_size,
-                    placement.within("lm_head"),
-                    tied_to=self._embed_tokens if arch.tie_word_embeddings else None,
-                    softcap=arch.final_softcap,
-                    scale=arch.logit_scale,
-                ),
-            )
+            self._end = _End(arch, traits, placement, self._embed_tokens if arch.tie_word_embeddings else None)
 
     @property
     def divided_head(self) -> LMHead | None:
@@ -84,24 +80,24 @@ class DecoderModel:
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""
         if self._embed_tokens is not None:
-            yield from prefixed("model.embed_tokens", self._embed_tokens)
+            yield from prefixed(self._part_names.embedding, self._embed_tokens)
+        if self._start is not None:
+            yield from self._start.weights()
         for name, (layer, _) in zip(self._names, self._layers, strict=True):
             yield from prefixed(name, layer)
         if self._end is not None:
-            yield from prefixed("model.norm", self._end.norm)
-            yield from prefixed("lm_head", self._end.head)
+            yield from self._end.weights()
 
     def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model."""
-        if self._is_first:
-            assert self._embed_tokens is not None, "the first stage has the embedding"
-            stream: Residual = (self._embed_tokens(entering), None)
+        if self._start is not None:
+            stream: Residual = (self._start(entering, positions_T), None)
         else:
             stream = (self._tokens.own(entering), None)
         rotations = [rotary.at(positions_T) for rotary in self._rotaries]
         for layer, rope in self._layers:
             stream = layer(stream, rotations[rope], step)
-        if self._end is None:
+        if self._end is None or self._end.norm is None:
             total_UD, pending_UD = stream
             return self._tokens.gather(total_UD if pending_UD is None else total_UD.add_(pending_UD), len(positions_T))
         _, normed_TD = self._tokens.read(self._end.norm, stream, len(positions_T))
@@ -125,9 +121,62 @@ def where_kinds_meet(kinds: Sequence[Hashable]) -> list[int]:
     return sorted(kept)
 
 
-@dataclass(frozen=True, slots=True)
+class _Start:
+    """What the first stage has before its layers."""
+
+    def __init__(self, embed_tokens: Embedding, arch: ModelArch, traits: Traits, placement: Placement) -> None:
+        hidden, names = arch.hidden_size, traits.names
+        self._tokens, self._embed_tokens = token_ranks(placement), embed_tokens
+        self._parts: list[tuple[str, HasWeights]] = []
+        self._project_in = self._positions = self._norm = None
+        if arch.embedding_size is not None:
+            self._project_in = Linear(arch.embedding_size, (hidden,), False, placement.within(names.project_in))
+            self._parts.append((names.project_in, self._project_in))
+        if arch.position_rows:
+            self._positions = PositionTable(arch.position_rows, hidden, placement, arch.position_offset)
+            self._parts.append((names.positions, self._positions))
+        if traits.embedding_norm:
+            self._norm = block_norm(arch, traits, placement)
+            self._parts.append((names.embedding_norm, self._norm))
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """Without the embedding's."""
+        for name, part in self._parts:
+            yield from prefixed(name, part)
+
+    def __call__(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+        """The residual stream of this rank's tokens, [U, D]."""
+        hidden_UD = self._embed_tokens(token_ids_T)
+        if self._project_in is not None:
+            hidden_UD = self._project_in(hidden_UD)
+        if self._positions is not None:
+            hidden_UD = hidden_UD.add_(self._tokens.own(self._positions(positions_T)))
+        return hidden_UD if self._norm is None else self._norm(hidden_UD)
+
+
 class _End:
     """What the last stage has behind its layers."""
 
-    norm: RMSNorm
-    head: LMHead
+    def __init__(self, arch: ModelArch, traits: Traits, placement: Placement, tied_to: Embedding | None) -> None:
+        hidden, self._names = arch.hidden_size, traits.names
+        self.norm = None if traits.layer_norms == "of sums" else block_norm(arch, traits, placement)
+        self._project_out: Linear | None = None
+        if arch.embedding_size is not None:
+            place = placement.within(self._names.project_out)
+            self._project_out = Linear(hidden, (arch.embedding_size,), False, place)
+        self.head = LMHead(
+            arch.vocab_size,
+            arch.embedding_size or hidden,
+            placement.within(self._names.head),
+            tied_to=tied_to,
+            form=HeadForm(bias=arch.head_bias, scale=arch.logit_scale, softcap=arch.final_softcap),
+            inputs=self._project_out,
+        )
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """Without a tied head's."""
+        if self.norm is not None:
+            yield from prefixed(self._names.norm, self.norm)
+        if self._project_out is not None:
+            yield from prefixed(self._names.project_out, self._project_out)
+        yield from prefixed(self._names.head, self.head)

@@ -21,21 +21,24 @@ class ParameterCount:
     """Of the vocabulary's table."""
     head: int
     """The same of the head; 0: it is the embedding's table."""
+    around: int = 0
+    """Of a table of positions, and of projections between the embedding's width and the layers'."""
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.layers + self.experts + self.embedding + self.head
+        return self.layers + self.experts + self.embedding + self.head + self.around
 
     @property
     def active(self) -> int:
-        """As models publish it: what one token uses, and both tables whole."""
+        """As models publish it: what one token uses, and tables whole."""
         return self.total - self.experts + self.used_experts
 
 
 def count_parameters(arch: ModelArch) -> ParameterCount:
     """Of a model of this shape, or of a rank's part of it."""
-    hidden, table = arch.hidden_size, arch.vocab_size * arch.hidden_size
+    hidden, width = arch.hidden_size, arch.embedding_size or arch.hidden_size
+    table, mlp = arch.vocab_size * width, 3 if arch.mlp_gate else 2
     layers = arch.num_layers * _attention(arch)
     experts, dense, one, used = arch.experts, arch.num_layers, 0, 0
     if experts is not None:
@@ -45,11 +48,12 @@ def count_parameters(arch: ModelArch) -> ParameterCount:
         one = sparse * 3 * hidden * experts.intermediate_size
         used = experts.routing.top_k
     return ParameterCount(
-        layers=layers + dense * 3 * hidden * arch.intermediate_size,
+        layers=layers + dense * mlp * hidden * arch.intermediate_size,
         experts=0 if experts is None else one * experts.routing.num_experts,
         used_experts=one * used,
         embedding=table,
         head=0 if arch.tie_word_embeddings else table,
+        around=hidden * (arch.position_rows + 2 * (arch.embedding_size or 0)),
     )
 
 

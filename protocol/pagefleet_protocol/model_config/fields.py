@@ -70,6 +70,13 @@ class ConfigFields:
         """The same with these values for fields that are not there at all; one that is null stays so."""
         return ConfigFields({**defaults, **self._values}, self.source)
 
+    def spelled(self, names: Mapping[str, str]) -> ConfigFields:
+        """The same with the fields of these names under the names that they stand for, where those have no value."""
+        ours = {name: self._values[theirs] for theirs, name in names.items() if self.present(theirs)}
+        return ConfigFields(
+            {**self._values, **{name: v for name, v in ours.items() if not self.present(name)}}, self.source
+        )
+
     def count(self, name: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1) -> int:
         """An integer from `low` to `high`; an error when absent without a default."""
         value = self._get(name, default)

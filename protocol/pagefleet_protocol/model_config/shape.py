@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagefleet_protocol.model_config import defaults
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 
@@ -67,7 +68,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
     fields = outer
     if model_type == "gemma3":  # of text and images; the text model is served
         fields = outer.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"))
-    fields = fields.with_defaults(family.defaults)
+    fields = fields.spelled(family.spellings).with_defaults(family.defaults)
     hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim, kv = family.heads(fields, hidden_size, num_heads)
     num_layers = fields.count("num_hidden_layers", high=_MAX_LAYERS)
@@ -101,7 +102,22 @@ def _check_head(fields: ConfigFields) -> None:
 
 def _paired_heads(fields: ConfigFields, hidden_size: int, num_heads: int) -> tuple[int, KVSpec]:
     """The size of a head; keys and values are as large."""
-    num_kv_heads = fields.count("num_key_value_heads", num_heads)
+    return _pairs(fields, hidden_size, num_heads, fields.count("num_key_value_heads", num_heads))
+
+
+def _as_many_pairs(fields: ConfigFields, hidden_size: int, num_heads: int) -> tuple[int, KVSpec]:
+    """Each query head has keys and values of its own."""
+    return _pairs(fields, hidden_size, num_heads, num_heads)
+
+
+def _falcon_heads(fields: ConfigFields, hidden_size: int, num_heads: int) -> tuple[int, KVSpec]:
+    """As many keys as the file says since Falcon 40B; before that one, or as many as there are query heads."""
+    if fields.flag("new_decoder_architecture", False):
+        return _pairs(fields, hidden_size, num_heads, fields.count("num_kv_heads", num_heads))
+    return _pairs(fields, hidden_size, num_heads, 1 if fields.flag("multi_query", True) else num_heads)
+
+
+def _pairs(fields: ConfigFields, hidden_size: int, num_heads: int, num_kv_heads: int) -> tuple[int, KVSpec]:
     head_dim = fields.count("head_dim", hidden_size // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         raise ModelConfigError(
@@ -195,7 +211,7 @@ def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
 
 
 def _given_lengths(fields: ConfigFields) -> tuple[int, int]:
-    """Gemma 3 states the length with its rotations already stretched."""
+    """Gemma 3 states the length with its rotations already stretched; others do not rotate."""
     given = fields.count("max_position_embeddings")
     return given, given
 
@@ -235,181 +251,53 @@ class _Family:
     lengths: Callable[[ConfigFields], tuple[int, int]] = _rope_lengths
     heads: Callable[[ConfigFields, int, int], tuple[int, KVSpec]] = _paired_heads
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """Names of its fields, and what others call the same."""
 
 
-_GEMMA2 = {
-    "vocab_size": 256_000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-    "eos_token_id": 1,
-}
-_GEMMA3 = {
-    **{name: value for name, value in _GEMMA2.items() if not name.endswith("softcapping")},
-    "vocab_size": 262_208,
-    "max_position_embeddings": 131_072,
-    "sliding_window_pattern": 6,
-}
-_PHI3 = {
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 32000,
-}
-_OLMO2 = {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 50279,
-}
-_GLM4_MOE = {
-    "vocab_size": 151_552,
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 8,
-    "n_routed_experts": 128,
-}
-_DEEPSEEK_V2 = {
-    "vocab_size": 102_400,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 1407,
-    "eos_token_id": 2,
-}
-_DEEPSEEK_V3 = {
-    **_DEEPSEEK_V2,
-    "vocab_size": 129_280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "max_position_embeddings": 4096,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-    "n_group": 8,
-    "topk_group": 4,
-    "first_k_dense_replace": 3,
-    "routed_scaling_factor": 2.5,
-    "eos_token_id": 1,
-}
-_GRANITE_MOE = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "eos_token_id": 2,
-}
-_MIXTRAL = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "eos_token_id": 2,
-}
-_OLMOE = {
-    "vocab_size": 50304,
-    "hidden_size": 2048,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "eos_token_id": 50279,
-}
-_QWEN2_MOE = {
-    "vocab_size": 151_936,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-}
-_QWEN3_MOE = {
-    **{name: value for name, value in _QWEN2_MOE.items() if not name.startswith("shared")},
-    "intermediate_size": 6144,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-}
-_QWEN2 = {"num_key_value_heads": 32, "sliding_window": 4096}
 _FAMILIES: Mapping[str, _Family] = {
-    "deepseek_v2": _Family(heads=_latent_heads, defaults=_DEEPSEEK_V2),
-    "deepseek_v3": _Family(heads=_latent_heads, defaults=_DEEPSEEK_V3),
-    "gemma2": _Family(_gemma2_windows, defaults=_GEMMA2),
-    "gemma3": _Family(_gemma3_windows, _given_lengths, defaults=_GEMMA3),
-    "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=_GEMMA3),
-    "glm4_moe": _Family(defaults=_GLM4_MOE),
-    "granitemoe": _Family(defaults=_GRANITE_MOE),
-    "kimi_k2": _Family(heads=_latent_heads, defaults=_DEEPSEEK_V3),
+    "bloom": _Family(
+        lengths=_given_lengths,
+        defaults=defaults.BLOOM,
+        spellings=defaults.BLOOM_SPELLINGS,
+        heads=_as_many_pairs,
+    ),
+    "deepseek_v2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V2),
+    "deepseek_v3": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),
+    "falcon": _Family(defaults=defaults.FALCON, spellings=defaults.FALCON_SPELLINGS, heads=_falcon_heads),
+    "gemma2": _Family(_gemma2_windows, defaults=defaults.GEMMA2),
+    "gemma3": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
+    "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
+    "glm4_moe": _Family(defaults=defaults.GLM4_MOE),
+    "gpt2": _Family(
+        lengths=_given_lengths,
+        defaults=defaults.GPT2,
+        spellings=defaults.GPT2_SPELLINGS,
+        heads=_as_many_pairs,
+    ),
+    "granitemoe": _Family(defaults=defaults.GRANITE_MOE),
+    "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),
     "llama": _Family(),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "mixtral": _Family(_uniform_windows, defaults=_MIXTRAL),
-    "olmo2": _Family(defaults=_OLMO2),
-    "olmoe": _Family(defaults=_OLMOE),
-    "phi3": _Family(_uniform_windows, defaults=_PHI3),
-    "qwen2": _Family(_qwen_windows, defaults=_QWEN2),
-    "qwen2_moe": _Family(_qwen2_moe_windows, defaults=_QWEN2_MOE),
-    "qwen3": _Family(_qwen_windows, defaults={**_QWEN2, "head_dim": 128}),
-    "qwen3_moe": _Family(_qwen3_moe_windows, defaults=_QWEN3_MOE),
+    "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL),
+    "mpt": _Family(
+        lengths=_given_lengths,
+        defaults=defaults.MPT,
+        spellings=defaults.MPT_SPELLINGS,
+        heads=_as_many_pairs,
+    ),
+    "olmo2": _Family(defaults=defaults.OLMO2),
+    "olmoe": _Family(defaults=defaults.OLMOE),
+    "opt": _Family(
+        lengths=_given_lengths,
+        defaults=defaults.OPT,
+        heads=_as_many_pairs,
+    ),
+    "phi3": _Family(_uniform_windows, defaults=defaults.PHI3),
+    "qwen2": _Family(_qwen_windows, defaults=defaults.QWEN2),
+    "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE),
+    "qwen3": _Family(_qwen_windows, defaults={**defaults.QWEN2, "head_dim": 128}),
+    "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE),
 }
 MODEL_TYPES = tuple(_FAMILIES)
 """Every `model_type` that runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_engine.layers.embedding import Embedding, LMHead
+from pagefleet_engine.layers.embedding import Embedding, HeadForm, LMHead
 from pagefleet_engine.layers.weight import Placement
 from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
@@ -42,7 +42,7 @@ def test_a_tied_head_reads_the_table_unscaled() -> None:
 
 @torch.inference_mode()
 def test_a_soft_cap_bounds_logits_and_keeps_their_order() -> None:
-    plain, capped = LMHead(20, 8, place(torch.float32)), LMHead(20, 8, place(torch.float32), softcap=2.0)
+    plain, capped = LMHead(20, 8, place(torch.float32)), LMHead(20, 8, place(torch.float32), form=HeadForm(softcap=2.0))
     for head in (plain, capped):
         dict(head.weights())["weight"].fill(0, table(torch.float32))
     hidden = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))

@@ -96,6 +96,8 @@ def test_a_checkpoint_of_text_and_images_gives_the_logits_of_transformers(tmp_pa
 
 
 def test_a_text_model_alone_keeps_its_names() -> None:
-    layout = layout_of(["lm_head.weight", "model.embed_tokens.weight", "vision_tower.weight"])
+    layout = layout_of(
+        ["lm_head.weight", "model.embed_tokens.weight", "vision_tower.weight"], ["model.embed_tokens.weight"]
+    )
     assert layout.stored_name("model.norm.weight") == "model.norm.weight"
     assert layout.foreign == ()

@@ -140,7 +140,7 @@ def test_an_unknown_model_names_those_that_run() -> None:
         ({"eos_token_id": [1, "2"]}, "eos_token_id is [1, '2']; it must be a token id"),
         ({"num_key_value_heads": 5}, "32 heads of size 128 over 5 key/value heads"),
         ({"head_dim": 63}, "the size must be even"),
-        ({"hidden_act": "gelu"}, "hidden_act is gelu; pagefleet runs silu, swish, gelu_pytorch_tanh, gelu_new"),
+        ({"hidden_act": "mish"}, "hidden_act is mish; pagefleet runs silu, swish, gelu_pytorch_tanh, gelu_new"),
         ({"quantization_config": {"bits": 4}}, "quant_method is not given"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object"),
         ({"rope_scaling": {"type": "spiral"}}, "rope_type is spiral; pagefleet knows default, linear, dynamic, llama3"),
@@ -323,7 +323,7 @@ def test_a_window_that_no_sequence_outgrows_is_none() -> None:
             {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
             "attn_logit_softcapping is 50.0; pagefleet runs",
         ),
-        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation is relu; pagefleet runs silu"),
+        ({"model_type": "gemma2", "hidden_activation": "mish"}, "hidden_activation is mish; pagefleet runs silu"),
         (
             {"model_type": "gemma2", "final_logit_softcapping": -1},
             "final_logit_softcapping is -1; it must be a positive",

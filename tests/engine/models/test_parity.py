@@ -33,6 +33,8 @@ PHI4_MINI = {
     "rope_parameters": LONGROPE | {name: LONGROPE[name][:6] for name in ("short_factor", "long_factor")},
 }
 
+FALCON_11B = {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2 greedy": ("deepseek_v2", {"topk_method": "greedy", "n_shared_experts": 1, "rope_parameters": None}),
@@ -98,6 +100,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe some layers": ("qwen3_moe", {"mlp_only_layers": [1], "norm_topk_prob": False, "attention_bias": True}),
     "qwen3_moe windows": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
+    "gpt2": ("gpt2", {}),
+    "gpt2 tied": ("gpt2", {"tie_word_embeddings": True, "activation_function": "relu", "scale_attn_weights": False}),
+    "opt": ("opt", {}),
+    "opt 350m": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt no biases": ("opt", {"enable_bias": False, "tie_word_embeddings": True}),
+    "bloom": ("bloom", {}),
+    "bloom six heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96, "tie_word_embeddings": True}),
+    "falcon": ("falcon", {}),
+    "falcon 40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon 11b": ("falcon", FALCON_11B),
+    "falcon rw": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon rotated": ("falcon", {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 96}),
+    "mpt": ("mpt", {}),
+    "mpt six heads": ("mpt", {"num_attention_heads": 6, "hidden_size": 96}),
+    "mpt clipped": ("mpt", {"attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.3}}),
 }
 """Name -> family and configuration. Windows are shorter than the longest prompt."""
 

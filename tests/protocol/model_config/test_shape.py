@@ -242,7 +242,7 @@ def test_quantization_that_is_not_run_is_refused_before_the_download(section: ob
 
 @pytest.mark.parametrize("kind", ["mamba", "", None, "GEMMA2"])
 def test_an_unknown_architecture_names_the_known_ones(kind: object) -> None:
-    with pytest.raises(ModelConfigError, match=r"pagefleet runs deepseek_v2, .*, gemma2, gemma3, .*qwen3"):
+    with pytest.raises(ModelConfigError, match=r"pagefleet runs bloom, .*, gemma2, gemma3, .*qwen3"):
         read({**BASE, "model_type": kind})
 
 
