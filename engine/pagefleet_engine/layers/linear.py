@@ -29,7 +29,8 @@ class Linear:
         """`outputs`: rows of each stacked projection, in order; `placement.path` names the layer. A rank has the rows
         and columns that are its own."""
         self._kernel: LinearKernel
-        self._leaves_sums: bool
+        # With kernels the next norm takes the sum along, and the product its bias.
+        self._leaves_sums = bias and placement.use_kernels
         self._bias_O: Tensor | None = None
         self._num_rows = sum(shard_of(output).size for output in outputs)
         self.rounding: QuantizeSpec | None = None
@@ -56,7 +57,7 @@ class Linear:
 
     def _install_matrix(self, matrix: Matrix) -> None:
         self._kernel = matrix.kernel(0, self._num_rows)
-        self._leaves_sums = isinstance(self._kernel, ScaledLinear)
+        self._leaves_sums |= isinstance(self._kernel, ScaledLinear)
         self.rounding = _rounding_of(self._kernel)
 
     def _install_bias(self, bias_O: Tensor) -> None:

@@ -21,6 +21,11 @@ BUDGET = {
     ("phi3", "plain"): 9,
     ("qwen2", "plain"): 10,
     ("qwen3", "plain"): 10,
+    ("bloom", "plain"): 10,
+    ("falcon", "plain"): 9,
+    ("gpt2", "plain"): 10,
+    ("mpt", "plain"): 10,
+    ("opt", "plain"): 10,
     ("llama", "fp8"): 10,
     ("llama", "int8"): 10,
     ("qwen3", "fp8"): 10,
@@ -28,12 +33,13 @@ BUDGET = {
 }
 """With the context in parts, whose merge is a launch; mistral and phi3 see too little of it for that."""
 RECIPES = {"fp8": Recipe("float", "channel"), "int8": Recipe("int", "channel")}
-FIRST = "_prepare_heads_kernel"
+FIRST = ("_prepare_heads_kernel", "_write_kv_kernel")
+"""What writes keys and values: with rotation or without."""
 
 
 def launches_per_layer(graph: list[Launched]) -> int:
     """From one layer's first launch of attention to the next one's; all layers are alike."""
-    at = [place for place, launched in enumerate(graph) if launched.name == FIRST]
+    at = [place for place, launched in enumerate(graph) if launched.name in FIRST]
     assert len(at) > 1, "a graph of the whole pass holds all layers"
     return max(end - start for start, end in pairwise(at))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.layers.shard import Shard, own_heads, shard_of, shares, stacked
+from pagefleet_engine.layers.shard import Shard, in_groups, own_heads, shard_of, shares, stacked
 
 
 @given(size=st.integers(1, 5000), ranks=st.integers(1, 16), unit=st.sampled_from([1, 2, 16, 128]))
@@ -68,3 +68,31 @@ def test_blocks_of_a_part() -> None:
     for inside in (range(8, 32), range(16, 36)):
         with pytest.raises(ValueError, match="is not made of blocks"):
             Shard(40, (inside,)).in_blocks_of(16)
+
+
+@given(kv_heads=st.integers(1, 6), group=st.integers(1, 5), ranks=st.integers(1, 4), head_dim=st.sampled_from([1, 2, 8]))
+def test_heads_in_groups_are_a_ranks_queries_keys_and_values(
+    kv_heads: int, group: int, ranks: int, head_dim: int
+) -> None:
+    heads = kv_heads * group
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        return
+    stored = [
+        (kind, number, place)
+        for kv in range(kv_heads)
+        for kind, number in (*(("q", kv * group + each) for each in range(group)), ("k", kv), ("v", kv))
+        for place in range(head_dim)
+    ]
+    for rank in range(ranks):
+        own, own_kv = own_heads(heads, kv_heads, rank, ranks)
+        shard = in_groups(own, own_kv, head_dim)
+        assert shard.whole == len(stored)
+        kept = [stored[place] for own_range in shard.ranges for place in own_range]
+        order = [("q", own), ("k", own_kv), ("v", own_kv)]
+        assert kept == [
+            (kind, number, place)
+            for kind, of in order
+            for own_range in of.ranges
+            for number in own_range
+            for place in range(head_dim)
+        ]

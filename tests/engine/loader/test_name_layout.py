@@ -101,3 +101,23 @@ def test_a_text_model_alone_keeps_its_names() -> None:
     )
     assert layout.stored_name("model.norm.weight") == "model.norm.weight"
     assert layout.foreign == ()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "opt"])
+def test_a_model_saved_without_a_head_has_no_prefix(
+    family: str, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As GPT-2, BLOOM and OPT are published; GPT-2 with the masks of its attention."""
+    folder = make_checkpoint(family, tie_word_embeddings=True)
+    base = "model." if family == "opt" else "transformer."
+    tensors = {name.removeprefix(base): value for name, value in load_file(folder / "model.safetensors").items()}
+    if family == "gpt2":
+        tensors |= {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    tokens = torch.arange(3, 30)
+    assert torch.equal(logits(tmp_path, tokens), logits(folder, tokens))
+    del tensors[min(name for name in tensors if name.endswith("c_attn.weight") or "query" in name or "q_proj" in name)]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"the weights lack (decoder\.layers|h)\.0\.\S+: download"):
+        logits(tmp_path, tokens)

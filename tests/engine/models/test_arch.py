@@ -237,7 +237,17 @@ def read(**config: Any) -> ModelArch:
 
 @pytest.mark.parametrize(
     ("model_type", "config_class"),
-    [("gemma2", "Gemma2Config"), ("gemma3_text", "Gemma3TextConfig"), ("olmo2", "Olmo2Config"), ("phi3", "Phi3Config")],
+    [
+        ("bloom", "BloomConfig"),
+        ("falcon", "FalconConfig"),
+        ("gemma2", "Gemma2Config"),
+        ("gemma3_text", "Gemma3TextConfig"),
+        ("gpt2", "GPT2Config"),
+        ("mpt", "MptConfig"),
+        ("olmo2", "Olmo2Config"),
+        ("opt", "OPTConfig"),
+        ("phi3", "Phi3Config"),
+    ],
 )
 def test_an_empty_configuration_is_what_transformers_makes_of_it(model_type: str, config_class: str) -> None:
     full = getattr(transformers, config_class)().to_dict()
@@ -344,6 +354,15 @@ def test_a_window_that_no_sequence_outgrows_is_none() -> None:
             "original_max_position_embeddings is 1; it must be an integer from 2",
         ),
         (PHI3 | {"rope_scaling": {"type": "longrope"}}, "short_factor is missing; it must be a list of 6 positive"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention is True; pagefleet runs"),
+        ({"model_type": "opt", "layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false"),
+        (
+            {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm is True",
+        ),
+        ({"model_type": "falcon", "activation": "mish"}, "activation is mish; pagefleet runs silu"),
+        ({"model_type": "mpt", "attn_config": {"alibi": False}}, "pagefleet runs MPT with ALiBi, multihead_attention"),
+        ({"model_type": "mpt", "attn_config": {"qk_ln": True}}, "attn_config: qk_ln is True"),
     ],
 )
 def test_a_wrong_value_of_a_family_is_one_line(config: dict[str, Any], said: str) -> None:
