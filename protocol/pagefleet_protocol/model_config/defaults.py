@@ -1,5 +1,5 @@
-"""What configurations of each kind of model leave out, as their classes in transformers fill it in, and what older kinds
-call the same fields."""
+"""What configurations of each kind of model leave out, as their classes in transformers fill it in, and what older
+kinds call the same fields."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def test_blocks_of_a_part() -> None:
             Shard(40, (inside,)).in_blocks_of(16)
 
 
-@given(kv_heads=st.integers(1, 6), group=st.integers(1, 5), ranks=st.integers(1, 4), head_dim=st.sampled_from([1, 2, 8]))
+@given(
+    kv_heads=st.integers(1, 6), group=st.integers(1, 5), ranks=st.integers(1, 4), head_dim=st.sampled_from([1, 2, 8])
+)
 def test_heads_in_groups_are_a_ranks_queries_keys_and_values(
     kv_heads: int, group: int, ranks: int, head_dim: int
 ) -> None:

@@ -83,7 +83,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     if kind.startswith("gemma3"):
         config |= draw(st.sampled_from([{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}]))
     else:
-        config |= draw(ropes())
+        config |= draw(ropes()) | {"partial_rotary_factor": 1.0}
     if kind == "gemma3":
         outside = {name: config.pop(name) for name in ("dtype", "torch_dtype") if name in config}
         return {"model_type": "gemma3", "text_config": config | {"model_type": "gemma3_text"}} | outside
