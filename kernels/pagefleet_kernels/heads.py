@@ -32,6 +32,7 @@ def prepare_heads(
     k_norm_H: torch.Tensor | None = None,
     eps: float = 0.0,
     unit_offset: bool = False,
+    interleaved: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     backend: Backend | None = None,
@@ -40,7 +41,9 @@ def prepare_heads(
 
     `qkv` holds the heads of queries, keys and values, in that order; it may be a strided view with a contiguous last
     axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `reference.apply_rope`'s, on the
-    first R elements. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds where those three would.
+    first R elements; where neighbours rotate against each other (`interleaved`), the firsts of all pairs then come
+    before the seconds, in queries and keys alike. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds
+    where those three would.
     """
     _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T)
     norms = _norms(q_norm_H, k_norm_H, qkv_TMH.shape[2])
@@ -48,7 +51,8 @@ def prepare_heads(
     check_write(key_heads, value_heads, kv_cache, slot_mapping_T)
     run = reference.prepare_heads if choose_backend(qkv_TMH.device, backend) == "torch" else _launch
     heads, scales = (num_heads, num_kv_heads), (k_scale, v_scale)
-    return run(qkv_TMH, heads, cos_sin_PR, positions_T, kv_cache, slot_mapping_T, norms, eps, unit_offset, scales)
+    forms = (unit_offset, interleaved)
+    return run(qkv_TMH, heads, cos_sin_PR, positions_T, kv_cache, slot_mapping_T, norms, eps, forms, scales)
 
 
 def _norms(
@@ -70,7 +74,7 @@ def _launch(
     slot_mapping_T: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
-    unit_offset: bool,
+    forms: tuple[bool, bool],
     scales: tuple[float, float],
 ) -> torch.Tensor:
     num_tokens, head_dim, rotary_dim = qkv_TMH.shape[0], qkv_TMH.shape[2], cos_sin_PR.shape[1]
@@ -110,7 +114,8 @@ def _launch(
         TAIL_PADDED=next_power_of_2(max(1, head_dim - rotary_dim)),
         DIM_PADDED=next_power_of_2(head_dim),
         HAS_NORM=norms is not None,
-        UNIT_OFFSET=unit_offset,
+        UNIT_OFFSET=forms[0],
+        INTERLEAVED=forms[1],
         FP8=kv_cache.dtype == FP8,
         NATIVE=has_native_fp8(kv_cache.device),
         **early_launch(kv_cache.device),
@@ -154,21 +159,24 @@ def _turned(  # type: ignore[no-untyped-def]
     TAIL_PADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
     """Both halves of the rotated part and the rest of a tile of heads, in their dtype; `x_ptr` and `inside` are
     columns, one entry per head."""
     pair, rest = tl.arange(0, HALF_PADDED), ROTARY_DIM + tl.arange(0, TAIL_PADDED)
     half: tl.constexpr = ROTARY_DIM // 2
     inside_half, inside_rest = pair < half, rest < HEAD_DIM
-    x = tl.load(x_ptr + pair[None, :], mask=inside & inside_half[None, :], other=0.0)
-    y = tl.load(x_ptr + half + pair[None, :], mask=inside & inside_half[None, :], other=0.0)
+    first = 2 * pair if INTERLEAVED else pair
+    second = 2 * pair + 1 if INTERLEAVED else half + pair
+    x = tl.load(x_ptr + first[None, :], mask=inside & inside_half[None, :], other=0.0)
+    y = tl.load(x_ptr + second[None, :], mask=inside & inside_half[None, :], other=0.0)
     z = tl.load(x_ptr + rest[None, :], mask=inside & inside_rest[None, :], other=0.0)
     dtype: tl.constexpr = x.dtype
     x, y, z = x.to(tl.float32), y.to(tl.float32), z.to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(x * x, axis=1) + tl.sum(y * y, axis=1) + tl.sum(z * z, axis=1)
-        x_weight = tl.load(norm_ptr + pair, mask=inside_half, other=0.0).to(tl.float32)
-        y_weight = tl.load(norm_ptr + half + pair, mask=inside_half, other=0.0).to(tl.float32)
+        x_weight = tl.load(norm_ptr + first, mask=inside_half, other=0.0).to(tl.float32)
+        y_weight = tl.load(norm_ptr + second, mask=inside_half, other=0.0).to(tl.float32)
         z_weight = tl.load(norm_ptr + rest, mask=inside_rest, other=0.0).to(tl.float32)
         x = apply_norm(x, x_weight, squares, eps, HEAD_DIM, UNIT_OFFSET, dtype).to(dtype).to(tl.float32)
         y = apply_norm(y, y_weight, squares, eps, HEAD_DIM, UNIT_OFFSET, dtype).to(dtype).to(tl.float32)
@@ -209,6 +217,7 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
     DIM_PADDED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
     EARLY: tl.constexpr,
@@ -232,7 +241,7 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
         q_ptr = qkv_ptr + q_head * stride_qkv_head
         qx, qy, qz = _turned(
             q_ptr, q_norm_ptr, angle_ptr, q_inside, eps,
-            HEAD_DIM, ROTARY_DIM, HALF_PADDED, TAIL_PADDED, HAS_NORM, UNIT_OFFSET,
+            HEAD_DIM, ROTARY_DIM, HALF_PADDED, TAIL_PADDED, HAS_NORM, UNIT_OFFSET, INTERLEAVED,
         )  # fmt: skip
         to_ptr = out_ptr + (token * HEADS + q_head) * HEAD_DIM
         q_half = q_inside & (pair < ROTARY_DIM // 2)
@@ -247,7 +256,7 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
             k_ptr = qkv_ptr + (HEADS + k_head) * stride_qkv_head
             kx, ky, kz = _turned(
                 k_ptr, k_norm_ptr, angle_ptr, k_inside, eps,
-                HEAD_DIM, ROTARY_DIM, HALF_PADDED, TAIL_PADDED, HAS_NORM, UNIT_OFFSET,
+                HEAD_DIM, ROTARY_DIM, HALF_PADDED, TAIL_PADDED, HAS_NORM, UNIT_OFFSET, INTERLEAVED,
             )  # fmt: skip
             key_ptr = keys_ptr + page + k_head * stride_head
             k_half = k_inside & (pair < ROTARY_DIM // 2)

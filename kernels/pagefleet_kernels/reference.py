@@ -78,6 +78,12 @@ def apply_rope(
     return _rotate_heads(q_TNH, cos, sin), _rotate_heads(k_TKH, cos, sin)
 
 
+def firsts_first(x: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """The first elements of the neighbours among the first R, then the second ones, then the rest."""
+    pairs = x[..., :rotary_dim].unflatten(-1, (-1, 2))
+    return torch.cat((pairs.mT.flatten(-2), x[..., rotary_dim:]), dim=-1)
+
+
 def _rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()
@@ -117,14 +123,17 @@ def prepare_heads(
     slot_mapping_T: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
-    unit_offset: bool,
+    forms: tuple[bool, bool],
     scales: tuple[float, float],
 ) -> torch.Tensor:
     """Twin of `heads.prepare_heads`."""
     q_TNH, k_TKH, v_TKH = qkv_TMH.split_with_sizes((heads[0], heads[1], heads[1]), 1)
+    unit_offset, interleaved = forms
     if norms is not None:
         q_TNH = rms_norm(q_TNH, norms[0], eps, unit_offset)
         k_TKH = rms_norm(k_TKH, norms[1], eps, unit_offset)
+    if interleaved:
+        q_TNH, k_TKH = (firsts_first(x, cos_sin_PR.shape[1]) for x in (q_TNH, k_TKH))
     q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, cos_sin_PR, positions_T)
     write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, *scales)
     return q_TNH

@@ -24,13 +24,17 @@ _TINY = {
 }
 _CLASSES = {
     "bloom": "Bloom",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
     "falcon": "Falcon",
+    "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
     "glm4_moe": "Glm4Moe",
     "gpt2": "GPT2",
+    "granite": "Granite",
     "granitemoe": "GraniteMoe",
     "llama": "Llama",
     "mistral": "Mistral",
@@ -39,11 +43,14 @@ _CLASSES = {
     "olmo2": "Olmo2",
     "olmoe": "Olmoe",
     "opt": "OPT",
+    "phi": "Phi",
     "phi3": "Phi3",
+    "phimoe": "Phimoe",
     "qwen2": "Qwen2",
     "qwen2_moe": "Qwen2Moe",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
+    "stablelm": "StableLm",
 }
 FAMILIES = tuple(_CLASSES)
 _CONFIGS = {"gemma3_text": "Gemma3TextConfig"}
@@ -90,6 +97,27 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "gpt2": {"tie_word_embeddings": False},
     "mpt": {"tie_word_embeddings": False},
     "opt": {"tie_word_embeddings": False, "pad_token_id": 0},
+    "cohere": {"tie_word_embeddings": False, "logit_scale": 0.5},
+    "cohere2": {
+        "tie_word_embeddings": False,
+        "logit_scale": 0.5,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma": {"tie_word_embeddings": False, "head_dim": 32},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.5,
+    },
+    "phimoe": {
+        "intermediate_size": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+        "lm_head_bias": True,
+    },
     # A tied head would make these repeat their last token: what the embedding is multiplied by outweighs the layers.
     "gemma2": {
         "tie_word_embeddings": False,
@@ -166,7 +194,7 @@ def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, o
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter_name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or "norm" in parameter_name:
             is_norm = parameter_name.endswith(".weight") and "gemma" not in arch_name  # Gemma stores them less one
             centre = 1.0 if is_norm else 0.0
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)

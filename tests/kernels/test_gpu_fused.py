@@ -89,9 +89,11 @@ def test_writes_and_scrubbing_without_a_wait(device: torch.device, no_waits: Cal
     ("heads", "head_dim", "rotary_dim"), [((32, 8), 128, 128), ((16, 8), 256, 256), ((32, 32), 96, 48)]
 )
 @pytest.mark.parametrize("cache_dtype", [BF16, FP8])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 256, 5000])
 def test_heads(
     num_tokens: int,
+    interleaved: bool,
     cache_dtype: torch.dtype,
     heads: tuple[int, int],
     head_dim: int,
@@ -112,7 +114,8 @@ def test_heads(
         pool = torch.zeros(layout.shape, device=device).to(cache_dtype)
         q = prepare_heads(
             qkv, *heads, table, positions, layout.layer_view(pool, 1), slots,
-            q_norm_H=norm_H, k_norm_H=norm_H, eps=1e-6, k_scale=0.5, v_scale=0.25, backend=backend,
+            q_norm_H=norm_H, k_norm_H=norm_H, eps=1e-6, interleaved=interleaved,
+            k_scale=0.5, v_scale=0.25, backend=backend,
         )  # fmt: skip
         return q, pool.float()
 

@@ -18,6 +18,7 @@ Close = Callable[[torch.Tensor, torch.Tensor], None]
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("heads", "head_dim", "rotary_dim", "normed", "unit_offset", "dtype"),
@@ -38,6 +39,7 @@ def test_one_pass_gives_what_three_give(
     unit_offset: bool,
     dtype: torch.dtype,
     backend: Backend,
+    interleaved: bool,
     device: torch.device,
     assert_close: Close,
 ) -> None:
@@ -59,6 +61,9 @@ def test_one_pass_gives_what_three_give(
     if normed:
         q = norm.rms_norm(q, q_norm, 1e-6, unit_offset=unit_offset)
         k = norm.rms_norm(k, k_norm, 1e-6, unit_offset=unit_offset)
+    if interleaved:
+        order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+        q, k = q[..., order], k[..., order]
     expected, k = apply_rope(q, k, table, positions)
     write_kv(k, v, layout.layer_view(expected_pool, 1), slots)
 
@@ -72,6 +77,7 @@ def test_one_pass_gives_what_three_give(
         slots,
         q_norm_H=q_norm if normed else None,
         k_norm_H=k_norm if normed else None,
+        interleaved=interleaved,
         eps=1e-6,
         unit_offset=unit_offset,
         backend=backend,

@@ -7,7 +7,7 @@ M = N + K, L = N + 2K, H head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -148,6 +148,57 @@ class HeadNorm:
         q_H, k_H = self.weights_H["q_norm"], self.weights_H["k_norm"]
         weight_MH = torch.cat((q_H.expand(self._heads, -1), k_H.expand(self._kv_heads, -1)))
         self._apply = _TorchNorm(weight_MH, self.eps, self.unit_offset)
+
+
+class HeadLayerNorm:
+    """LayerNorm of each query and key head by a weight of its own, without bias."""
+
+    __slots__ = ("_apply", "_arrived", "_eps", "_order", "_shape", "_slots", "_use_kernels")
+
+    def __init__(
+        self, heads: Mapping[str, Shard], head_dim: int, eps: float, placement: Placement, is_stacked: bool
+    ) -> None:
+        """`heads`: those of queries and of keys, by the name of their norm; `is_stacked`: their weights are the rows of
+        one tensor."""
+        self._apply: Callable[[Tensor], Tensor]
+        self._eps, self._use_kernels = eps, placement.use_kernels
+        self._shape = (sum(own.size for own in heads.values()), head_dim)
+        self._arrived: dict[str, Tensor] = {}
+        self._slots: dict[str, Weight] = {}
+        self._order: list[str] = []
+        """Slots of this rank's heads."""
+        for name, own in heads.items():
+            if is_stacked:
+                slot = f"{name}.weight"
+                self._slots[slot] = Weight((own,), head_dim, placement, partial(self._install, slot))
+                self._order.append(slot)
+            else:
+                slots = [f"{name}.norms.{head}.weight" for head in range(own.whole)]
+                self._slots |= {
+                    slot: Weight((head_dim,), None, placement, partial(self._install, slot)) for slot in slots
+                }
+                self._order += [slots[head] for own_range in own.ranges for head in own_range]
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from self._slots.items()
+
+    def __call__(self, qkv_TI: Tensor) -> Tensor:
+        """Queries, keys and values side by side, [T, L * H]; the first two are replaced."""
+        num_heads, head_dim = self._shape
+        qk_TMH = qkv_TI.view(len(qkv_TI), -1, head_dim)[:, :num_heads]
+        qk_TMH.copy_(self._apply(qk_TMH))
+        return qkv_TI
+
+    def _install(self, slot: str, weight: Tensor) -> None:
+        self._arrived[slot] = weight
+        if len(self._arrived) < len(self._slots):
+            return
+        weight_MH, eps = torch.cat([self._arrived[slot] for slot in self._order]).view(self._shape), self._eps
+        if self._use_kernels:
+            self._apply = partial(layer_norm, weight_D=weight_MH, bias_D=None, eps=eps)
+        else:
+            self._apply = lambda x: F.layer_norm(x, weight_MH.shape[-1:], None, None, eps).mul_(weight_MH)
 
 
 class ProjectionNorm:

@@ -29,6 +29,8 @@ class Heads:
     num_kv_heads: int
     norm: HeadNorm | None
     spec: AttentionSpec
+    interleaved: bool = False
+    """See LatentHeads."""
 
     def scale_cache(self, k_scale: float, v_scale: float) -> None:
         """Take the scales of a KV cache in 8 bits, which arrive with the weights."""
@@ -77,7 +79,7 @@ class RotaryEmbedding:
         self._table_PR: Tensor | None = None
         if placement.use_kernels and rope.rope_type != "none":
             turns = angles(rope, self._rotary_dim, torch.arange(max_positions, device=placement.device))
-            self._table_PR = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.attention_factor
+            self._table_PR = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.magnitude
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation to integer positions [T]."""
@@ -87,7 +89,7 @@ class RotaryEmbedding:
             return _KernelRotation(self._table_PR, positions_T)
         turns = angles(self._rope, self._rotary_dim, positions_T)
         cos, sin = turns.cos(), turns.sin()
-        cos_sin = torch.cat((cos, cos, -sin, sin), dim=-1).mul_(self._rope.attention_factor)
+        cos_sin = torch.cat((cos, cos, -sin, sin), dim=-1).mul_(self._rope.magnitude)
         cos_T1R, sin_T1R = cos_sin.to(self._placement.dtype).unsqueeze(1).chunk(2, dim=-1)
         return _TorchRotation(cos_T1R, sin_T1R)
 
@@ -108,29 +110,26 @@ class _TorchRotation:
         qk_TMH, v_TKH = qkv_TLH.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
         if heads.norm is not None:
             qk_TMH = heads.norm(qk_TMH)
-        q_TNH, k_TKH = self._turn(qk_TMH).split_with_sizes((num_heads, num_kv_heads), 1)
+        q_TNH, k_TKH = self._turn(qk_TMH, heads.interleaved).split_with_sizes((num_heads, num_kv_heads), 1)
         step.write(heads.spec, k_TKH, v_TKH)
         return q_TNH
 
     def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""
         rank = kept_TW.shape[1] - self._rotary_dim
-        kept_T1R = self._turn_last(kept_TW[:, None, rank:], heads.interleaved)
+        kept_T1R = self._turn(kept_TW[:, None, rank:], heads.interleaved)
         step.write(heads.spec, torch.cat((heads.norm(kept_TW[:, :rank])[:, None], kept_T1R), dim=-1), None)
         rope_TNR = q_TNH[..., -self._rotary_dim :]
-        rope_TNR.copy_(self._turn_last(rope_TNR, heads.interleaved))
+        rope_TNR.copy_(self._turn(rope_TNR, heads.interleaved))
         return q_TNH
 
-    def _turn_last(self, x_TMR: Tensor, interleaved: bool) -> Tensor:
-        if not interleaved:
-            return self._turn(x_TMR)
-        halves_TMR = self._turn(x_TMR.reshape(*x_TMR.shape[:-1], -1, 2).mT.flatten(-2))
-        return halves_TMR.view(*x_TMR.shape[:-1], 2, -1).mT.flatten(-2)
-
-    def _turn(self, qk_TMH: Tensor) -> Tensor:
+    def _turn(self, qk_TMH: Tensor, interleaved: bool) -> Tensor:
         if self._rotary_dim < qk_TMH.shape[-1]:
-            turned_TMR = self._turn(qk_TMH[..., : self._rotary_dim])
+            turned_TMR = self._turn(qk_TMH[..., : self._rotary_dim], interleaved)
             return torch.cat((turned_TMR, qk_TMH[..., self._rotary_dim :]), dim=-1)
+        if interleaved:
+            halves_TMR = self._turn(qk_TMH.unflatten(-1, (-1, 2)).mT.flatten(-2), interleaved=False)
+            return halves_TMR.unflatten(-1, (2, -1)).mT.flatten(-2)
         swapped_TMH = qk_TMH.roll(self._half, -1)
         return torch.addcmul(qk_TMH * self._cos_T1R, swapped_TMH, self._sin_T1R)
 
@@ -180,6 +179,7 @@ class _KernelRotation:
             k_norm_H=None if norm is None else norm.weights_H["k_norm"],
             eps=0.0 if norm is None else norm.eps,
             unit_offset=norm is not None and norm.unit_offset,
+            interleaved=heads.interleaved,
             k_scale=spec.k_scale,
             v_scale=spec.v_scale,
         )

@@ -40,6 +40,8 @@ class RopeParameters:
     """yarn: pairs that turn less often than this are stretched in full."""
     attention_factor: float = 1.0
     """yarn, longrope: multiplies cosines and sines, hence queries and keys."""
+    long_attention_factor: float | None = None
+    """longrope: the same where a sequence may pass original_max_position, if it is another."""
     truncate: bool = True
     """yarn: round the bounds between the two regimes to whole pairs."""
     short_factors: tuple[float, ...] = ()
@@ -48,6 +50,18 @@ class RopeParameters:
     """longrope: and where one may."""
     longest: int = 0
     """longrope: longest sequence that is served; decides between the two for all sequences."""
+
+    @property
+    def is_long(self) -> bool:
+        """longrope: whether a sequence may pass the first context."""
+        return self.longest > self.original_max_position
+
+    @property
+    def magnitude(self) -> float:
+        """Multiplies cosines and sines."""
+        if self.is_long and self.long_attention_factor is not None:
+            return self.long_attention_factor
+        return self.attention_factor
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many dimensions of a head rotate."""
@@ -72,7 +86,7 @@ def angles(rope: RopeParameters, rotary_dim: int, positions_P: Tensor) -> Tensor
         base_P1 = rope.theta * growth_P1 ** (rotary_dim / (rotary_dim - 2))
         return positions_P1 / base_P1**exponent
     if rope.rope_type == "longrope":
-        factors = rope.long_factors if rope.longest > rope.original_max_position else rope.short_factors
+        factors = rope.long_factors if rope.is_long else rope.short_factors
         stretch = torch.tensor(factors, dtype=torch.float32, device=positions_P.device)
         return positions_P1 * (1.0 / (stretch * rope.theta**exponent))
     return positions_P1 * _scaled(rope, rotary_dim, 1.0 / rope.theta**exponent)

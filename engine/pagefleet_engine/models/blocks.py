@@ -19,7 +19,14 @@ from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, Rou
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear import ActivatedLinear, GatedLinear, Linear, input_linear
 from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, ExpertNames
-from pagefleet_engine.layers.norm import DividedProjectionNorm, HeadNorm, ProjectionNorm, Residual, projection_norm
+from pagefleet_engine.layers.norm import (
+    DividedProjectionNorm,
+    HeadLayerNorm,
+    HeadNorm,
+    ProjectionNorm,
+    Residual,
+    projection_norm,
+)
 from pagefleet_engine.layers.rotary import Heads, Rotation
 from pagefleet_engine.layers.shard import Shard, in_groups, own_heads, own_share, stacked
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
@@ -34,8 +41,11 @@ class Traits:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    query_key_norm: Literal["none", "heads", "projection"] = "none"
-    """Normalise queries and keys before they are rotated: each head, or all heads of a token together."""
+    query_key_norm: Literal["none", "heads", "projection", "layer", "stacked layer"] = "none"
+    """Normalise queries and keys before they are rotated: each head, or all heads of a token together; or by a
+    LayerNorm for each head, whose weights the checkpoint has one by one or in one tensor."""
+    interleaved_rotation: bool = False
+    """Neighbours rotate against each other, not one half of a head against the other."""
     layer_norms: LayerNorms = "before"
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, of the residual stream."""
@@ -79,13 +89,17 @@ class Attention:
         self._project: Callable[[Activations], Tensor] = self._qkv_proj
         if (limit := arch.clip_qkv) is not None:
             self._project = lambda x_TD: self._qkv_proj(x_TD).clamp_(-limit, limit)
-        self._norm: HeadNorm | ProjectionNorm | DividedProjectionNorm | None = None
+        self._norm: HeadNorm | HeadLayerNorm | ProjectionNorm | DividedProjectionNorm | None = None
         head_norm = None
         if traits.query_key_norm == "heads":
             self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, traits.norm_unit_offset)
         elif traits.query_key_norm == "projection":
             self._norm = norm = projection_norm(q_width, k_width, eps, placement)
             self._project = lambda x_TD: norm(self._qkv_proj(x_TD))
+        elif traits.query_key_norm != "none":
+            parts, is_stacked = {names.q_norm: own, names.k_norm: own_kv}, traits.query_key_norm == "stacked layer"
+            self._norm = each = HeadLayerNorm(parts, head_dim, eps, placement, is_stacked)
+            self._project = lambda x_TD: each(self._qkv_proj(x_TD))
         slopes_N = None
         if arch.alibi_slopes:
             slopes = [arch.alibi_slopes[head] for heads in own.ranges for head in heads]
@@ -97,7 +111,7 @@ class Attention:
             softcap=arch.attention_softcap,
             alibi_slopes_N=slopes_N,
         )
-        self._heads = Heads(heads, kv_heads, head_norm, spec)
+        self._heads = Heads(heads, kv_heads, head_norm, spec, traits.interleaved_rotation)
         self._kv_scales = KVScales(placement, self._heads.scale_cache)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:

@@ -1,5 +1,4 @@
-"""Granite 3.0 and 3.1 MoE: Llama with experts, whose matrices are stacked in the checkpoint, and with multipliers of
-embedding, scores, residual and logits."""
+"""Granite 3.0 and 3.1 MoE: Granite with experts, whose matrices are stacked in the checkpoint."""
 
 from __future__ import annotations
 
@@ -10,24 +9,20 @@ from pagefleet_protocol.model_config.shape import ModelShape
 from pagefleet_engine.layers.moe.expert_slots import ExpertNames
 from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.models import granite
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.blocks import Traits
-from pagefleet_engine.models.config_file import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.experts_config import read_counts, read_experts
 
 
 def read(shape: ModelShape) -> ModelArch:
     """A softmax over a token's own experts is one over all of them whose weights are made to add up to one."""
-    fields, (count, top_k) = shape.fields, read_counts(shape)
+    count, top_k = read_counts(shape)
     routing = Routing(num_experts=count, top_k=top_k, renormalize=True)
     return replace(
-        read_shared(shape),
+        granite.read(shape),
         mlp_bias=False,
-        query_scale=fields.number("attention_multiplier", 1.0),
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        residual_scale=fields.number("residual_multiplier", 1.0),
-        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
         experts=read_experts(shape, routing, "intermediate_size"),
     )
 

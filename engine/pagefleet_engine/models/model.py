@@ -19,14 +19,18 @@ from pagefleet_engine.models.arch import ModelArch
 
 MODEL_MODULES = {
     "bloom": "pagefleet_engine.models.bloom",
+    "cohere": "pagefleet_engine.models.cohere",
+    "cohere2": "pagefleet_engine.models.cohere",
     "deepseek_v2": "pagefleet_engine.models.deepseek_v2",
     "deepseek_v3": "pagefleet_engine.models.deepseek_v3",
     "falcon": "pagefleet_engine.models.falcon",
+    "gemma": "pagefleet_engine.models.gemma",
     "gemma2": "pagefleet_engine.models.gemma2",
     "gemma3": "pagefleet_engine.models.gemma3",
     "gemma3_text": "pagefleet_engine.models.gemma3",
     "glm4_moe": "pagefleet_engine.models.glm4_moe",
     "gpt2": "pagefleet_engine.models.gpt2",
+    "granite": "pagefleet_engine.models.granite",
     "granitemoe": "pagefleet_engine.models.granitemoe",
     "kimi_k2": "pagefleet_engine.models.deepseek_v3",
     "llama": "pagefleet_engine.models.llama",
@@ -36,11 +40,14 @@ MODEL_MODULES = {
     "olmo2": "pagefleet_engine.models.olmo2",
     "olmoe": "pagefleet_engine.models.olmoe",
     "opt": "pagefleet_engine.models.opt",
+    "phi": "pagefleet_engine.models.phi",
     "phi3": "pagefleet_engine.models.phi3",
+    "phimoe": "pagefleet_engine.models.phimoe",
     "qwen2": "pagefleet_engine.models.qwen2",
     "qwen2_moe": "pagefleet_engine.models.qwen2_moe",
     "qwen3": "pagefleet_engine.models.qwen3",
     "qwen3_moe": "pagefleet_engine.models.qwen3_moe",
+    "stablelm": "pagefleet_engine.models.stablelm",
 }
 """`model_type` of a configuration to the module that is its `ModelFamily`, imported only when it is asked for."""
 

@@ -113,7 +113,8 @@ def _longrope(
         theta=theta,
         rotated_share=share,
         original_max_position=original,
-        attention_factor=scaling.number("attention_factor", grown),
+        attention_factor=scaling.number("short_mscale", scaling.number("attention_factor", grown)),
+        long_attention_factor=scaling.optional_number("long_mscale"),
         short_factors=scaling.numbers("short_factor", rotary_dim // 2),
         long_factors=scaling.numbers("long_factor", rotary_dim // 2),
     )

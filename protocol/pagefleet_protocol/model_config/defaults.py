@@ -235,3 +235,73 @@ MPT: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
+PHI: Mapping[str, Any] = {
+    "vocab_size": 51200,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 2048,
+    "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "eos_token_id": 2,
+}
+STABLELM: Mapping[str, Any] = {
+    "vocab_size": 50304,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25,
+    "eos_token_id": 0,
+}
+COHERE2: Mapping[str, Any] = {
+    "vocab_size": 256_000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "eos_token_id": 255_001,
+}
+COHERE: Mapping[str, Any] = {
+    **{name: value for name, value in COHERE2.items() if not name.startswith("sliding")},
+    "rope_theta": 500_000.0,
+}
+GEMMA: Mapping[str, Any] = {
+    "vocab_size": 256_000,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+}
+GRANITE: Mapping[str, Any] = {name: value for name, value in GRANITE_MOE.items() if "experts" not in name}
+PHIMOE: Mapping[str, Any] = {
+    "vocab_size": 32064,
+    "hidden_size": 4096,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+    "eos_token_id": 2,
+}

@@ -44,6 +44,10 @@ def test_costs_of_published_shapes(
     ("name", "total", "active"),
     [
         ("llama-3.1-8b", 8.03, 8.03),
+        ("gpt2", 0.124, 0.124),
+        ("falcon-7b", 6.92, 6.92),
+        ("phi-2", 2.78, 2.78),
+        ("gemma-7b", 8.54, 8.54),
         ("mixtral-8x7b", 46.7, 12.9),
         ("qwen1.5-moe-a2.7b", 14.3, 2.7),
         ("qwen3-30b-a3b", 30.5, 3.3),

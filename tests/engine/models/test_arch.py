@@ -239,14 +239,21 @@ def read(**config: Any) -> ModelArch:
     ("model_type", "config_class"),
     [
         ("bloom", "BloomConfig"),
+        ("cohere", "CohereConfig"),
+        ("cohere2", "Cohere2Config"),
         ("falcon", "FalconConfig"),
+        ("gemma", "GemmaConfig"),
         ("gemma2", "Gemma2Config"),
         ("gemma3_text", "Gemma3TextConfig"),
         ("gpt2", "GPT2Config"),
+        ("granite", "GraniteConfig"),
         ("mpt", "MptConfig"),
         ("olmo2", "Olmo2Config"),
         ("opt", "OPTConfig"),
+        ("phi", "PhiConfig"),
         ("phi3", "Phi3Config"),
+        ("phimoe", "PhimoeConfig"),
+        ("stablelm", "StableLmConfig"),
     ],
 )
 def test_an_empty_configuration_is_what_transformers_makes_of_it(model_type: str, config_class: str) -> None:
@@ -360,6 +367,9 @@ def test_a_window_that_no_sequence_outgrows_is_none() -> None:
             {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
             "apply_residual_connection_post_layernorm is True",
         ),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm is True; pagefleet runs"),
+        ({"model_type": "phimoe", "num_experts_per_tok": 3}, "num_experts_per_tok is 3; SparseMixer chooses 2"),
+        ({"model_type": "cohere2", "sliding_window": None}, "sliding_window is None; it must be an integer"),
         ({"model_type": "falcon", "activation": "mish"}, "activation is mish; pagefleet runs silu"),
         ({"model_type": "mpt", "attn_config": {"alibi": False}}, "pagefleet runs MPT with ALiBi, multihead_attention"),
         ({"model_type": "mpt", "attn_config": {"qk_ln": True}}, "attn_config: qk_ln is True"),
@@ -371,3 +381,20 @@ def test_a_wrong_value_of_a_family_is_one_line(config: dict[str, Any], said: str
     assert str(error.value).startswith("config.json: ")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_phimoe_rotates_long_contexts_with_a_magnitude_of_their_own() -> None:
+    rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope |= {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 4096}
+    heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    found = read(model_type="phimoe", rope_scaling=rope, **heads)
+    assert (found.context_length, found.default_length) == (131_072, 4096)
+    assert found.for_length(4096).ropes[0].magnitude == 1.1
+    assert found.for_length(4097).ropes[0].magnitude == 1.3
+
+
+def test_cohere2_rotates_where_there_is_a_window() -> None:
+    found = read(model_type="cohere2", num_hidden_layers=5)
+    assert found.windows == (4096, 4096, 4096, None, 4096)
+    assert found.layer_ropes == (0, 0, 0, 1, 0)
+    assert found.ropes[1].rope_type == "none"
