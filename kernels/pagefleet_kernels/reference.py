@@ -80,8 +80,7 @@ def apply_rope(
 
 def firsts_first(x: torch.Tensor, rotary_dim: int) -> torch.Tensor:
     """The first elements of the neighbours among the first R, then the second ones, then the rest."""
-    pairs = x[..., :rotary_dim].unflatten(-1, (-1, 2))
-    return torch.cat((pairs.mT.flatten(-2), x[..., rotary_dim:]), dim=-1)
+    return torch.cat((x[..., 0:rotary_dim:2], x[..., 1:rotary_dim:2], x[..., rotary_dim:]), dim=-1)
 
 
 def _rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

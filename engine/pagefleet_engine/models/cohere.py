@@ -19,13 +19,11 @@ from pagefleet_engine.models.rope_config import read_rope
 
 def read(shape: ModelShape) -> ModelArch:
     """Logits are scaled by `logit_scale`."""
-    fields, ropes = shape.fields, (read_rope(shape.fields, shape.head_dim),)
-    layer_ropes = (0,) * shape.num_layers
-    if shape.model_type == "cohere2":
-        ropes, layer_ropes = (*ropes, NO_ROPE), tuple(0 if window else 1 for window in shape.windows)
+    fields, has_windows = shape.fields, shape.model_type == "cohere2"
+    rope = read_rope(fields, shape.head_dim)
     return replace(
-        read_shared(shape, eps_field="layer_norm_eps", ropes=ropes),
-        layer_ropes=layer_ropes,
+        read_shared(shape, eps_field="layer_norm_eps", ropes=(rope, NO_ROPE) if has_windows else (rope,)),
+        layer_ropes=tuple(1 if has_windows and window is None else 0 for window in shape.windows),
         mlp_bias=False,
         logit_scale=fields.number("logit_scale"),
         query_key_norm=fields.flag("use_qk_norm", False),

@@ -384,7 +384,7 @@ def test_a_wrong_value_of_a_family_is_one_line(config: dict[str, Any], said: str
 
 
 def test_phimoe_rotates_long_contexts_with_a_magnitude_of_their_own() -> None:
-    rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope: dict[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     rope |= {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 4096}
     heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     found = read(model_type="phimoe", rope_scaling=rope, **heads)
