@@ -61,6 +61,22 @@ class Recipe:
         }
 
 
+_MATRICES = tuple(
+    f"{layer}.weight"
+    for layer in (
+        "_proj",
+        "_with_mqa",
+        "query_key_value",
+        "self_attention.dense",
+        "dense_h_to_4h",
+        "dense_4h_to_h",
+        "c_attn",
+        "c_fc",
+    )
+)
+"""Ends of the names of what is quantized."""
+
+
 def to_numbers(values: Tensor, kind: str) -> Tensor:
     """Nearest numbers of the format, in its type."""
     limit = _LARGEST[kind]
@@ -117,7 +133,7 @@ def quantize_checkpoint(
     tensors = load_file(source / "model.safetensors")
     stored, plain = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if not name.endswith(("_proj.weight", "_with_mqa.weight")):
+        if not name.endswith(_MATRICES):
             continue
         numbers, scale, meant = quantize(tensor, recipe)
         layer = name.removesuffix(".weight")

@@ -128,15 +128,16 @@ def test_quantized_forms_with_tokens_of_its_own_on_each_rank(form: str, make_che
     assert mostly_near(compare(folder, 2, own_tokens=True))
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "bloom"])
 @pytest.mark.parametrize("form", RECIPES)
 def test_every_quantized_form_over_ranks(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
     folder = quantize_checkpoint(make_checkpoint(family), tmp_path / "quantized", RECIPES[form])
     assert mostly_near(compare(folder, 4))
 
 
-def test_quantized_on_load_over_ranks(make_checkpoint: Make) -> None:
-    folder = make_checkpoint("llama")
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_quantized_on_load_over_ranks(family: str, make_checkpoint: Make) -> None:
+    folder = make_checkpoint(family)
     arch = replace(read_arch(folder), quantization=fp8_on_load())
     assert mostly_near(compare(folder, 4, arch))
 
@@ -175,6 +176,21 @@ def test_blocks_are_not_cut(make_checkpoint: Make, tmp_path: Path) -> None:
         "model.layers.0.self_attn.qkv_proj: 2 ranks would cut blocks of 32x32 that share a scale: give a smaller "
         "--tensor-parallel-size"
     )
+
+
+def test_heads_in_groups_do_not_cut_blocks(make_checkpoint: Make, tmp_path: Path) -> None:
+    recipe = Recipe("float", "block", "none", (32, 32))
+    folder = quantize_checkpoint(make_checkpoint("bloom"), tmp_path / "quantized", recipe)
+    with pytest.raises(ModelLoadError, match=r"query_key_value: queries, keys and values .* one scale per channel"):
+        load(folder, Alone())
+
+
+def test_matrices_stored_transposed_in_eight_bits(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(make_checkpoint("gpt2"), tmp_path / "quantized", Recipe("float", "tensor", "token"))
+    with pytest.raises(
+        ModelLoadError, match=r"c_attn is stored in 8 bits with a row for each input: give it in a float"
+    ):
+        load(folder, Alone())
 
 
 def test_heads_that_do_not_divide(make_checkpoint: Make) -> None:

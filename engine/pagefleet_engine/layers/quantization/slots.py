@@ -178,6 +178,11 @@ def _scale_shape(
             try:
                 row_blocks, column_blocks = [one.in_blocks_of(rows) for one in outputs], inputs.in_blocks_of(columns)
             except ValueError:
+                if placement.tensor.size == 1:
+                    raise ModelLoadError(
+                        f"{placement.path}: queries, keys and values that lie between each other cut blocks of "
+                        f"{rows}x{columns} that share a scale: give a checkpoint with one scale per channel"
+                    ) from None
                 raise ModelLoadError(
                     f"{placement.path}: {placement.tensor.size} ranks would cut blocks of {rows}x{columns} that share "
                     "a scale: give a smaller --tensor-parallel-size"
