@@ -13,7 +13,7 @@ import torch
 
 from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
-from pagefleet_kernels.activation import Gate, gelu_tanh, sigmoid
+from pagefleet_kernels.activation import Kind, activate
 from pagefleet_kernels.dispatch import Backend, choose_backend
 from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
@@ -41,7 +41,7 @@ def few_rows_matmul(
     bias_O: torch.Tensor | None = None,
     *,
     residual_TO: torch.Tensor | None = None,
-    gate: Gate | None = None,
+    gate: Kind | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """`x W^T + bias` of 1 to 16 rows in x's dtype; sums are float32.
@@ -71,7 +71,7 @@ def _triton_matmul(
     weight_OI: torch.Tensor,
     bias_O: torch.Tensor | None,
     residual_TO: torch.Tensor | None,
-    gate: Gate | None,
+    gate: Kind | None,
 ) -> torch.Tensor:
     (num_rows, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
     width = num_outputs if gate is None else num_outputs // 2
@@ -96,7 +96,7 @@ def _triton_matmul(
         HAS_BIAS=bias_O is not None,
         HAS_RESIDUAL=residual_TO is not None,
         GATED=gate is not None,
-        GELU=gate == "gelu_tanh",
+        KIND=gate or "silu",
         IEEE=INTERPRETED,
         BLOCK_O=block_o,
         BLOCK_I=block_i,
@@ -121,7 +121,7 @@ def _finish(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """What follows the sums, to the output at `at`."""
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -132,8 +132,7 @@ def _finish(  # type: ignore[no-untyped-def]
     if GATED:
         if HAS_BIAS:
             up_sums += tl.load(bias_ptr + OUTPUTS + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)
-        x = sums.to(dtype).to(tl.float32)
-        active = gelu_tanh(x) if GELU else x * sigmoid(x)
+        active = activate(sums.to(dtype).to(tl.float32), KIND)
         sums = active.to(dtype).to(tl.float32) * up_sums.to(dtype).to(tl.float32)
     tl.store(out_ptr + at, sums.to(dtype), mask=mask)
 
@@ -152,7 +151,7 @@ def _one_row_kernel(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
+    KIND: tl.constexpr,
     IEEE: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -186,7 +185,7 @@ def _one_row_kernel(  # type: ignore[no-untyped-def]
     up_total = total
     if GATED:
         up_total = tl.sum(up_sums, axis=1)
-    _finish(total, up_total, bias_ptr, out_ptr, o, o, o < OUTPUTS, OUTPUTS, HAS_BIAS, HAS_RESIDUAL, GATED, GELU)
+    _finish(total, up_total, bias_ptr, out_ptr, o, o, o < OUTPUTS, OUTPUTS, HAS_BIAS, HAS_RESIDUAL, GATED, KIND)
 
 
 @jit(do_not_specialize=("num_rows",))
@@ -203,7 +202,7 @@ def _few_rows_kernel(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
+    KIND: tl.constexpr,
     IEEE: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -235,4 +234,4 @@ def _few_rows_kernel(  # type: ignore[no-untyped-def]
             up_sums = tl.dot(up_weight, x, up_sums)
     at = t.to(tl.int64)[None, :] * OUTPUTS + o[:, None]
     column, mask = o[:, None], inside_o & inside_t
-    _finish(sums, up_sums, bias_ptr, out_ptr, at, column, mask, OUTPUTS, HAS_BIAS, HAS_RESIDUAL, GATED, GELU)
+    _finish(sums, up_sums, bias_ptr, out_ptr, at, column, mask, OUTPUTS, HAS_BIAS, HAS_RESIDUAL, GATED, KIND)

@@ -41,9 +41,7 @@ def prepare_heads(
 
     `qkv` holds the heads of queries, keys and values, in that order; it may be a strided view with a contiguous last
     axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `reference.apply_rope`'s, on the
-    first R elements; where neighbours rotate against each other (`interleaved`), the firsts of all pairs then come
-    before the seconds, in queries and keys alike. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds
-    where those three would.
+    first R elements. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds where those three would.
     """
     _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T)
     norms = _norms(q_norm_H, k_norm_H, qkv_TMH.shape[2])
@@ -230,6 +228,8 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
     tile = tl.program_id(1)
     heads = tl.arange(0, BLOCK_HEADS)[:, None]
     pair = tl.arange(0, HALF_PADDED)[None, :]
+    first = 2 * pair if INTERLEAVED else pair
+    second = 2 * pair + 1 if INTERLEAVED else ROTARY_DIM // 2 + pair
     rest = ROTARY_DIM + tl.arange(0, TAIL_PADDED)[None, :]
     qkv_ptr += token * stride_token
     angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * stride_position
@@ -245,8 +245,8 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         to_ptr = out_ptr + (token * HEADS + q_head) * HEAD_DIM
         q_half = q_inside & (pair < ROTARY_DIM // 2)
-        tl.store(to_ptr + pair, qx, mask=q_half)
-        tl.store(to_ptr + ROTARY_DIM // 2 + pair, qy, mask=q_half)
+        tl.store(to_ptr + first, qx, mask=q_half)
+        tl.store(to_ptr + second, qy, mask=q_half)
         if ROTARY_DIM < HEAD_DIM:
             tl.store(to_ptr + rest, qz, mask=q_inside & (rest < HEAD_DIM))
     elif slot >= 0:
@@ -260,8 +260,8 @@ def _prepare_heads_kernel(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             key_ptr = keys_ptr + page + k_head * stride_head
             k_half = k_inside & (pair < ROTARY_DIM // 2)
-            store_kv(key_ptr + pair, kx, k_scale, k_half, FP8, NATIVE)
-            store_kv(key_ptr + ROTARY_DIM // 2 + pair, ky, k_scale, k_half, FP8, NATIVE)
+            store_kv(key_ptr + first, kx, k_scale, k_half, FP8, NATIVE)
+            store_kv(key_ptr + second, ky, k_scale, k_half, FP8, NATIVE)
             if ROTARY_DIM < HEAD_DIM:
                 store_kv(key_ptr + rest, kz, k_scale, k_inside & (rest < HEAD_DIM), FP8, NATIVE)
         else:

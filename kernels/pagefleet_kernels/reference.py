@@ -67,27 +67,27 @@ def few_rows_matmul(
 
 
 def apply_rope(
-    q_TNH: torch.Tensor, k_TKH: torch.Tensor, cos_sin_PR: torch.Tensor, positions_T: torch.Tensor
+    q_TNH: torch.Tensor,
+    k_TKH: torch.Tensor,
+    cos_sin_PR: torch.Tensor,
+    positions_T: torch.Tensor,
+    interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys turned to `positions`, in float32 and rounded once (Su et al., arXiv 2104.09864).
 
-    The first half of a head's first R elements turns against their second half; elements beyond R are copied. A row of
-    the table holds R/2 cosines, then R/2 sines.
+    The first half of a head's first R elements turns against their second half, or neighbours against each other where
+    `interleaved`; elements beyond R are copied. A row of the table holds R/2 cosines, then R/2 sines.
     """
     cos, sin = cos_sin_PR[positions_T].float().unsqueeze(1).chunk(2, dim=-1)
-    return _rotate_heads(q_TNH, cos, sin), _rotate_heads(k_TKH, cos, sin)
+    return _rotate_heads(q_TNH, cos, sin, interleaved), _rotate_heads(k_TKH, cos, sin, interleaved)
 
 
-def firsts_first(x: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    """The first elements of the neighbours among the first R, then the second ones, then the rest."""
-    return torch.cat((x[..., 0:rotary_dim:2], x[..., 1:rotary_dim:2], x[..., rotary_dim:]), dim=-1)
-
-
-def _rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    half = cos.shape[-1]
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((rotated.to(x.dtype), x[..., 2 * half :]), dim=-1)
+def _rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    axis, shape = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
+    first, second = x[..., :rotary_dim].float().reshape(*x.shape[:-1], *shape).unbind(axis)
+    rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=axis).flatten(-2)
+    return torch.cat((rotated.to(x.dtype), x[..., rotary_dim:]), dim=-1)
 
 
 def write_kv(
@@ -131,9 +131,7 @@ def prepare_heads(
     if norms is not None:
         q_TNH = rms_norm(q_TNH, norms[0], eps, unit_offset)
         k_TKH = rms_norm(k_TKH, norms[1], eps, unit_offset)
-    if interleaved:
-        q_TNH, k_TKH = (firsts_first(x, cos_sin_PR.shape[1]) for x in (q_TNH, k_TKH))
-    q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, cos_sin_PR, positions_T)
+    q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, cos_sin_PR, positions_T, interleaved)
     write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, *scales)
     return q_TNH
 

@@ -28,12 +28,7 @@ def prepare_latents(
     rank, block_size = norm_R.shape[0], latents.shape[1]
     rotated = table_PQ.shape[1]
     q_TNQ, k_T1Q = q_TNH[..., -rotated:], kept_TW[:, None, rank:]
-    if interleaved:
-        q_TNQ, k_T1Q = (x.reshape(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q_TNQ, k_T1Q))
-    q_TNQ, k_T1Q = apply_rope(q_TNQ, k_T1Q, table_PQ, positions_T)
-    if interleaved:
-        q_TNQ, k_T1Q = (x.reshape(*x.shape[:-1], 2, -1).mT.flatten(-2) for x in (q_TNQ, k_T1Q))
-    q_TNH[..., -rotated:] = q_TNQ
+    q_TNH[..., -rotated:], k_T1Q = apply_rope(q_TNQ, k_T1Q, table_PQ, positions_T, interleaved)
     kept_TW = torch.cat((rms_norm(kept_TW[:, :rank], norm_R, eps), k_T1Q[:, 0]), -1)
     written = slot_mapping_T >= 0
     slots = slot_mapping_T[written].long()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pagefleet_kernels.activation import Gate
+from pagefleet_kernels.activation import Kind
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.few_rows_matmul import MAX_ROWS, few_rows_matmul, takes_few_rows
@@ -21,7 +21,7 @@ def test_products(rows: int, outputs: int, inputs: int, follows: str, dtype: tor
     x, weight = wide[:, 8:-8], (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(dtype)
     bias = torch.randn(outputs, device=device).to(dtype) if "bias" in follows else None
     residual = torch.randn(rows, outputs, device=device).to(dtype) if "residual" in follows else None
-    gate: Gate | None = "silu" if "silu" in follows else "gelu_tanh" if "gelu" in follows else None
+    gate: Kind | None = "silu" if "silu" in follows else "gelu_tanh" if "gelu" in follows else None
     expected = x.float() @ weight.float().T
     if bias is not None:
         expected += bias.float()

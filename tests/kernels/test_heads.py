@@ -65,6 +65,9 @@ def test_one_pass_gives_what_three_give(
         order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
         q, k = q[..., order], k[..., order]
     expected, k = apply_rope(q, k, table, positions)
+    if interleaved:
+        places = sorted(range(head_dim), key=order.__getitem__)
+        expected, k = expected[..., places], k[..., places]
     write_kv(k, v, layout.layer_view(expected_pool, 1), slots)
 
     out = prepare_heads(
