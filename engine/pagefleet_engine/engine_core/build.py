@@ -74,6 +74,7 @@ def build_core(
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
         _check_layers(config, arch)
+        config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
     executor, waves = _load(config, folder, arch, times, identity, group)

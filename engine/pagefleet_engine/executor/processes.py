@@ -407,5 +407,6 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     if not hasattr(os, "eventfd"):
         raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
     config.parallel.stage_layers(arch.num_layers)
-    for rank in range(config.parallel.tensor_parallel_size):
-        arch.of_rank(rank, config.parallel.tensor_parallel_size)
+    size, whole_experts = config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel
+    for rank in range(size):
+        arch.of_rank(rank, size, whole_experts=whole_experts)

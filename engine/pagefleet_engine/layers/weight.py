@@ -46,6 +46,8 @@ class Placement:
     """Each of them adds up and normalises tokens of its own."""
     data: RankGroup = field(default_factory=Alone)
     """The copies of the model that step together, see `ModelArch.steps_together`."""
+    expert_parallel: bool = False
+    """Ranks have some experts whole, not a part of each."""
     layers: range | None = None
     """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
     machine: RankGroup | None = None

@@ -23,6 +23,7 @@ from pagefleet_engine.loader.safetensors import Count, ForeignNames, count_for_n
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model, build_model
+from pagefleet_engine.ranks.group import Alone
 
 _log = logging.getLogger(__name__)
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,15 +92,17 @@ def load_model(
     if load_format == "dummy":
         fill_at_random(destinations, seed, count)
     else:
-        elsewhere = () if placement.layers is None else weight_map(_whole(arch, placement).weights()).keys()
+        has_all = placement.layers is None and not placement.expert_parallel
+        elsewhere = () if has_all else weight_map(_whole(arch, placement).weights()).keys()
         names = ForeignNames(arch.unused_weights, elsewhere)
         fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names)
     return model
 
 
 def _whole(arch: ModelArch, placement: Placement) -> Model:
-    """The model of which a stage has some layers; it takes no memory as long as nothing is filled."""
-    return build_model(arch, replace(placement, layers=None))
+    """The model of which a rank has some layers, or some experts; it takes no memory as long as nothing is filled."""
+    alone = Alone()
+    return build_model(arch, replace(placement, layers=None, expert_parallel=False, tensor=alone, data=alone))
 
 
 def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> torch.dtype:

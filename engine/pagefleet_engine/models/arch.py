@@ -143,8 +143,10 @@ class ModelArch:
         """Of a head's output."""
         return self.latent.value_dim if self.latent is not None else self.head_dim
 
-    def of_rank(self, rank: int, ranks: int) -> ModelArch:
+    def of_rank(self, rank: int, ranks: int, *, whole_experts: bool = False) -> ModelArch:
         """What one of so many tensor ranks computes, to reckon its memory with; the vocabulary stays whole.
+
+        `whole_experts`: ranks do not divide experts, but have some of them each.
 
         Raises:
             ConfigError: the heads, the vocabulary or the MLP do not divide.
@@ -154,8 +156,9 @@ class ModelArch:
         width = len(shares(self.intermediate_size, ranks, "an MLP")[rank])
         experts = self.experts
         if experts is not None:
-            own = shares(experts.intermediate_size, ranks, "an expert's MLP")[rank]
-            experts = replace(experts, intermediate_size=len(own))
+            if not whole_experts:
+                own = shares(experts.intermediate_size, ranks, "an expert's MLP")[rank]
+                experts = replace(experts, intermediate_size=len(own))
             if experts.shared_intermediate_size:
                 own = shares(experts.shared_intermediate_size, ranks, "a shared expert's MLP")[rank]
                 experts = replace(experts, shared_intermediate_size=len(own))

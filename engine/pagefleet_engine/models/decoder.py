@@ -32,7 +32,8 @@ class DecoderModel:
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
         layers, self._part_names = placement.own_layers(arch.num_layers), traits.names
         own = arch.of_layers(layers)
-        self.arch = own.of_rank(placement.tensor.index, placement.tensor.size)
+        ranks = placement.tensor
+        self.arch = own.of_rank(ranks.index, ranks.size, whole_experts=placement.expert_parallel)
         self._names = [f"{traits.names.layers}.{layer}" for layer in layers]
         of_layers = replace(placement, transposed=traits.transposed)
         self._layers = [

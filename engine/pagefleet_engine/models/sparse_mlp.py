@@ -15,12 +15,13 @@ from pagefleet_kernels.quantize import Activations
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import expert_slots
-from pagefleet_engine.layers.moe.experts import Exchange, Experts, HostExperts, WidthExchange
+from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
-from pagefleet_engine.layers.shard import own_share
+from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
 from pagefleet_engine.models.arch import ExpertsArch, ModelArch
@@ -59,7 +60,7 @@ class Router:
 
 
 class SparseMLP:
-    """Implements `FeedForward` by experts; ranks have a part of each expert's width."""
+    """Implements `FeedForward` by experts; ranks have a part of each expert's width, or some experts whole."""
 
     rounding = None
     """The router reads its inputs as they are."""
@@ -72,18 +73,19 @@ class SparseMLP:
         self._pages = AttentionSpec(layer=layer, scale=1.0)
         plain = replace(placement, quantization=None)
         self._router = Router(arch, experts, traits.router_correction, plain.within(names.router))
-        width = own_share(experts.intermediate_size, placement.tensor, "an expert's MLP", _unit(traits, placement))
-        count = experts.routing.num_experts
+        width, count = _width(experts, traits, placement), experts.routing.num_experts
+        numbers, self._exchange = own_experts(count, placement)
+        own = Shard(count, (numbers,))
         self._experts: Experts
         if placement.use_kernels:
-            self._experts = GroupedExperts(count, arch.activation)
+            self._experts = GroupedExperts(own.size, arch.activation)
         else:
-            self._experts = HostExperts(count, hidden, width.size, arch.activation)
+            self._experts = HostExperts(own.size, hidden, width.size, arch.activation)
         self._slots = (
-            *expert_slots(names.gate_up, count, hidden, (width, width), placement, self._experts.install_gate_up),
-            *expert_slots(names.down, count, width, (hidden,), placement, self._experts.install_down),
+            *expert_slots(names.gate_up, own, hidden, (width, width), placement, self._experts.install_gate_up),
+            *expert_slots(names.down, own, width, (hidden,), placement, self._experts.install_down),
         )
-        self._exchange: Exchange = WidthExchange(token_ranks(placement))
+        self._tokens = token_ranks(placement)
         self._shared: MLP | None = None
         self._shared_gate_1D: Tensor
         self._shared_gate_slot: Weight | None = None
@@ -108,13 +110,14 @@ class SparseMLP:
         routes = self._router(x_TD)
         if self._use_kernels:  # only graphs have padding
             routes = routes.without(step.pages(self._pages).slot_mapping_T < 0)
-        sums_TD = self._experts(*self._exchange.prepare(x_TD, routes))
+        sent = self._exchange.prepare(x_TD, routes)
+        sums_TD = sent.finalize(self._experts(sent.x_RD, sent.routes))
         if self._shared is not None:
             shared_TD = self._shared(x_TD, step)
             if self._shared_gate_slot is not None:
                 shared_TD = F.linear(x_TD, self._shared_gate_1D).sigmoid_() * shared_TD
             sums_TD += shared_TD
-        return self._exchange.finalize(sums_TD)
+        return self._tokens.sum(sums_TD)
 
     def add_to(self, residual_TD: Tensor, x_TD: Activations, step: AttentionStep) -> Residual:
         """See FeedForward."""
@@ -123,6 +126,13 @@ class SparseMLP:
 
     def _install_shared_gate(self, weight_1D: Tensor) -> None:
         self._shared_gate_1D = weight_1D
+
+
+def _width(experts: ExpertsArch, traits: Traits, placement: Placement) -> Shard:
+    """What a rank has of an expert's width."""
+    if placement.expert_parallel:
+        return shard_of(experts.intermediate_size)
+    return own_share(experts.intermediate_size, placement.tensor, "an expert's MLP", _unit(traits, placement))
 
 
 def _unit(traits: Traits, placement: Placement) -> int:

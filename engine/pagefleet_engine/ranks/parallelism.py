@@ -55,6 +55,8 @@ class Parallelism:
     enable_sequence_parallelism: bool = False
     """Tensor ranks normalise and add up tokens of their own only, and gather them before each product: for long
     prompts."""
+    enable_expert_parallel: bool = False
+    """Ranks have some experts of a mixture whole, not a part of each."""
     pipeline_parallel_size: _Ranks = 1
     """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
     tensor_parallel_size."""
@@ -87,6 +89,11 @@ class Parallelism:
             raise ConfigError(
                 "enable_sequence_parallelism divides tokens among tensor ranks, and tensor_parallel_size is 1: raise "
                 "it, or leave enable_sequence_parallelism out"
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == self.data_ranks == 1:
+            raise ConfigError(
+                "enable_expert_parallel divides experts among ranks, and tensor_parallel_size and data_parallel_size "
+                "are 1: raise either, or leave enable_expert_parallel out"
             )
         self._check_copies()
         self._check_nodes()
@@ -129,6 +136,19 @@ class Parallelism:
         """Of a rank, by its number: those of the first stage come first."""
         stage, tensor = divmod(rank, self.tensor_parallel_size)
         return RankPart(stage, self.pipeline_parallel_size, tensor, self.tensor_parallel_size)
+
+    def check_experts(self, num_experts: int) -> None:
+        """Raises ConfigError where these cannot be divided as was asked for; 0: the model has none."""
+        if not self.enable_expert_parallel:
+            return
+        if not num_experts:
+            raise ConfigError("enable_expert_parallel divides experts, and the model has none: leave it out")
+        ranks = self.tensor_parallel_size * self.data_ranks
+        if num_experts < ranks:
+            raise ConfigError(
+                f"{num_experts} experts cannot be divided among {ranks} ranks (tensor_parallel_size times "
+                "data_parallel_size): give fewer ranks, or leave enable_expert_parallel out"
+            )
 
     def stage_layers(self, num_layers: int) -> Sequence[range]:
         """Each stage's of a model's layers.

@@ -187,6 +187,7 @@ class Worker:
             traceable=traceable,
             tensor=self._communicators.tensor,
             sequence_parallel=self._config.parallel.enable_sequence_parallelism,
+            expert_parallel=self._config.parallel.enable_expert_parallel,
             layers=None if self._part.num_stages == 1 else self._layers,
             machine=self._communicators.everyone,
             data=self._communicators.data,

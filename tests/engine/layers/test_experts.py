@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from pagefleet_engine.layers.linear_kernel import activate
+from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, expert_slots
-from pagefleet_engine.layers.moe.experts import Exchange, Experts, HostExperts, WidthExchange
+from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
-from pagefleet_engine.layers.shard import own_share
-from pagefleet_engine.layers.token_ranks import AllTokens
+from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.ranks.group import RankGroup
@@ -33,11 +34,11 @@ SCHEMES: dict[str, dict[str, Any] | None] = {
     "int8": {"number": "int8", "weight_scales": "channel", "input_scales": "token"},
     "fp8 on load": {"number": "fp8", "weight_scales": "channel", "input_scales": "token", "on_load": True},
 }
-EXPERTS: dict[str, Callable[[int], Experts]] = {
-    "host": lambda width: HostExperts(NUM_EXPERTS, HIDDEN, width, "silu"),
-    "grouped": lambda width: GroupedExperts(NUM_EXPERTS, "silu"),
+EXPERTS: dict[str, Callable[[int, int], Experts]] = {
+    "host": lambda count, width: HostExperts(count, HIDDEN, width, "silu"),
+    "grouped": lambda count, width: GroupedExperts(count, "silu"),
 }
-EXCHANGES: dict[str, Callable[[RankGroup], Exchange]] = {"width": lambda ranks: WidthExchange(AllTokens(ranks))}
+ALL = Shard(NUM_EXPERTS, (range(NUM_EXPERTS),))
 
 
 def checkpoint(scheme: QuantizationScheme | None) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
@@ -97,12 +98,11 @@ def _one_thread_each() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("exchange", "size"), [("width", 1), ("width", 2), ("tensor", 2), ("tensor", 4)])
 @pytest.mark.parametrize("form", SCHEMES)
 @pytest.mark.parametrize("kind", EXPERTS)
-@pytest.mark.parametrize("exchange", EXCHANGES)
 @torch.inference_mode()
-def test_every_combination(exchange: str, kind: str, form: str, size: int) -> None:
+def test_every_combination(kind: str, form: str, exchange: str, size: int) -> None:
     fields = SCHEMES[form]
     scheme = None if fields is None else QuantizationScheme(**fields)
     tensors, meant = checkpoint(scheme)
@@ -112,18 +112,21 @@ def test_every_combination(exchange: str, kind: str, form: str, size: int) -> No
     @torch.inference_mode()
     def rank(ranks: RankGroup) -> Tensor:
         place = Placement(torch.float32, torch.device("cpu"), kind == "grouped", quantization, tensor=ranks)
-        width = own_share(WIDTH, ranks, "experts", BLOCK)
-        experts, way = EXPERTS[kind](width.size), EXCHANGES[exchange](ranks)
-        names = EXPERT_NAMES
+        place = replace(place, expert_parallel=exchange != "width")
+        width = own_share(WIDTH, ranks, "experts", BLOCK) if exchange == "width" else shard_of(WIDTH)
+        numbers, way = own_experts(NUM_EXPERTS, place)
+        own = Shard(NUM_EXPERTS, (numbers,))
+        experts, names = EXPERTS[kind](own.size, width.size), EXPERT_NAMES
         slots = [
-            *expert_slots(names.gate_up, NUM_EXPERTS, HIDDEN, (width, width), place, experts.install_gate_up),
-            *expert_slots(names.down, NUM_EXPERTS, width, (HIDDEN,), place, experts.install_down),
+            *expert_slots(names.gate_up, own, HIDDEN, (width, width), place, experts.install_gate_up),
+            *expert_slots(names.down, own, width, (HIDDEN,), place, experts.install_down),
         ]
         destinations = weight_map(slots)
-        assert destinations.keys() == tensors.keys()
+        assert destinations.keys() == {name for name in tensors if int(name.split(".")[1]) in numbers}
         for name, destination in destinations.items():
             destination.weight.fill(destination.part, tensors[name])
-        return way.finalize(experts(*way.prepare(x, routes())))
+        sent = way.prepare(x, routes())
+        return ranks.all_reduce(sent.finalize(experts(sent.x_RD, sent.routes)))
 
     found = on_ranks(size, rank)
     assert all(torch.equal(one, found[0]) for one in found)
@@ -139,11 +142,11 @@ def test_every_combination(exchange: str, kind: str, form: str, size: int) -> No
 def test_no_rows_and_none_that_go_anywhere(kind: str) -> None:
     tensors, _ = checkpoint(None)
     place = Placement(torch.float32, torch.device("cpu"), kind == "grouped")
-    experts = EXPERTS[kind](WIDTH)
+    experts = EXPERTS[kind](NUM_EXPERTS, WIDTH)
     for name, destination in weight_map(
         [
-            *expert_slots(EXPERT_NAMES.gate_up, NUM_EXPERTS, HIDDEN, (WIDTH, WIDTH), place, experts.install_gate_up),
-            *expert_slots(EXPERT_NAMES.down, NUM_EXPERTS, WIDTH, (HIDDEN,), place, experts.install_down),
+            *expert_slots(EXPERT_NAMES.gate_up, ALL, HIDDEN, (WIDTH, WIDTH), place, experts.install_gate_up),
+            *expert_slots(EXPERT_NAMES.down, ALL, WIDTH, (HIDDEN,), place, experts.install_down),
         ]
     ).items():
         destination.weight.fill(destination.part, tensors[name])

@@ -56,3 +56,15 @@ def test_one_rank_has_no_tokens_to_divide() -> None:
         ConfigError, match=r"^enable_sequence_parallelism divides tokens among tensor ranks, and tensor_"
     ):
         Parallelism(enable_sequence_parallelism=True)
+
+
+def test_experts_among_ranks() -> None:
+    Parallelism(tensor_parallel_size=4).check_experts(0)
+    Parallelism(tensor_parallel_size=4, enable_expert_parallel=True).check_experts(4)
+    with pytest.raises(ConfigError, match=r"^enable_expert_parallel divides experts among ranks, and tensor_p"):
+        Parallelism(enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match=r"^enable_expert_parallel divides experts, and the model has none: leave"):
+        Parallelism(tensor_parallel_size=4, enable_expert_parallel=True).check_experts(0)
+    both = Parallelism(tensor_parallel_size=4, data_parallel_size=2, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match=r"^6 experts cannot be divided among 8 ranks .*: give fewer ranks, or leave"):
+        both.check_experts(6)

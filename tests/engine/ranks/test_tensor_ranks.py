@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -42,6 +43,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts in some layers": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "odd widths": ("llama", {"vocab_size": 331, "intermediate_size": 150}),
 }
+MIXTURES = (
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "granitemoe",
+    "phimoe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 RECIPES = {
     "fp8 tensor": Recipe("float", "tensor", "tensor"),
     "fp8 channel": Recipe("float", "channel", "token"),
@@ -62,9 +74,12 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def load(
-    folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False, own_tokens: bool = False
+    folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False, **ways: bool
 ) -> Model:
-    place = Placement(torch.float32, CPU, use_kernels=kernels, tensor=ranks, sequence_parallel=own_tokens)
+    """`ways`: of the placement, where there are several ranks."""
+    place = Placement(torch.float32, CPU, use_kernels=kernels, tensor=ranks)
+    if ranks.size > 1:
+        place = replace(place, **ways)
     return load_model(folder, arch or read_arch(folder), place, "auto", 0)
 
 
@@ -83,10 +98,10 @@ def generate(model: Model) -> tuple[Tensor, Tensor]:
     return torch.stack(logits), torch.stack([text[-STEPS:] for text in texts])
 
 
-def compare(folder: Path, size: int, arch: ModelArch | None = None, *, own_tokens: bool = False) -> Tensor:
+def compare(folder: Path, size: int, arch: ModelArch | None = None, **ways: bool) -> Tensor:
     """How far each row's logits are from those of one rank; tokens are the same, and all of every rank's numbers."""
     expected, tokens = generate(load(folder, Alone(), arch))
-    (first, *others) = on_ranks(size, lambda ranks: generate(load(folder, ranks, arch, own_tokens=own_tokens)))
+    (first, *others) = on_ranks(size, lambda ranks: generate(load(folder, ranks, arch, **ways)))
     assert torch.equal(first[1], tokens)
     for logits, _ in others:
         assert torch.equal(logits, first[0])
@@ -114,18 +129,18 @@ def test_every_family_with_tokens_of_its_own_on_each_rank(case: str, size: int, 
     family, config = CASES[case]
     if size == 3:
         config = config | THREES
-    assert compare(make_checkpoint(family, **config), size, own_tokens=True).max() < 1e-4
+    assert compare(make_checkpoint(family, **config), size, sequence_parallel=True).max() < 1e-4
 
 
 def test_more_ranks_than_tokens(make_checkpoint: Make) -> None:
     """Steps of three tokens on four ranks: the last has none."""
-    assert compare(make_checkpoint("llama"), 4, own_tokens=True).max() < 1e-4
+    assert compare(make_checkpoint("llama"), 4, sequence_parallel=True).max() < 1e-4
 
 
 @pytest.mark.parametrize("form", RECIPES)
 def test_quantized_forms_with_tokens_of_its_own_on_each_rank(form: str, make_checkpoint: Make, tmp_path: Path) -> None:
     folder = quantize_checkpoint(make_checkpoint("llama"), tmp_path / "quantized", RECIPES[form])
-    assert mostly_near(compare(folder, 2, own_tokens=True))
+    assert mostly_near(compare(folder, 2, sequence_parallel=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "bloom"])
@@ -145,22 +160,60 @@ def test_quantized_on_load_over_ranks(family: str, make_checkpoint: Make) -> Non
 @pytest.mark.parametrize(
     "form", [None, Recipe("float", "tensor", "tensor"), Recipe("float", "block", "group", (16, 16))]
 )
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "olmo2"])
-@pytest.mark.parametrize("own_tokens", [False, True])
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        *itertools.product(["llama", "gemma3_text", "olmo2"], ["", "sequence_parallel"]),
+        *itertools.product(["qwen2_moe", "glm4_moe"], ["", "expert_parallel"]),
+    ],
+)
 def test_the_path_of_a_gpu_over_ranks(
-    own_tokens: bool, family: str, form: Recipe | None, make_checkpoint: Make, tmp_path: Path
+    way: str, family: str, form: Recipe | None, make_checkpoint: Make, tmp_path: Path
 ) -> None:
     """On the kernels' twins: sums that products leave to the next norm, inputs that come rounded."""
-    folder = make_checkpoint(family, attention_bias=True)
+    folder, ways = make_checkpoint(family, attention_bias=True), {way: True} if way else {}
     if form is not None:
         folder = quantize_checkpoint(folder, tmp_path / "quantized", form)
 
     @torch.inference_mode()
     def prefill(ranks: RankGroup) -> Tensor:
-        model, tokens = load(folder, ranks, kernels=True, own_tokens=own_tokens and ranks.size > 1), torch.arange(40)
+        model, tokens = load(folder, ranks, kernels=True, **ways), torch.arange(40)
         return model.logits(model.forward(tokens, tokens, paged_step(model.arch, len(tokens))))
 
     assert mostly_near((on_ranks(2, prefill)[1] - prefill(Alone())).abs().amax(-1))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_whole_experts_on_ranks(family: str, size: int, make_checkpoint: Make) -> None:
+    """Eight experts, or four, on three ranks too."""
+    folder = make_checkpoint(family, **(THREES if size == 3 else {}))
+    assert compare(folder, size, expert_parallel=True).max() < 1e-4
+
+
+def test_whole_experts_with_tokens_of_its_own_on_each_rank(make_checkpoint: Make) -> None:
+    folder = make_checkpoint("deepseek_v3")
+    assert compare(folder, 4, expert_parallel=True, sequence_parallel=True).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen2_moe"])
+@pytest.mark.parametrize("form", RECIPES)
+def test_quantized_forms_of_whole_experts(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(make_checkpoint(family), tmp_path / "quantized", RECIPES[form])
+    assert mostly_near(compare(folder, 2, expert_parallel=True))
+
+
+def test_a_rank_reads_its_own_experts_alone(make_checkpoint: Make) -> None:
+    """Of stacked tensors their part."""
+    block, each = "block_sparse_moe", "model.layers.1.mlp.experts"
+
+    def has(ranks: RankGroup) -> tuple[list[int], int]:
+        weights = dict(load(make_checkpoint("qwen3_moe"), ranks, expert_parallel=True).weights())
+        stacked = dict(load(make_checkpoint("granitemoe"), ranks, expert_parallel=True).weights())
+        own = [number for number in range(8) if f"{each}.{number}.down_proj.weight" in weights]
+        return own, stacked[f"model.layers.1.{block}.output_linear.weight"].shape[0]
+
+    assert on_ranks(2, has) == [([0, 1, 2, 3], 4 * 64), ([4, 5, 6, 7], 4 * 64)]
 
 
 def test_blocks_are_not_cut(make_checkpoint: Make, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Shapes: E experts, I inputs, O outputs of each.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,7 @@ EXPERT_NAMES = ExpertNames()
 
 def expert_slots(
     name: str,
-    num_experts: int,
+    experts: Shard,
     inputs: int | Shard,
     outputs: tuple[int | Shard, ...],
     placement: Placement,
@@ -46,35 +47,37 @@ def expert_slots(
 ) -> Iterator[tuple[str, Weight]]:
     """Slots by name, relative to `placement.path`; `name` is as in `ExpertNames`, `outputs` as in `matrix_slots`.
 
+    `experts`: which of them are a rank's; `install` numbers these from 0.
+
     Raises:
         ModelLoadError: the matrices cannot be divided as they are quantized.
     """
     if "{}" not in name:
         if len(outputs) > 1:
             outputs = (stacked(map(shard_of, outputs)),)
-        expert = [
-            matrix_slots(inputs, outputs, placement.within(name), partial(install, number))
-            for number in range(num_experts)
-        ]
-        yield f"{name}.weight", _stacked_slot([slots["weight"] for slots in expert], placement)
+        within = placement.within(name)
+        stack = [matrix_slots(inputs, outputs, within, partial(install, place)) for place in range(experts.size)]
+        yield f"{name}.weight", _stacked_slot([slots["weight"] for slots in stack], experts, placement)
         return
-    for number in range(num_experts):
+    for place, number in enumerate(itertools.chain(*experts.ranges)):
         layer = name.format(number)
-        slots = matrix_slots(inputs, outputs, placement.within(layer), partial(install, number))
+        slots = matrix_slots(inputs, outputs, placement.within(layer), partial(install, place))
         for kind, weight in slots.items():
             yield f"{layer}.{kind}", weight
 
 
-def _stacked_slot(experts: list[Weight], placement: Placement) -> Weight:
+def _stacked_slot(slots: list[Weight], experts: Shard, placement: Placement) -> Weight:
     """A slot for the tensor [E, O, I] that fills the experts' own, which are all alike and of one part."""
-    one = experts[0]
+    one = slots[0]
     ((rows, columns),) = one.shards
 
     def divide(all_XI: Tensor) -> None:
-        for weight, own_OI in zip(experts, torch.split(all_XI, rows.size), strict=True):
+        for weight, own_OI in zip(slots, torch.split(all_XI, rows.size), strict=True):
             weight.room(0).copy_(own_OI)
             weight.arrived(0)
 
     kept = Kept(one.kept.dtype, is_copy=True)
-    weight = Weight((stacked([rows] * len(experts)),), columns, placement, divide, dtype=one.dtype, kept=kept)
-    return weight.stored_as((len(experts), rows.whole, columns.whole))
+    numbers = set(itertools.chain(*experts.ranges))
+    own = stacked(rows if number in numbers else Shard(rows.whole, ()) for number in range(experts.whole))
+    weight = Weight((own,), columns, placement, divide, dtype=one.dtype, kept=kept)
+    return weight.stored_as((experts.whole, rows.whole, columns.whole))

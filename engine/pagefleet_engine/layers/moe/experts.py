@@ -1,8 +1,8 @@
 """The experts' products, in the modular cut that every form of experts and every way between ranks shares:
 
-    prepare      rows and routes as this rank's experts need them
+    prepare      rows and routes as this rank's experts need them (exchange.py)
     experts      each row through its experts, weighted and added up
-    finalize     the rows' results where they are wanted: on every rank, or on one each
+    finalize     the rows' results on the ranks that they came from (exchange.py)
 
 Shapes: T tokens of the step, R rows that this rank's experts see, K experts of a row, P = R * K pairs, E experts,
 D hidden size, G width of an expert.
@@ -18,37 +18,6 @@ from torch import Tensor
 from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel, activate
 from pagefleet_engine.layers.matrix import Matrix
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
-from pagefleet_engine.layers.token_ranks import TokenRanks
-
-
-class Exchange(Protocol):
-    """How rows get to the ranks whose experts they go to, and back."""
-
-    def prepare(self, x_TD: Tensor, routes: Routes) -> tuple[Tensor, Routes]:
-        """Rows [R, D] for this rank's experts, and their routes, by the experts' numbers on this rank."""
-        ...
-
-    def finalize(self, sums_RD: Tensor) -> Tensor:
-        """From each rank's sums to those over all experts, [T, D] or of this rank's tokens; `sums_RD` may be
-        overwritten."""
-        ...
-
-
-class WidthExchange:
-    """Every rank has a part of each expert's width, and sees all rows."""
-
-    __slots__ = ("_tokens",)
-
-    def __init__(self, tokens: TokenRanks) -> None:
-        self._tokens = tokens
-
-    def prepare(self, x_TD: Tensor, routes: Routes) -> tuple[Tensor, Routes]:
-        """See Exchange."""
-        return x_TD, routes
-
-    def finalize(self, sums_RD: Tensor) -> Tensor:
-        """See Exchange."""
-        return self._tokens.sum(sums_RD)
 
 
 class Experts(Protocol):
