@@ -74,7 +74,6 @@ def build_core(
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
         _check_layers(config, arch)
-        config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
     executor, waves = _load(config, folder, arch, times, identity, group)
@@ -177,11 +176,13 @@ def _check_connectors(config: EngineConfig, identity: EngineIdentity) -> None:
 
 
 def _check_layers(config: EngineConfig, arch: ModelArch) -> None:
-    """Refuse connectors that cannot serve the model as it will be loaded.
+    """Refuse ranks and connectors that cannot serve the model as it will be loaded.
 
     Raises:
-        ConfigError: its layers see different parts of the context, so they share no block table.
+        ConfigError: its experts cannot be divided, or its layers see different parts of the context, so they share no
+            block table.
     """
+    config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
     if not config.kv_transfer.connectors:
         return
     length = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)

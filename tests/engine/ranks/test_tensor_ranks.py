@@ -73,9 +73,7 @@ def _one_thread_each() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def load(
-    folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False, **ways: bool
-) -> Model:
+def load(folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False, **ways: Any) -> Model:
     """`ways`: of the placement, where there are several ranks."""
     place = Placement(torch.float32, CPU, use_kernels=kernels, tensor=ranks)
     if ranks.size > 1:
@@ -98,7 +96,7 @@ def generate(model: Model) -> tuple[Tensor, Tensor]:
     return torch.stack(logits), torch.stack([text[-STEPS:] for text in texts])
 
 
-def compare(folder: Path, size: int, arch: ModelArch | None = None, **ways: bool) -> Tensor:
+def compare(folder: Path, size: int, arch: ModelArch | None = None, **ways: Any) -> Tensor:
     """How far each row's logits are from those of one rank; tokens are the same, and all of every rank's numbers."""
     expected, tokens = generate(load(folder, Alone(), arch))
     (first, *others) = on_ranks(size, lambda ranks: generate(load(folder, ranks, arch, **ways)))
@@ -171,7 +169,8 @@ def test_the_path_of_a_gpu_over_ranks(
     way: str, family: str, form: Recipe | None, make_checkpoint: Make, tmp_path: Path
 ) -> None:
     """On the kernels' twins: sums that products leave to the next norm, inputs that come rounded."""
-    folder, ways = make_checkpoint(family, attention_bias=True), {way: True} if way else {}
+    folder = make_checkpoint(family, attention_bias=True)
+    ways: dict[str, Any] = {way: True} if way else {}
     if form is not None:
         folder = quantize_checkpoint(folder, tmp_path / "quantized", form)
 
