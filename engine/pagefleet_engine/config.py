@@ -364,9 +364,10 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
             f"kv_events_port tells of one cache, and data_parallel_size {count} makes several: leave it out "
             f"(the ranks share prompts out by their beginnings), or {_OWN_PORTS}"
         )
-    if server.profiler_dir is not None and engine.parallel.world_size * count > 1:
+    if server.profiler_dir is not None and count > 1:
         raise ConfigError(
-            "profiler_dir records one process, and here the steps run in several: leave it out, or use one rank"
+            "profiler_dir is of one copy of the model, and data_parallel_size makes several: leave it out, or "
+            f"{_OWN_PORTS}"
         )
 
 

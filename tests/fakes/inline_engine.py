@@ -22,6 +22,7 @@ from pagefleet_engine.engine_core.messages import AddRequest, CoreStats
 from pagefleet_engine.engine_core.output_text import OutputText
 from pagefleet_engine.engine_core.progress import EngineHealth
 from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_engine.executor.trace import StepTrace
 from pagefleet_text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 4
@@ -56,6 +57,7 @@ class ScriptExecutor:
         self.max_in_flight = 1
         self.num_stages = 1
         self.idle_seconds = 0.0
+        self.trace: StepTrace | None = None
         self.bells: Sequence[int] = ()
         self._script = script
         self._rows: dict[str, _Row] = {}

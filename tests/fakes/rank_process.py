@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
@@ -25,6 +27,10 @@ from pagefleet_engine.executor.rank_process import run_rank
 from pagefleet_engine.startup import StartupTimes
 
 from tests.fakes.scripted_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, CountingExecutor
+
+
+def _refuse() -> None:
+    raise RuntimeError("CUPTI is in use")
 
 
 def misbehave(fault: str) -> None:
@@ -89,6 +95,8 @@ def build(start: RankStart, times: StartupTimes) -> BuiltRank:
                 misbehave(fault)
 
     other = is_meant and options.get("fault")
+    if other == "trace":
+        vars(torch.profiler)["profile"] = _refuse
     loaded = Loaded(
         "old" if other == "version" else digest(start.config),
         2,

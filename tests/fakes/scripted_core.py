@@ -27,6 +27,7 @@ from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import CoreStart, run_core
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError
 from pagefleet_engine.executor.executor import CacheFacts
+from pagefleet_engine.executor.trace import StepTrace
 from pagefleet_engine.startup import StartupTimes
 
 VOCAB_SIZE = 300
@@ -84,6 +85,7 @@ class CountingExecutor:
         self.max_in_flight = max_in_flight
         self.num_stages = 1
         self.idle_seconds = 0.0
+        self.trace: StepTrace | None = None
         self.bells: Sequence[int] = ()
         self.is_shut_down = False
         self.failing: dict[str, FailureKind] = {}

@@ -173,10 +173,28 @@ class EngineCore:
             if self._waves is not None:
                 self._waves.stepped(has_work=True)
         self._stalled = not steps and not self._waits_for_others
-        if steps:
-            outputs += [to_wire(update) for update in self._scheduler.update(*steps.take())]
-            if steps and not steps.is_sampled:
-                self._begin_masks(steps.due)
+        return outputs + self._take()
+
+    def finish_steps(self) -> list[RequestOutput]:
+        """Wait for all steps that were launched; returns what there is to tell.
+
+        Raises:
+            EngineDead: the worker is broken.
+        """
+        outputs: list[RequestOutput] = []
+        while self._steps:
+            outputs += self._sample_masked()
+            outputs += self._take()
+        return outputs
+
+    def _take(self) -> list[RequestOutput]:
+        """Wait for the oldest step, if there is one."""
+        steps = self._steps
+        if not steps:
+            return []
+        outputs = [to_wire(update) for update in self._scheduler.update(*steps.take())]
+        if steps and not steps.is_sampled:
+            self._begin_masks(steps.due)
         return outputs
 
     def _step_empty(self) -> None:

@@ -250,7 +250,8 @@ class CoreLoop:
 
     @contextlib.contextmanager
     def _profiling(self) -> Iterator[None]:
-        """Requests wait, and that is no hang: the probes see a core that has nothing to do."""
+        """Requests wait, and that is no hang: the probes see a core that has nothing to do. No step is under way."""
+        self._outputs += self._core.finish_steps()
         self._progress.stamp(busy=False)
         try:
             yield
@@ -293,7 +294,8 @@ def run_core(build: BuildCore) -> int:
         GarbageSchedule().take_over()
         socket.send(ready)
         try:
-            profiler = None if start.profiler_dir is None else StepProfiler(Path(start.profiler_dir))
+            traces = start.profiler_dir
+            profiler = None if traces is None else StepProfiler(Path(traces), core.executor.trace)
             CoreLoop(core, socket, progress, publisher, profiler, start.num_askers).run()
         except EngineDead as error:  # which says all; the operator looks for this name in the log
             _log.error("EngineDead: %s", error)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
+from pagefleet_engine.executor.trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class Executor(Protocol):
         Raises:
             StepOutOfMemory: the device has no room for this step; others can still run.
         """
+        ...
+
+    @property
+    def trace(self) -> StepTrace | None:
+        """Records its steps; None: they are what the thread does that calls it."""
         ...
 
     @property

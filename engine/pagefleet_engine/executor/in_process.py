@@ -77,6 +77,11 @@ class InProcessExecutor:
         assert self._worker is not None, "launch after shutdown"
         return self._worker.launch(plan)
 
+    @property
+    def trace(self) -> None:
+        """See Executor."""
+        return None
+
     def compute_nothing(self) -> None:
         """Take part in a step without tokens, as one of the data ranks that step together."""
         assert self._worker is not None, "a step after shutdown"

@@ -111,7 +111,18 @@ class Take(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """`result` of the oldest step."""
 
 
-Command = Launch | Sample | Take
+class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Record the steps from now on; all that were launched are taken. Answered by `Traced`."""
+
+
+class StopTrace(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Write down what was recorded; all steps are taken. Answered by `Traced`."""
+
+    stem: str
+    """How the file's path begins; empty: forget it."""
+
+
+Command = Launch | Sample | Take | StartTrace | StopTrace
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -169,7 +180,14 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
     message: str
 
 
-Reply = Loaded | StartFailed | Computed | Taken | StepFailed
+class Traced(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The answer to a message about a trace."""
+
+    refused: str = ""
+    """Why it was not done; empty: it was."""
+
+
+Reply = Loaded | StartFailed | Computed | Taken | StepFailed | Traced
 
 
 def digest(config: EngineConfig) -> str:
@@ -194,7 +212,7 @@ _commands = msgspec.msgpack.Decoder(Command, dec_hook=_column)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Launch | Take | Reply) -> list[Buffer]:
+def encode(message: Launch | Take | StartTrace | StopTrace | Reply) -> list[Buffer]:
     """Return the parts of a message."""
     return [_encoder.encode(message)]
 
@@ -208,7 +226,7 @@ def encode_sample(masks: StepMasks) -> list[Buffer]:
     return [_encoder.encode(head), *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)]
 
 
-def decode_command(parts: Sequence[Buffer]) -> Launch | StepMasks | Take:
+def decode_command(parts: Sequence[Buffer]) -> Launch | StepMasks | Take | StartTrace | StopTrace:
     """Return what a rank is told; masks are views of the message."""
     command: Command = _commands.decode(parts[0])
     if not isinstance(command, Sample):

@@ -35,9 +35,12 @@ from pagefleet_engine.executor.messages import (
     Loaded,
     Reply,
     StartFailed,
+    StartTrace,
     StepFailed,
+    StopTrace,
     Take,
     Taken,
+    Traced,
     digest,
     encode,
     encode_sample,
@@ -45,6 +48,7 @@ from pagefleet_engine.executor.messages import (
 from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.executor.rank_loop import describe
 from pagefleet_engine.executor.rank_pages import RankPages, StepFence, kv_shards
+from pagefleet_engine.executor.rank_traces import RankTraces
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import HangWatch, least_progress
 from pagefleet_engine.models.arch import ModelArch
@@ -55,6 +59,8 @@ LOAD_LOOK_S = 0.1
 LOOK_S = 0.5
 END_S = 3.0
 """That ranks get to end by themselves."""
+TRACE_S = 120.0
+"""That ranks get to begin a profile, or to write it."""
 AGREE_S = 1.0
 """Between the failures of the same step on several ranks."""
 
@@ -107,6 +113,8 @@ class ProcessExecutor:
         self._loaded: dict[int, Loaded] = {}
         self._computed = self._newest_taken = self._newest_returned = -1
         self._taken: dict[int, StepResult] = {}
+        self._traced: dict[int, Traced] | None = None
+        """While ranks are asked for traces: the answers."""
         self._failed: dict[int, dict[int, StepFailed]] = {}
         """Step -> rank -> what it told."""
         self.idle_seconds = 0.0
@@ -213,6 +221,11 @@ class ProcessExecutor:
         self._newest_returned = step_id
         return self._taken.pop(step_id)
 
+    @property
+    def trace(self) -> RankTraces:
+        """See Executor."""
+        return RankTraces(self._ask_for_traces)
+
     def shutdown(self) -> None:
         """End the ranks; may be called twice."""
         self._end(END_S)
@@ -316,12 +329,29 @@ class ProcessExecutor:
                 self._failed.setdefault(step_id, {})[number] = reply
             case Loaded():
                 self._loaded[number] = reply
+            case Traced() if self._traced is not None:
+                self._traced[number] = reply
             case StartFailed():
                 raise reply.error(self._name(number))
 
+    def _ask_for_traces(self, command: StartTrace | StopTrace) -> Mapping[str, Traced]:
+        answers: dict[int, Traced] = {}
+        self._traced = answers
+        try:
+            self._send(encode(command))
+            until = time.monotonic() + TRACE_S
+            while len(answers) < self._size:
+                if time.monotonic() > until:
+                    late = min(set(range(self._size)) - answers.keys())
+                    self._die(f"{self._name(late)} did not write its profile: the engine must be started again")
+                self._take_in(LOOK_S)
+        finally:
+            self._traced = None
+        return {self._name(number): answer for number, answer in sorted(answers.items())}
+
     def _look(self, now: float) -> None:
-        if len(self._loaded) < self._size:
-            return  # a library that is imported may keep the interpreter for itself
+        if len(self._loaded) < self._size or self._traced is not None:
+            return  # a library that is imported, or writes, may keep the interpreter for itself
         if (found := self._watch.look([one for node in self._nodes for one in node.signs()], now)) is not None:
             number, how = found
             self._die(f"{self._name(number)} {how}: the engine must be started again")

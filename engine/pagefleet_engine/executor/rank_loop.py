@@ -6,23 +6,30 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from pagefleet_engine.core.step import StepMasks, StepPlan
-from pagefleet_engine.errors import EngineDead, StepOutOfMemory
+from pagefleet_engine.errors import EngineDead, ProfileRefused, StepOutOfMemory
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.messages import (
     Computed,
     Launch,
     Loaded,
     Reply,
+    StartTrace,
     StepFailed,
+    StopTrace,
     Take,
     Taken,
+    Traced,
     decode_command,
     encode,
 )
 from pagefleet_engine.executor.ring import RingReader, RingWriter
+from pagefleet_engine.executor.trace import ThreadTrace
+from pagefleet_engine.executor.vital_signs import OwnSigns
 from pagefleet_engine.ranks.parallelism import RankPart
 
 PATIENCE_S = 9.0
@@ -80,16 +87,16 @@ class RankLoop:
         worker: RankWorker,
         commands: RingReader,
         replies: RingWriter,
-        count_launch: Callable[[], None],
-        count_finish: Callable[[], None],
+        signs: OwnSigns,
+        trace: ThreadTrace,
     ) -> None:
         self._samples, self._tells = part.is_last, part.tells
         self._takes_unasked = part.num_stages > 1
         self._worker = worker
         self._commands = commands
         self._replies = replies
-        self._count_launch = count_launch
-        self._count_finish = count_finish
+        self._signs = signs
+        self._trace = trace
         self._steps: deque[_Step] = deque()
         self._newest: _Step | None = None
         self._to_tell: _Step | None = None
@@ -110,6 +117,10 @@ class RankLoop:
                     self._sample(masks)
                 case Take():
                     self._take()
+                case StartTrace():
+                    self._tell_traced(self._trace.start)
+                case StopTrace(stem):
+                    self._tell_traced(partial(self._trace.stop, Path(stem)) if stem else self._trace.discard)
             self._take_unasked()
 
     @property
@@ -130,7 +141,7 @@ class RankLoop:
                 self._worker.give_up(plan)
         self._steps.append(step)
         self._newest = step
-        self._count_launch()
+        self._signs.launch()
         if plan.masked and self._tells and step.pending is not None:
             self._to_tell = step
             self._tell_computed()
@@ -166,9 +177,17 @@ class RankLoop:
         except Exception as error:  # as at a launch
             self._tell_failure(step.plan, error)
         finally:
-            self._count_finish()
+            self._signs.finish()
         if result is not None and self._tells:
             self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds))
+
+    def _tell_traced(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except ProfileRefused as error:
+            self._reply(Traced(str(error)))
+        else:
+            self._reply(Traced())
 
     def _tell_failure(self, plan: StepPlan, error: Exception) -> None:
         out_of_memory = isinstance(error, StepOutOfMemory)

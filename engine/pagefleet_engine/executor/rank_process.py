@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 from pagefleet_protocol.settings.log import set_up_logging
@@ -23,6 +22,7 @@ from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.messages import RankStart, StartFailed, StartFault, encode
 from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, describe, wait_on
 from pagefleet_engine.executor.ring import RingReader, RingWriter
+from pagefleet_engine.executor.trace import ThreadTrace
 from pagefleet_engine.executor.vital_signs import STAMP_S, VitalSigns
 from pagefleet_engine.startup import StartupTimes
 
@@ -65,8 +65,8 @@ def run_rank(build: BuildRank) -> int:
     replies.send(encode(built.loaded), wait_on)
     built.end_loading()
     commands = RingReader(start.commands, start.place)
-    count_launch, count_finish = partial(signs.launch, start.place), partial(signs.finish, start.place)
-    RankLoop(start.part, built.worker, commands, replies, count_launch, count_finish).run()
+    trace = ThreadTrace(f"-rank{start.rank}")
+    RankLoop(start.part, built.worker, commands, replies, signs.of(start.place), trace).run()
     return 1
 
 

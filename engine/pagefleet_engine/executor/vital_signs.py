@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Protocol, get_args
 
 from pagefleet_protocol.load_progress import LoadPhase
 
@@ -30,6 +30,18 @@ RankProgress = tuple[LoadPhase, int, int]
 _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
 _WORDS = 8
 _STAMP, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL = range(6)
+
+
+class OwnSigns(Protocol):
+    """What a rank that serves says of itself."""
+
+    def launch(self) -> None:
+        """Count a step that was launched."""
+        ...
+
+    def finish(self) -> None:
+        """Count a step that touches nothing of the rank's K/V any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +72,9 @@ class VitalSigns:
         """Say that the rank's process runs."""
         self._words[rank, _STAMP] = time.monotonic_ns()
 
-    def launch(self, rank: int) -> None:
-        """Count a step that the rank has launched."""
-        self._words[rank, _LAUNCHED] += 1
-
-    def finish(self, rank: int) -> None:
-        """Count a step that touches nothing of the rank's K/V any more."""
-        self._words[rank, _FINISHED] += 1
+    def of(self, rank: int) -> OwnSigns:
+        """Return those that a rank writes while it serves."""
+        return _OneRank(self._words, rank)
 
     @property
     def num_finished(self) -> int:
@@ -87,6 +95,23 @@ class VitalSigns:
         """Return how far each rank has loaded."""
         words = self._words
         return [(_PHASES[words[at, _PHASE]], words[at, _DONE], words[at, _TOTAL]) for at in range(self._size)]
+
+
+class _OneRank:
+    """Implements `OwnSigns`."""
+
+    __slots__ = ("_rank", "_words")
+
+    def __init__(self, words: memoryview, rank: int) -> None:
+        self._words, self._rank = words, rank
+
+    def launch(self) -> None:
+        """See OwnSigns."""
+        self._words[self._rank, _LAUNCHED] += 1
+
+    def finish(self) -> None:
+        """See OwnSigns."""
+        self._words[self._rank, _FINISHED] += 1
 
 
 def least_progress(ranks: Sequence[RankProgress]) -> RankProgress:

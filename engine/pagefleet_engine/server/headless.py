@@ -27,6 +27,7 @@ from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import read_key
 from pagefleet_engine.server.lifecycle import FrontDoor, Listener, StopSignals, bind, first_of
 from pagefleet_engine.server.loading import READINESS, Loading, LoadingApp, telling
+from pagefleet_engine.server.profile import made_profiler_dir
 from pagefleet_engine.server.responses import json_response
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def serve_headless(config: EngineConfig, server: ServerConfig) -> int:
     """
     node = config.parallel.node_rank
     set_up_logging(f"node {node}", "pagefleet_download", "pagefleet_engine", "pagefleet_kv")
+    made_profiler_dir(server.profiler_dir)
     assert config.parallel.master_addr is not None
     leader = LeaderAddress(config.parallel.master_addr, config.parallel.master_port, read_key(server.fleet_key_file))
     listener = bind(server.host, server.port)

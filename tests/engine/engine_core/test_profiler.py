@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from pagefleet_engine.engine_core import profiler
-from pagefleet_engine.engine_core.messages import Profiled, StartProfile, StopProfile
+from pagefleet_engine.engine_core.messages import AddRequest, Profiled, StartProfile, StopProfile
 from pagefleet_engine.engine_core.process import CoreLoop
 from pagefleet_engine.engine_core.profiler import StepProfiler
 from pagefleet_engine.engine_core.progress import ProgressReader, ProgressWriter
 from pagefleet_engine.errors import ProfileRefused
+from pagefleet_engine.executor.trace import ThreadTrace
+from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.core_wire import Wire
+from tests.fakes.scripted_core import CountingExecutor
 
 
 def operations(trace: Path) -> set[str]:
@@ -124,6 +127,32 @@ def test_what_a_profile_has_loaded_is_no_garbage_to_look_at(tmp_path: Path, froz
         loaded = [message]
         wire.turn(message)
         assert not any(found is loaded for found in gc.get_objects())
+
+
+def test_no_step_is_under_way_when_a_profile_begins_or_ends(tmp_path: Path, frozen: None) -> None:
+    """Ranks may take longer than others wait for them in a step; and what the steps gave is told."""
+    wire = Wire(tmp_path, max_in_flight=2)
+    executor = wire.core.executor
+    assert isinstance(executor, CountingExecutor)
+    events, seen = executor.events, list[list[str]]()
+
+    class Trace(ThreadTrace):
+        def start(self) -> None:
+            seen.append([kind for kind, _ in events])
+
+        def stop(self, stem: Path) -> Path:
+            seen.append([kind for kind, _ in events])
+            return stem
+
+    profiler = StepProfiler(tmp_path, Trace())
+    wire.loop = CoreLoop(wire.core, wire, ProgressWriter(tmp_path / "progress"), None, profiler)  # type: ignore[arg-type]
+    wire.turn(AddRequest("a", [5], SamplingParams(max_tokens=50), ()))
+    for message in (StartProfile(), StopProfile()):
+        wire.turn(message)
+        assert seen[-1].count("launch") == seen[-1].count("wait") > 0
+    told = [token for output in wire.outputs for token in output.new_token_ids]
+    assert told == [*range(6, 6 + len(told))]
+    assert len(told) == sum(kind == "wait" for kind, _ in events)
 
 
 def test_the_core_answers_each_message(tmp_path: Path, frozen: None) -> None:

@@ -20,7 +20,7 @@ import torch
 from pagefleet_engine.config import EngineConfig, ModelConfig
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.engine_core.step_queue import StepQueue
-from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
+from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, ProfileRefused, StepOutOfMemory
 from pagefleet_engine.executor import processes, vital_signs
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
@@ -257,6 +257,28 @@ def test_a_stage_that_gets_another_step_ends_all(start: Start) -> None:
     with pytest.raises(EngineDead, match=r"rank 1 on .* exited with status 1"):
         end_of(executor, executor.launch(plan(0, "astray-1")))
     assert are_gone(executor)
+
+
+def test_every_rank_writes_a_profile_of_its_own(start: Start, tmp_path: Path) -> None:
+    executor = start(size=2)
+    executor.trace.start()
+    executor.launch(plan(0, "a")).result()
+    pattern = executor.trace.stop(tmp_path / "profile-1")
+    assert pattern == tmp_path / "profile-1-rank*.json.gz"
+    assert {path.name for path in tmp_path.glob(pattern.name)} == {f"profile-1-rank{n}.json.gz" for n in range(2)}
+    executor.trace.start()
+    with pytest.raises(ProfileRefused, match=f"rank 0 on {HOST}: The profile cannot be written to .*gone: No such"):
+        executor.trace.stop(tmp_path / "gone" / "profile-2")
+    assert executor.launch(plan(1, "b")).result().sampled == [[6]]
+
+
+def test_where_one_rank_cannot_record_none_does(start: Start, tmp_path: Path) -> None:
+    executor = start("fake?fault=trace&rank=1")
+    with pytest.raises(ProfileRefused, match=f"rank 1 on {HOST}: No profile can be recorded: CUPTI is in use"):
+        executor.trace.start()
+    with pytest.raises(ProfileRefused, match=f"rank 0 on {HOST}: No profile is being recorded"):
+        executor.trace.stop(tmp_path / "profile-1")
+    assert not [*tmp_path.iterdir()]
 
 
 def end_of(executor: ProcessExecutor, step: PendingStep | None = None) -> None:

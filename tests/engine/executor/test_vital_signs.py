@@ -66,7 +66,7 @@ def test_signs_cross_memory() -> None:
     theirs, ours = VitalSigns(memory, 2), VitalSigns(memory, 2)
     os.close(memory)
     theirs.stamp(1)
-    theirs.launch(1)
+    theirs.of(1).launch()
     assert ours.read()[1].launched == 1
     assert abs(ours.read()[1].stamped_at - time.monotonic()) < 60
     theirs.loading(0, "weights", 3, 10)
