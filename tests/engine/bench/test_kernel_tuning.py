@@ -71,7 +71,7 @@ def step(name: str, clock: Callable[[Callable[[], object]], float]) -> TuningSte
 
 @pytest.fixture
 def table() -> LaunchTable:
-    return launch_table("sm_90")
+    return launch_table("default")  # of no device, so that no tuning of one changes it
 
 
 def test_the_fastest_tile_takes_its_place_and_the_rest_stays(table: LaunchTable) -> None:
@@ -122,7 +122,7 @@ def test_contexts_are_cut_as_the_sum_over_batches_wants(table: LaunchTable) -> N
     first_of_eight = cuts.index(min(cuts), 1)
     assert cuts[:first_of_eight] == sorted(set(cuts[:first_of_eight]))
     assert figures["candidates"] == len({table.decode_programs, 132, 264, 396, 528, 792})
-    assert better.decode_programs in (132, 264, 396, 528, 792)
+    assert better.decode_programs in (table.decode_programs, 132, 264, 396, 528, 792)
     assert figures["chosen"] == {"decode_programs": better.decode_programs}
     assert figures["best_microseconds"] <= figures["before_microseconds"]
 
