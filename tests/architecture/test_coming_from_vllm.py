@@ -21,6 +21,7 @@ VALUES = {
     "guided_decoding_backend": "xgrammar",
     "device": "cpu",
     "distributed_executor_backend": "ray",
+    "all2all_backend": "all2allv",
     "gpu_memory_utilization": "0.5",
 }
 """What options take that do not take any word or number."""

@@ -60,12 +60,12 @@ class DataGroup:
 
 
 def data_group(config: EngineConfig, arch: ModelArch, handles: TogetherHandles | None, rank: int) -> DataGroup | None:
-    """Return the group of a data rank; None where there is none, or the model's ranks need not step together.
+    """Return the group of a data rank; None where there is none, or ranks need not step together.
 
     Raises:
         ConfigError: they must, and cannot here.
     """
-    if handles is None or not arch.steps_together:
+    if handles is None or not (arch.steps_together or config.parallel.enable_expert_parallel):
         return None
     together = f"the data ranks of a {arch.model_type} step together, and"
     if config.parallel.world_size > 1 or config.parallel.is_networked:

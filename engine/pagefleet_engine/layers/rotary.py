@@ -128,8 +128,8 @@ class _TorchRotation:
             turned_TMR = self._turn(qk_TMH[..., : self._rotary_dim], interleaved)
             return torch.cat((turned_TMR, qk_TMH[..., self._rotary_dim :]), dim=-1)
         if interleaved:
-            halves_TMR = self._turn(qk_TMH.reshape(*qk_TMH.shape[:-1], -1, 2).mT.flatten(-2), interleaved=False)
-            return halves_TMR.view(*qk_TMH.shape[:-1], 2, -1).mT.flatten(-2)
+            halves_TMR = self._turn(qk_TMH.reshape(*qk_TMH.shape[:-1], self._half, 2).mT.flatten(-2), interleaved=False)
+            return halves_TMR.view(*qk_TMH.shape[:-1], 2, self._half).mT.flatten(-2)
         swapped_TMH = qk_TMH.roll(self._half, -1)
         return torch.addcmul(qk_TMH * self._cos_T1R, swapped_TMH, self._sin_T1R)
 

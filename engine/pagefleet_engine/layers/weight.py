@@ -18,6 +18,7 @@ from torch import Tensor
 from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.ranks.group import Alone, RankGroup
+from pagefleet_engine.ranks.parallelism import All2All
 
 MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -48,6 +49,8 @@ class Placement:
     """The copies of the model that step together, see `ModelArch.steps_together`."""
     expert_parallel: bool = False
     """Ranks have some experts whole, not a part of each."""
+    all2all_backend: All2All = "allgather_reducescatter"
+    """How rows get to experts of other copies of the model."""
     layers: range | None = None
     """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
     machine: RankGroup | None = None

@@ -53,6 +53,11 @@ class RankGroup(Protocol):
         """All ranks' rows, one rank's after another's, in a new tensor; `x` is contiguous, and alike on all ranks."""
         ...
 
+    def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """What every rank sends this one, in the order of the ranks, in a new tensor. `rows[i][j]` go from rank i to
+        rank j: the same numbers on all ranks. `x` is contiguous: rows for the first rank, then for the second, ..."""
+        ...
+
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         ...
@@ -91,6 +96,10 @@ class Alone:
         """See RankGroup."""
         return x
 
+    def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """See RankGroup."""
+        return x
+
     def barrier(self) -> None:
         """See RankGroup."""
 
@@ -112,6 +121,8 @@ class ProcessGroup(Protocol):
     def _reduce_scatter_base(self, output: Tensor, input: Tensor) -> Work: ...  # noqa: A002
 
     def _allgather_base(self, output: Tensor, input: Tensor) -> Work: ...  # noqa: A002
+
+    def alltoall_base(self, output: Tensor, input: Tensor, out_rows: list[int], in_rows: list[int]) -> Work: ...  # noqa: A002
 
     def barrier(self) -> Work: ...
 
@@ -158,6 +169,13 @@ class TorchGroup:
         """See RankGroup."""
         out = x.new_empty(self.size * len(x), *x.shape[1:])
         self._group._allgather_base(out, x).wait()
+        return out
+
+    def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """See RankGroup."""
+        received = [sent[self.index] for sent in rows]
+        out = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(out, x, received, list(rows[self.index])).wait()
         return out
 
     def barrier(self) -> None:

@@ -12,6 +12,7 @@ from pagefleet_protocol.settings.fields import Between, HostName, Port, Seconds,
 from pagefleet_engine.errors import ConfigError
 
 ExecutorBackend = Annotated[Literal["mp", "ray"], Spellings({"uni": "mp"})]
+All2All = Literal["allgather_reducescatter", "all2allv"]
 # More than any machine has devices; a rank is a process.
 _Ranks = Annotated[int, Between(1, 1024)]
 
@@ -56,7 +57,11 @@ class Parallelism:
     """Tensor ranks normalise and add up tokens of their own only, and gather them before each product: for long
     prompts."""
     enable_expert_parallel: bool = False
-    """Ranks have some experts of a mixture whole, not a part of each."""
+    """Ranks have some experts of a mixture whole, not a part of each; data ranks then have each expert once among them,
+    and step together."""
+    all2all_backend: All2All = "allgather_reducescatter"
+    """How tokens get to experts of other data ranks: allgather_reducescatter has every rank see all tokens, all2allv
+    sends a rank those that want its experts."""
     pipeline_parallel_size: _Ranks = 1
     """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
     tensor_parallel_size."""
@@ -92,8 +97,8 @@ class Parallelism:
             )
         if self.enable_expert_parallel and self.tensor_parallel_size == self.data_ranks == 1:
             raise ConfigError(
-                "enable_expert_parallel divides experts among ranks, and tensor_parallel_size and data_parallel_size "
-                "are 1: raise either, or leave enable_expert_parallel out"
+                "enable_expert_parallel divides experts among ranks, and there is one: raise tensor_parallel_size, or "
+                "data_parallel_size of copies behind one port, or leave enable_expert_parallel out"
             )
         self._check_copies()
         self._check_nodes()

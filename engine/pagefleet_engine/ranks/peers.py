@@ -61,6 +61,10 @@ class PeerGroup:
         """See RankGroup."""
         return self._group.gather_rows(x)
 
+    def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """See RankGroup."""
+        return self._group.all_to_all(x, rows)
+
     def barrier(self) -> None:
         """See RankGroup."""
         self._group.barrier()

@@ -99,6 +99,21 @@ class SharedGroup:
             offset += len(piece)
         return out
 
+    def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """See RankGroup. Each rank copies what is its own out of what the others have written."""
+        width, flat = x.shape[1:].numel(), x.view(-1)
+        firsts = [sum(sent[: self.index]) * width for sent in rows]
+        room = x.new_empty(sum(sent[self.index] for sent in rows), *x.shape[1:])
+        ranks = room.view(-1).split_with_sizes([sent[self.index] * width for sent in rows])
+        longest, per_piece = max(map(sum, rows)) * width, SLOT_BYTES // x.itemsize
+        for offset in range(0, longest, per_piece):
+            parts = self._exchange(flat[offset : offset + per_piece], min(per_piece, longest - offset))
+            for first, to, part in zip(firsts, ranks, parts, strict=True):
+                start, stop = max(first, offset), min(first + len(to), offset + per_piece)
+                if start < stop:
+                    to[start - first : stop - first].copy_(part[start - offset : stop - offset])
+        return room
+
     def barrier(self) -> None:
         """See RankGroup."""
         self._meet()

@@ -21,7 +21,7 @@ class _NoTokens:
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See AttentionStep."""
-        return q_TNH
+        return q_TNH if spec.latent is None else q_TNH.new_empty(0, q_TNH.shape[1], spec.latent.value_dim)
 
 
 @torch.inference_mode()

@@ -65,12 +65,15 @@ class KVCacheSize:
         )
 
 
-def activation_bytes(arch: ModelArch, max_num_batched_tokens: int, max_num_seqs: int, itemsize: int) -> int:
+def activation_bytes(
+    arch: ModelArch, max_num_batched_tokens: int, max_num_seqs: int, itemsize: int, copies: int = 1
+) -> int:
     """Rough upper bound of what one CPU step holds besides weights and KV cache.
 
     Per token the residual, its norm, attention's inputs and outputs and the MLP's three intermediates; for each of its
-    experts the same three, a copy of its inputs and its outputs three times, once in float32; per row the logits in
-    float32, with the copies that sampling makes.
+    experts the same three, a copy of its inputs and its outputs three times, once in float32, also for tokens of other
+    `copies` of the model, which may all want the experts of this one; per row the logits in float32, with the copies
+    that sampling makes.
     """
     attention = 2 * arch.num_heads * arch.head_dim + 2 * arch.kv.numbers
     if arch.latent is not None:  # queries as they are compared with latents, and keys and values made from some
@@ -78,7 +81,7 @@ def activation_bytes(arch: ModelArch, max_num_batched_tokens: int, max_num_seqs:
     per_token = (4 * arch.hidden_size + attention + 3 * arch.intermediate_size) * itemsize
     if arch.experts is not None:
         each = (3 * arch.hidden_size + 3 * arch.experts.intermediate_size) * itemsize + 4 * arch.hidden_size
-        per_token += arch.experts.routing.top_k * each
+        per_token += copies * arch.experts.routing.top_k * each
     return max_num_batched_tokens * per_token + 4 * max_num_seqs * arch.vocab_size * 4
 
 

@@ -188,6 +188,7 @@ class Worker:
             tensor=self._communicators.tensor,
             sequence_parallel=self._config.parallel.enable_sequence_parallelism,
             expert_parallel=self._config.parallel.enable_expert_parallel,
+            all2all_backend=self._config.parallel.all2all_backend,
             layers=None if self._part.num_stages == 1 else self._layers,
             machine=self._communicators.everyone,
             data=self._communicators.data,
@@ -235,10 +236,9 @@ class Worker:
     def _budget(self, request_bytes: int, max_model_len: int) -> int:
         utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler
         if self._device.type == "cpu":
-            activations = activation_bytes(
-                self._model.arch, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._dtype.itemsize
-            )
-            parallel = self._config.parallel
+            parallel, sizes = self._config.parallel, (scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+            copies = self._communicators.data.size
+            activations = activation_bytes(self._model.arch, *sizes, self._dtype.itemsize, copies)
             kept = self._config.kv_transfer.host_memory // parallel.world_size
             memory = self._memory().shared_by(parallel.data_parallel_size).without(kept)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pagefleet_engine.client.async_client import AsyncEngineClient
@@ -55,6 +57,27 @@ def test_tokens_are_those_of_one_rank(ranks: int) -> None:
         expected = await all_tokens(alone)
         await alone.close()
         together = await start(ranks)
+        assert await all_tokens(together) == expected
+        told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
+        assert len(told) == ranks, "each rank computed some"
+        await together.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "backend"), [("qwen3_moe", 2, "allgather_reducescatter"), ("deepseek_v3", 3, "all2allv")]
+)
+def test_copies_that_have_each_expert_once_among_them(
+    family: str, ranks: int, backend: str, make_checkpoint: Callable[..., Path]
+) -> None:
+    model = str(make_checkpoint(family))
+
+    async def test() -> None:
+        alone = await start(1, CORE_COMMAND, model=model)
+        expected = await all_tokens(alone)
+        await alone.close()
+        together = await start(ranks, CORE_COMMAND, model=model, enable_expert_parallel=True, all2all_backend=backend)
         assert await all_tokens(together) == expected
         told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
         assert len(told) == ranks, "each rank computed some"

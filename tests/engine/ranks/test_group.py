@@ -66,6 +66,25 @@ def test_rows_are_gathered_in_the_order_of_the_ranks(on: On) -> None:
 
 
 @KINDS
+@pytest.mark.parametrize("width", [1, 100_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_rows_go_to_the_ranks_that_they_are_for(dtype: torch.dtype, width: int, on: On) -> None:
+    """Also when that is nobody, or more than one piece; row `ij` goes from rank i to rank j."""
+    rows = [[1, 2, 0], [0, 0, 3], [0, 0, 0]]
+
+    def send(group: RankGroup) -> list[float]:
+        index = group.index
+        marks = [10.0 * index + to for to, count in enumerate(rows[index]) for _ in range(count)]
+        x = torch.tensor(marks, dtype=dtype)[:, None].expand(-1, width).contiguous()
+        got = group.all_to_all(x, rows)
+        assert got.dtype == dtype
+        assert (got == got[:, :1]).all()
+        return got[:, 0].tolist()
+
+    assert on(3, send) == [[0], [1, 1], [12, 12, 12]]
+
+
+@KINDS
 def test_a_sum_that_is_not_a_number_on_one_rank_is_none_on_all(on: On) -> None:
     def work(group: RankGroup) -> Tensor:
         return group.all_reduce(torch.tensor([float("nan") if group.index == 1 else 1.0, 1.0]))
@@ -78,6 +97,7 @@ def test_a_rank_alone_sends_nothing() -> None:
     assert alone.all_reduce(x) is x
     assert alone.all_gather(x, (3,)) is x
     assert alone.gather_rows(alone.reduce_scatter(x)) is x
+    assert alone.all_to_all(x, [[2]]) is x
     alone.barrier()
 
 

@@ -61,7 +61,9 @@ def test_one_rank_has_no_tokens_to_divide() -> None:
 def test_experts_among_ranks() -> None:
     Parallelism(tensor_parallel_size=4).check_experts(0)
     Parallelism(tensor_parallel_size=4, enable_expert_parallel=True).check_experts(4)
-    with pytest.raises(ConfigError, match=r"^enable_expert_parallel divides experts among ranks, and tensor_p"):
+    with pytest.raises(
+        ConfigError, match=r"^enable_expert_parallel divides experts among ranks, and there is one: raise"
+    ):
         Parallelism(enable_expert_parallel=True)
     with pytest.raises(ConfigError, match=r"^enable_expert_parallel divides experts, and the model has none: leave"):
         Parallelism(tensor_parallel_size=4, enable_expert_parallel=True).check_experts(0)

@@ -1,22 +1,27 @@
 """How rows get to the ranks whose experts they go to, and their results back.
 
 Tensor ranks have all rows of their copy of the model: each has a part of the width of every expert, or with expert
-parallelism some experts whole, and gives its part of the sums. Data ranks have rows of their own.
+parallelism some experts whole, and gives its part of the sums. Data ranks have rows of their own, which go to the
+copies that have their experts.
 
-Shapes: T tokens of the step, R rows that this rank's experts see, K experts of a row, E experts, D hidden size.
+Shapes: T tokens of the step, R rows that this rank's experts see, K experts of a row, D hidden size, N ranks that
+exchange rows, S rows that this one sends.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.ranks.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +66,71 @@ class TensorExchange:
         return Delivery(x_TD, on_rank(routes, self._own), _as_they_are)
 
 
+class GatherExchange:
+    """Every rank gets the rows of all: its own experts compute theirs, and each rank gets the sums of its own rows.
+
+    Ranks have as many rows as the one with the most, those behind their own go nowhere.
+    """
+
+    __slots__ = ("_own", "_ranks")
+
+    def __init__(self, ranks: RankGroup, own: range) -> None:
+        """`own`: the experts of this rank."""
+        self._ranks, self._own = ranks, own
+
+    def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
+        """See Exchange."""
+        num_tokens = len(x_TD)
+        most = int(self._ranks.all_reduce(torch.tensor([num_tokens]), "max"))
+        if not most:
+            return Delivery(x_TD, on_rank(routes, self._own), _as_they_are)
+        missing = most - num_tokens
+        packed = F.pad(_packed(routes), (0, 0, 0, missing), value=NOWHERE)
+        x_RD = self._ranks.gather_rows(F.pad(x_TD, (0, 0, 0, missing)).contiguous())
+        all_routes = on_rank(_unpacked(self._ranks.gather_rows(packed)), self._own)
+        return Delivery(x_RD, all_routes, lambda sums_RD: self._ranks.reduce_scatter(sums_RD)[:num_tokens])
+
+
+class AllToAllExchange:
+    """A rank gets the rows that some of its experts are wanted for, and sends each back to where it came from, summed
+    over these."""
+
+    __slots__ = ("_own", "_ranges", "_ranks")
+
+    def __init__(self, ranks: RankGroup, experts: Sequence[range]) -> None:
+        """`experts`: of each rank."""
+        self._ranks, self._own = ranks, experts[ranks.index]
+        self._ranges = torch.tensor([(own.start, own.stop) for own in experts], dtype=torch.int32)[..., None, None]
+
+    def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
+        """See Exchange."""
+        first, stop = self._ranges.unbind(1)
+        wanted_NT = ((routes.experts_TK >= first) & (routes.experts_TK < stop)).any(-1)
+        rank_S, token_S = wanted_NT.nonzero(as_tuple=True)
+        counts_N = torch.bincount(rank_S, minlength=self._ranks.size)
+        rows = self._ranks.gather_rows(counts_N[None]).tolist()
+        back = list(zip(*rows, strict=True))
+        x_RD = self._ranks.all_to_all(x_TD[token_S], rows)
+        came = _unpacked(self._ranks.all_to_all(_packed(routes)[token_S], rows))
+
+        def finalize(sums_RD: Tensor) -> Tensor:
+            parts_SD = self._ranks.all_to_all(sums_RD, back)
+            sums_TD = torch.zeros(x_TD.shape, dtype=torch.float32)
+            return sums_TD.index_add_(0, token_S, parts_SD.float()).to(x_TD.dtype)
+
+        return Delivery(x_RD, on_rank(came, self._own), finalize)
+
+
+def _packed(routes: Routes) -> Tensor:
+    """In one int32 tensor [T, 2K], for one message."""
+    return torch.cat([routes.weights_TK.contiguous().view(torch.int32), routes.experts_TK], -1)
+
+
+def _unpacked(packed: Tensor) -> Routes:
+    weights_TK, experts_TK = packed.chunk(2, -1)
+    return Routes(weights_TK.contiguous().view(torch.float32), experts_TK)
+
+
 def on_rank(routes: Routes, own: range) -> Routes:
     """The same by the numbers of a rank's own experts; NOWHERE in the place of others."""
     local_TK = routes.experts_TK - own.start
@@ -81,5 +151,11 @@ def own_experts(num_experts: int, placement: Placement) -> tuple[range, Exchange
     """A rank's experts of a layer, and how rows get to them."""
     if not placement.expert_parallel:
         return range(num_experts), WidthExchange()
-    own = expert_ranges(num_experts, placement.tensor.size)[placement.tensor.index]
-    return own, TensorExchange(own)
+    tensor, data = placement.tensor, placement.data
+    of_copies = expert_ranges(num_experts, tensor.size * data.size)[tensor.index :: tensor.size]
+    own = of_copies[data.index]
+    if data.size == 1:
+        return own, TensorExchange(own)
+    if placement.all2all_backend == "all2allv":
+        return own, AllToAllExchange(data, of_copies)
+    return own, GatherExchange(data, own)

@@ -1,0 +1,166 @@
+"""Whole experts over copies of the model, which have tokens of their own: what each gets is what one rank would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pagefleet_engine.layers.moe.exchange import Exchange, own_experts
+from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
+from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.models.model import Model
+from pagefleet_engine.ranks.group import Alone, RankGroup, gloo_group
+from pagefleet_engine.ranks.parallelism import All2All
+from pagefleet_engine.worker.empty_step import compute_nothing
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.ranks import in_memory, on_ranks
+
+Make = Callable[..., Path]
+CPU = torch.device("cpu")
+BACKENDS: tuple[All2All, ...] = ("allgather_reducescatter", "all2allv")
+NUM_EXPERTS, TOP_K, HIDDEN = 7, 3, 5
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def placed(backend: All2All, *, data: RankGroup, tensor: RankGroup | None = None) -> Placement:
+    return Placement(
+        torch.float32,
+        CPU,
+        use_kernels=False,
+        tensor=tensor or Alone(),
+        data=data,
+        expert_parallel=True,
+        all2all_backend=backend,
+    )
+
+
+def routed(num_rows: int, dice: torch.Generator) -> tuple[Tensor, Routes]:
+    """Rows and where they go; some nowhere."""
+    liking = torch.rand(num_rows, NUM_EXPERTS, generator=dice)
+    experts = liking.topk(TOP_K, -1).indices.to(torch.int32)
+    experts[::4] = NOWHERE
+    x = torch.randn(num_rows, HIDDEN, generator=dice)
+    return x, Routes(torch.rand(num_rows, TOP_K, generator=dice), experts)
+
+
+def through(exchange: Exchange, own: range, x_TD: Tensor, routes: Routes) -> Tensor:
+    """Experts that multiply by their number plus one."""
+    sent = exchange.prepare(x_TD, routes)
+    assert ((sent.routes.experts_TK < len(own)) & (sent.routes.experts_TK >= NOWHERE)).all()
+    return sent.finalize(sent.x_RD * _factors(sent.routes, own.start)[:, None])
+
+
+def _factors(routes: Routes, first: int = 0) -> Tensor:
+    goes = routes.experts_TK != NOWHERE
+    return (routes.weights_TK * (routes.experts_TK + first + 1) * goes).sum(-1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ten_thousand_steps_with_ranks_that_have_no_tokens(backend: All2All) -> None:
+    def rank(ranks: RankGroup) -> float:
+        own, exchange = own_experts(NUM_EXPERTS, placed(backend, data=ranks))
+        dice, generator, worst = random.Random(ranks.index), torch.Generator().manual_seed(ranks.index), 0.0
+        for _ in range(10_000):
+            x_TD, routes = routed(dice.choice((0, 0, 1, 2, 9)), generator)
+            out_TD = through(exchange, own, x_TD, routes)
+            assert out_TD.shape == x_TD.shape
+            if len(x_TD):
+                worst = max(worst, float((out_TD - x_TD * _factors(routes)[:, None]).abs().max()))
+        return worst
+
+    assert max(in_memory(2, rank)) < 1e-4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copies_of_several_tensor_ranks(backend: All2All) -> None:
+    """Four ranks have the experts once among them; the two of a copy have the same rows, and add up what they got."""
+    stores = {name: HashStore() for name in ("tensor 0", "tensor 1", "data 0", "data 1")}
+
+    def rank(world: RankGroup) -> float:
+        copy, number = divmod(world.index, 2)
+        tensor, _ = gloo_group(stores[f"tensor {copy}"], number, 2, timedelta(seconds=60))
+        data, _ = gloo_group(stores[f"data {number}"], copy, 2, timedelta(seconds=60))
+        own, exchange = own_experts(NUM_EXPERTS, placed(backend, data=data, tensor=tensor))
+        x_TD, routes = routed(6 + copy, torch.Generator().manual_seed(copy))
+        sums_TD = tensor.all_reduce(through(exchange, own, x_TD, routes).contiguous())
+        return float((sums_TD - x_TD * _factors(routes)[:, None]).abs().max())
+
+    assert max(on_ranks(4, rank)) < 1e-5
+
+
+def load(folder: Path, place: Placement) -> Model:
+    return load_model(folder, read_arch(folder), place, "auto", 0)
+
+
+@torch.inference_mode()
+def logits(model: Model, prompts: list[Tensor]) -> list[Tensor]:
+    """Of each prompt in a step of its own; where it is empty, of a step without tokens."""
+    found = []
+    for prompt in prompts:
+        if not len(prompt):
+            compute_nothing(model, CPU)
+            continue
+        step = DenseStep([(DenseSequence(), len(prompt))])
+        found.append(model.logits(model.forward(prompt, torch.arange(len(prompt)), step)))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("family", "size"), [("mixtral", 2), ("qwen2_moe", 3), ("qwen3_moe", 4), ("deepseek_v3", 3), ("granitemoe", 2)]
+)
+def test_each_copy_computes_what_one_rank_would(
+    family: str, size: int, backend: All2All, make_checkpoint: Make
+) -> None:
+    """Prompts of different lengths on each, and steps in which some have none."""
+    folder = make_checkpoint(family)
+    lengths = [[7, 0, 3, 40], [1, 5, 0, 0], [0, 0, 2, 9], [3, 1, 0, 0]]
+    prompts = [[torch.arange(3, 3 + length) for length in own] for own in lengths]
+    alone = load(folder, Placement(torch.float32, CPU, use_kernels=False))
+
+    def rank(ranks: RankGroup) -> list[Tensor]:
+        return logits(load(folder, placed(backend, data=ranks)), prompts[ranks.index])
+
+    found: list[list[Tensor]] = on_ranks(size, rank)
+    for own, got in zip(prompts, found, strict=False):
+        for expected, one in zip(logits(alone, [prompt for prompt in own if len(prompt)]), got, strict=True):
+            assert (one - expected).abs().max() < 1e-4
+
+
+def test_rows_that_nobody_wants_elsewhere_do_not_travel() -> None:
+    """Every row's experts are at home."""
+    sent: list[Any] = []
+
+    class Counted(Alone):
+        size = 2
+
+        def gather_rows(self, x: Tensor) -> Tensor:
+            return torch.cat([x, torch.zeros_like(x)])
+
+        def all_to_all(self, x: Tensor, rows: Any) -> Tensor:
+            sent.append(rows)
+            return x
+
+    own, exchange = own_experts(4, placed("all2allv", data=Counted()))
+    experts = torch.tensor([[0, 1], [1, 0], [NOWHERE, NOWHERE]], dtype=torch.int32)
+    delivery = exchange.prepare(torch.ones(3, HIDDEN), Routes(torch.ones(3, 2), experts))
+    assert own == range(2)
+    assert sent == [[[2, 0], [0, 0]]] * 2
+    assert delivery.finalize(delivery.x_RD)[:, 0].tolist() == [1, 1, 0]
