@@ -41,6 +41,9 @@ OWN_FLAGS = {
     "-pp": _PARALLELISM,
     "--data-parallel-size": _PARALLELISM,
     "-dp": _PARALLELISM,
+    "--data-parallel-multi-port-external-lb": _FLEETS,
+    "--data-parallel-supervisor-port": _FLEETS,
+    "--data-parallel-rank": _FLEETS,
     "--nnodes": "set spec.nodes",
     "--node-rank": _FLEETS,
     "--master-addr": _FLEETS,
@@ -50,8 +53,9 @@ OWN_FLAGS = {
 """Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
 ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload, or give it one node"
 ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
-ONE_CACHE = "an engine passes K/V of several caches to nobody: leave out disaggregation, or parallelism.data"
 BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
+_PORTS_OF_A_POOL = 8
+"""Of inference.networking.k8s.io/v1."""
 LEAST_ROOM = "1Mi"
 """Of kvOffload: less is a number without its unit."""
 
@@ -97,12 +101,8 @@ def _kv_is_of_one_node(spec: InferenceServiceSpec) -> bool:
     return (spec.nodes or 1) == 1 or (spec.disaggregation is None and spec.engine.kv_offload is None)
 
 
-def _kv_is_of_one_cache(spec: InferenceServiceSpec) -> bool:
-    both = spec.disaggregation
-    copies = [
-        one.data for one in (spec.parallelism, *((both.prefill.parallelism, both.decode.parallelism) if both else ()))
-    ]
-    return both is None or all(one in (None, 1) for one in copies)
+def _fits_a_pool(spec: InferenceServiceSpec) -> bool:
+    return spec.router.inference_pool is None or (spec.parallelism.data or 1) <= _PORTS_OF_A_POOL
 
 
 def _kv_of_ranks_goes_by_tcp(spec: InferenceServiceSpec) -> bool:
@@ -110,8 +110,8 @@ def _kv_of_ranks_goes_by_tcp(spec: InferenceServiceSpec) -> bool:
     if both is None or both.data_plane in ("auto", "tcp"):
         return True
     gpus = [one.gpus or 0 for one in (spec.resources, both.prefill.resources, both.decode.resources)]
-    ranks = [_ranks(one) for one in (spec.parallelism, both.prefill.parallelism, both.decode.parallelism)]
-    return max(*gpus, *ranks) <= 1
+    given = (spec.parallelism, both.prefill.parallelism, both.decode.parallelism)
+    return max(*gpus, *((one.tensor or 1) * (one.pipeline or 1) for one in given)) <= 1
 
 
 def _cel_has_room(size: str) -> str:
@@ -183,19 +183,18 @@ RANK_RULES = (
     ),
     Rule(
         _SPEC,
+        f"!has(self.router.inferencePool) || {_cel_or_one(_DATA)} <= {_PORTS_OF_A_POOL}",
+        f"an InferencePool has {_PORTS_OF_A_POOL} ports, one for each data rank: lower it, or leave out "
+        "router.inferencePool",
+        _fits_a_pool,
+        "parallelism.data",
+    ),
+    Rule(
+        _SPEC,
         f"{_CEL_NODES} == 1 || !has(self.disaggregation) && !has(self.engine.kvOffload)",
         f"with several nodes {ONE_NODE}",
         _kv_is_of_one_node,
         "nodes",
-    ),
-    Rule(
-        _SPEC,
-        "!has(self.disaggregation) || ["
-        + ", ".join(_cel_or_one(f"{where}parallelism.data") for where in ("", *_PART_FIELDS))
-        + "].all(copies, copies == 1)",
-        f"with data ranks {ONE_CACHE}",
-        _kv_is_of_one_cache,
-        "parallelism",
     ),
     Rule(
         _SPEC,

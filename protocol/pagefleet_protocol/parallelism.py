@@ -22,4 +22,4 @@ class Parallelism(Object):
     pipeline: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
     """Stages, each of which has some of the layers; default: one for each node."""
     data: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
-    """Copies of the model behind one port, each with tensor * pipeline ranks; default 1."""
+    """Copies of the model, each with tensor * pipeline ranks and an engine by itself for routers; default 1."""

@@ -65,8 +65,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("spec.nodes", service_document(nodes=2, disaggregation={})),
     ("spec.nodes", service_document(nodes=2, engine={"kvOffload": {"memory": "8Gi"}})),
     ("spec.parallelism", service_document(parallelism={"tensor": 2}, disaggregation={"dataPlane": "nccl"})),
-    ("spec.parallelism", service_document(parallelism={"data": 2}, disaggregation={})),
-    ("spec.parallelism", service_document(disaggregation={"decode": {"parallelism": {"data": 2}}})),
+    ("spec.parallelism.data", service_document(parallelism={"data": 9}, router={"inferencePool": {}})),
     (
         "spec.parallelism",
         service_document(disaggregation={"dataPlane": "cuda_ipc", "prefill": {"parallelism": {"tensor": 2}}}),

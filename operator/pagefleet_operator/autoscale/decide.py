@@ -27,6 +27,7 @@ def decide(
     policy: ScalingPolicy, signals: FleetSignals, engines: EnginesSeen, state: ScalingState, now: float
 ) -> Decision:
     """Return the decision. The same arguments give the same one."""
+    signals = signals.of_whole(engines.endpoints)
     state = _ceiling(replace(state, desired=_within(policy, state.desired)), policy, engines, now)
     if not signals.complete:
         return _by_part(policy, signals, engines, state, now)

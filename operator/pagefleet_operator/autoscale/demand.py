@@ -52,6 +52,8 @@ class EnginesSeen:
     """Wanted, and not to be created: a quota is used up."""
     start_up_s: float | None = None
     """What those that became ready took to start; None: none was seen to."""
+    endpoints: int = 1
+    """That routers take for engines, of each."""
 
     @property
     def count(self) -> int:

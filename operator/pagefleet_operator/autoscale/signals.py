@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pagefleet_operator.autoscale.router_page import FleetMoment, Histogram, RouterReading
@@ -64,6 +64,11 @@ class FleetSignals(FleetMoment):
     def seconds_between_tokens(self) -> float | None:
         """Mean time between two tokens of a request now; None: hardly any are generated."""
         return self.running / self.generated_per_s if self.running >= 1 and self.generated_per_s >= 1 else None
+
+    def of_whole(self, endpoints: int) -> FleetSignals:
+        """Return the same by engines that have so many endpoints each, where routers count these."""
+        rate = None if self.prefill_rate is None else self.prefill_rate * endpoints
+        return replace(self, engines=self.engines / endpoints, prefill_rate=rate)
 
     @property
     def idle(self) -> bool:

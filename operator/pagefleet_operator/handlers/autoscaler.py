@@ -45,6 +45,7 @@ from pagefleet_operator.plan.pair_ratio import PairLoad
 from pagefleet_operator.plan.role_health import groups_are_late
 from pagefleet_operator.plan.roles import is_disaggregated, role_status_view
 from pagefleet_operator.render.engine_pairs import deployed_pairs
+from pagefleet_operator.render.ports import endpoints_of
 
 _LOG = logging.getLogger(__name__)
 PERIOD_S = 2.0
@@ -291,6 +292,7 @@ def engines_seen(pods: Iterable[PodSeen], deployment: Mapping[str, Any], now: da
         refused=max(0, wanted - len(exist)) if refused else 0,
         # One that was ready, failed and came back seems to have taken longer.
         start_up_s=max(0.0, min(starts)) if starts else None,
+        endpoints=endpoints_of(deployment),
     )
 
 

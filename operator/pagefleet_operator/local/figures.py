@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.engine_history import EngineHistory
@@ -26,6 +27,19 @@ class EngineFigures:
     """Tokens generated a second, of the last seconds."""
     hit_ratio: float | None = None
     """Share of the prompts' tokens that its cache had, of the last minute."""
+
+
+def together(ranks: Sequence[EngineFigures]) -> EngineFigures | None:
+    """Return what the data ranks of an engine do: sums, and means of shares; None: none of them says."""
+    if len(ranks) <= 1:
+        return ranks[0] if ranks else None
+
+    def known(name: str) -> list[float]:
+        return [value for one in ranks if (value := getattr(one, name)) is not None]
+
+    sums = {name: sum(found) for name in ("running", "waiting", "tokens_s") if (found := known(name))}
+    means = {name: fmean(found) for name in ("kv_usage", "hit_ratio") if (found := known(name))}
+    return EngineFigures(**sums, **means)
 
 
 class FigureWatch:

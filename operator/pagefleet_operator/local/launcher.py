@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.kube_names import RANK_PORTS_APART
 
 from pagefleet_operator.errors import OperatorError
-from pagefleet_operator.local.machine import Gpus, Ports, free_pair, free_port, thread_flags
+from pagefleet_operator.local.machine import Gpus, Ports, free_port, free_row, thread_flags
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
@@ -51,16 +52,17 @@ class Launcher:
         devices = self.gpus.claim(name, count)
         if devices is None:
             raise OperatorError(f"waits for {'a free GPU' if count == 1 else f'{count} free GPUs'}")
-        port = free_port(_LOOPBACK)
-        events = free_pair(_LOOPBACK, port)
-        transfer = free_pair(_LOOPBACK, port, events, events + 1)
+        # Of several data ranks each has a port, and the next one tells the state of all.
+        serving = free_row(_LOOPBACK, workload.endpoints + (workload.endpoints > 1))
+        kv = free_row(_LOOPBACK, workload.endpoints * RANK_PORTS_APART, serving)
+        events, transfers = kv[0], kv[2::RANK_PORTS_APART]
         threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines * workload.nodes)
         # Those that come from Secrets in a cluster are in our own environment here.
         written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
         environment = {**written, **wait_policy({**os.environ, **written})}
         common = (*command, *workload.args, *threads, *self._key(service, workload))
-        meeting = free_pair(_LOOPBACK, port, events, events + 1, transfer, transfer + 1)
-        ports = [port, *(free_port(_LOOPBACK) for _ in range(1, workload.nodes))]
+        meeting = free_row(_LOOPBACK, 1, (*serving, *kv))[0]
+        ports = [serving[0], *(free_port(_LOOPBACK) for _ in range(1, workload.nodes))]
         nodes = [
             Launch(
                 (*common, *_node(workload, node, meeting), "--host", _LOOPBACK, "--port", str(own)),
@@ -70,15 +72,17 @@ class Launcher:
             )
             for node, own in enumerate(ports)
         ]
-        serving = (
+        addresses = (
             *(("--kv-events-port", str(events)) if workload.kv_events else ()),
-            *self._kv_address(service, workload, transfer),
+            *self._kv_address(service, workload, transfers[0]),
             *((DIRECTORY_FLAG, str(self._state.kv_path(name))) if workload.kv_disk else ()),
         )
         return replace(
             nodes[0],
-            argv=(*nodes[0].argv, *serving),
-            kv_address=f"{_LOOPBACK}:{transfer}" if workload.role == "prefill" else "",
+            argv=(*nodes[0].argv, *addresses),
+            url=base_url(_LOOPBACK, serving[-1]),
+            endpoints=tuple(base_url(_LOOPBACK, port) for port in serving[: workload.endpoints]),
+            kv_addresses=tuple(f"{_LOOPBACK}:{port}" for port in transfers) if workload.role == "prefill" else (),
             followers=tuple(nodes[1:]),
         )
 

@@ -15,7 +15,7 @@ from pagefleet_protocol.quantities import quantity
 from pagefleet_operator.errors import PortError
 
 _NUM_TRIED_PORTS = 1000
-_NUM_TRIED_PAIRS = 100
+_NUM_TRIED_ROWS = 100
 
 
 class Ports:
@@ -124,17 +124,18 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def free_pair(host: str, *taken: int) -> int:
-    """Return the lower of two ports in a row of `host` that nothing listens on now, neither of which is `taken`.
+def free_row(host: str, count: int, taken: Iterable[int] = ()) -> range:
+    """Return `count` ports in a row of `host` that nothing listens on now, none of which is `taken`.
 
     Raises:
-        PortError: none was found.
+        PortError: none were found.
     """
-    for _ in range(_NUM_TRIED_PAIRS):
-        port = free_port(host)
-        if not {port, port + 1} & set(taken) and port < 65535 and _refusal(host, port + 1) is None:
-            return port
-    raise PortError(f"no two ports in a row are free on {host}")
+    for _ in range(_NUM_TRIED_ROWS):
+        first = free_port(host)
+        row = range(first, first + count)
+        if row.stop <= 65536 and not set(row) & set(taken) and all(_refusal(host, port) is None for port in row[1:]):
+            return row
+    raise PortError(f"no {count} ports in a row are free on {host}")
 
 
 def check_port(host: str, port: int) -> None:

@@ -26,9 +26,11 @@ class Launch:
     environment: Mapping[str, str]
     """Added to our own."""
     url: str
-    """Base URL without trailing slash."""
-    kv_address: str = ""
-    """HOST:PORT where a prefill engine will answer decode engines; empty: it is none."""
+    """Base URL without trailing slash, for probes."""
+    endpoints: tuple[str, ...] = ()
+    """Base URLs for requests, of each data rank; none: it is `url`."""
+    kv_addresses: tuple[str, ...] = ()
+    """HOST:PORT where the ranks of a prefill engine will answer decode engines; none: it is no prefill engine."""
     followers: tuple[Launch, ...] = ()
     """The other nodes of an engine that has several; their URLs answer probes alone."""
 

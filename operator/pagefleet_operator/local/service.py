@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from pagefleet_protocol.inference_status import EngineRole, InferenceServiceStat
 
 from pagefleet_operator.autoscale.demand import EnginesSeen
 from pagefleet_operator.local.backoff import Backoff
-from pagefleet_operator.local.figures import FigureWatch
+from pagefleet_operator.local.figures import FigureWatch, together
 from pagefleet_operator.local.fleet_watch import FleetWatch
 from pagefleet_operator.local.model_fetch import ModelFetch, model_order
 from pagefleet_operator.local.scalers import Scalers, Surroundings
@@ -122,7 +122,8 @@ class ServiceRunner:
 
     def view(self) -> ServiceView:
         status = None if self._leaving else self.service.status
-        figures = self._figures.figures
+        told = self._figures.figures
+        figures = {one.name: together([told[n] for n in one.endpoint_urls if n in told]) for one in self._all()}
         seen = {one.name: one.process for one in self._all()}
         return ServiceView(
             self.service.name,
@@ -165,11 +166,10 @@ class ServiceRunner:
             self._watching = [self._tasks.create_task(watch) for watch in watches]
 
     def _engine_urls(self) -> dict[str, str]:
-        return {one.name: one.url for one in self._engines() if one.url and one.observe().state is State.READY}
+        return _endpoints_of(self._engines())
 
     def _part_urls(self) -> dict[str, str]:
-        supervisors = [one for role in PAIR_ROLES for one in self._supervisors[role].values()]
-        return {one.name: one.url for one in supervisors if one.url and one.observe().state is State.READY}
+        return _endpoints_of(one for role in PAIR_ROLES for one in self._supervisors[role].values())
 
     def _router_urls(self) -> dict[str, str]:
         routers = self._supervisors["router"].values()
@@ -189,6 +189,7 @@ class ServiceRunner:
                 warming=wanted.replicas if waiting else starting,
                 refused=wanted.replicas - self._within_gpus(wanted),
                 start_up_s=self._start_up_s,
+                endpoints=wanted.endpoints,
             ),
             routers={
                 one.name: one.address
@@ -284,7 +285,7 @@ class ServiceRunner:
         """Tell decode engines whom they may ask; engines that leave may still be asked for what they have computed."""
         if not is_disaggregated(self.service) and self._kv_peers is None:
             return
-        addresses = tuple(one.kv_address for one in self._supervisors["prefill"].values() if one.kv_address)
+        addresses = tuple(kv for one in self._supervisors["prefill"].values() for kv in one.kv_addresses)
         if addresses == self._kv_peers:
             return
         try:
@@ -298,10 +299,11 @@ class ServiceRunner:
         for supervisor in self._engines():
             seen = supervisor.observe()
             draining, coming = seen.state is State.DRAINING, seen.state is State.STARTING
-            url = supervisor.address if coming else supervisor.url
-            if url and (draining or coming or seen.state is State.READY):
+            listed = supervisor.address if coming else supervisor.url
+            if listed and (draining or coming or seen.state is State.READY):
                 model, share = self.service.model_name, self._trial.share(seen.revision)
-                endpoints.append(Endpoint(supervisor.name, url, model, draining, coming, seen.revision, share))
+                for name, url in supervisor.endpoint_urls.items():
+                    endpoints.append(Endpoint(name, url, model, draining, coming, seen.revision, share))
         if tuple(endpoints) == self._endpoints:
             return
         try:
@@ -371,6 +373,12 @@ class ServiceRunner:
 
     def _all(self) -> list[Supervisor]:
         return [one for role in self._supervisors.values() for _, one in sorted(role.items())]
+
+
+def _endpoints_of(supervisors: Iterable[Supervisor]) -> dict[str, str]:
+    """Return where those that are ready take requests."""
+    ready = (one for one in supervisors if one.url and one.observe().state is State.READY)
+    return {name: url for one in ready for name, url in one.endpoint_urls.items()}
 
 
 def _news(before: InferenceServiceStatus | None, status: InferenceServiceStatus) -> list[str]:

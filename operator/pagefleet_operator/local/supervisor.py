@@ -55,11 +55,13 @@ class Supervisor:
         self.name = f"{workload.name}-{number}"
         self.number = number
         self.url: str | None = None
-        """Where its process listens, while there is one that was ready."""
+        """Where its process answers probes, while there is one that was ready."""
         self.address: str | None = None
-        """Where its process listens or is going to, while there is one."""
-        self.kv_address = ""
-        """HOST:PORT where its process answers decode engines; empty where it does not."""
+        """Where its process answers them or is going to, while there is one."""
+        self.endpoints: tuple[str, ...] = ()
+        """Where its process takes requests or is going to: one URL, or one for each of its data ranks."""
+        self.kv_addresses: tuple[str, ...] = ()
+        """HOST:PORT where its process answers decode engines; none where it does not."""
         self.start_up_s: float | None = None
         """What it took to be ready when it last started; None: it never was."""
         self._service = service
@@ -83,6 +85,11 @@ class Supervisor:
     def process(self) -> ProcessView | None:
         """Its process, while there is one."""
         return ProcessView(self._child.pid, self._began, self._loading) if self._child else None
+
+    @property
+    def endpoint_urls(self) -> dict[str, str]:
+        """Where requests go, by the name that routers have for it; pods of several data ranks are called so too."""
+        return {self.name + (f".{rank}" if rank else ""): url for rank, url in enumerate(self.endpoints)}
 
     @property
     def pid(self) -> int | None:
@@ -134,7 +141,8 @@ class Supervisor:
             child = await NodeProcesses.start(launch, self._log, self._node_log)
         except OSError as error:
             return f"{launch.argv[0]} cannot be started: {error.strerror}"
-        self._child, self.address, self.kv_address = child, launch.url, launch.kv_address
+        self._child, self.address = child, launch.url
+        self.endpoints, self.kv_addresses = launch.endpoints or (launch.url,), launch.kv_addresses
         self._began, self._loading = time.monotonic(), None
         for node, pid in enumerate(child.pids):
             self._world.state.record(self._node_name(node), pid)
@@ -145,7 +153,7 @@ class Supervisor:
             return await self._accompany(child, exited, launch)
         finally:
             self.url = self.address = self._child = None
-            self.kv_address = ""
+            self.endpoints = self.kv_addresses = ()
             if not exited.done():
                 child.kill()
                 exited.cancel()

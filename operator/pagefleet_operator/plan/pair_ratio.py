@@ -35,7 +35,9 @@ class PairLoad:
     """That the mean is of."""
 
 
-def ratio_advice(load: PairLoad | None, have: Pair, previous: RatioAdvice | None, at: str) -> RatioAdvice | None:
+def ratio_advice(
+    load: PairLoad | None, have: Pair, previous: RatioAdvice | None, at: str, ranks: tuple[int, int] = (1, 1)
+) -> RatioAdvice | None:
     """Return status.ratio: what the load asks for beside what there is; the last one where there is no load to tell by.
 
     Args:
@@ -43,13 +45,14 @@ def ratio_advice(load: PairLoad | None, have: Pair, previous: RatioAdvice | None
         have: engines that are wanted now.
         previous: the last advice.
         at: now, RFC 3339.
+        ranks: data ranks of each prefill and each decode engine, which the load takes for engines.
     """
     if load is None or not load.prefill_rate or load.prompt_tokens_per_s <= 0:
         return previous
     if previous is not None and datetime.fromisoformat(at) - datetime.fromisoformat(previous.at) < _PERIOD:
         return previous
-    prefill = round(load.prompt_tokens_per_s / (load.prefill_rate * PREFILL_BUSY), 1)
-    decode = round(load.kv_usage * load.engines / KV_USAGE, 1)
+    prefill = round(load.prompt_tokens_per_s / (load.prefill_rate * PREFILL_BUSY) / ranks[0], 1)
+    decode = round(load.kv_usage * load.engines / KV_USAGE / ranks[1], 1)
     numbers = (
         f"{load.prompt_tokens_per_s:.0f} uncached prompt tokens/s arrive, one computes {load.prefill_rate:.0f}/s, "
         f"KV cache of {load.engines:.0f} engines {load.kv_usage:.0%} full"

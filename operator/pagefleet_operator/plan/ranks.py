@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagefleet_protocol.engine_rules import BY_TCP, ONE_CACHE, ONE_COPY, ONE_NODE
+from pagefleet_protocol.engine_rules import BY_TCP, ONE_COPY, ONE_NODE
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
@@ -61,8 +61,6 @@ def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
     both = service.spec.disaggregation
     if ranks.nodes > 1 and (both or offloaded):
         return f"with {ranks.nodes} nodes {ONE_NODE}"
-    if both and ranks.data > 1:
-        return f"with {ranks.data} data ranks {ONE_CACHE}"
     if both and ranks.each > 1 and both.data_plane not in ("auto", "tcp"):
         return f"with {ranks.each} ranks {BY_TCP}"
     return ""

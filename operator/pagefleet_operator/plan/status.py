@@ -304,7 +304,8 @@ def _ratio(now: Situation) -> RatioAdvice | None:
         return None
     have = Pair(now.parts[0].wanted, now.parts[1].wanted)
     before = now.previous.ratio if now.previous else None
-    return ratio_advice(now.observed.pair_load, have, before, rfc3339(now.observed.now))
+    prefill, decode = (role_view(now.service, role).spec.parallelism.data or 1 for role in PAIR_ROLES)
+    return ratio_advice(now.observed.pair_load, have, before, rfc3339(now.observed.now), (prefill, decode))
 
 
 def _link_verdict(now: Situation) -> Verdict | None:

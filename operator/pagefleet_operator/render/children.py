@@ -22,7 +22,7 @@ from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.render.canary import Trial
 from pagefleet_operator.render.drift import differences
-from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments
+from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments, most_data_ranks
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import engine_set
 from pagefleet_operator.render.model_job import model_claim, model_job, needs_job
@@ -75,6 +75,7 @@ def wanted_children(
     """
     with_job = needs_job(resolved)
     engines = _engines(service, resolved, settings, context)
+    ranks = most_data_ranks(resolved, context.parts)
     followers: list[Component] = ["follower"] if any(map(is_grouped, engines)) else []
     fresh = [
         *access(service),
@@ -83,13 +84,13 @@ def wanted_children(
             service, resolved, settings, with_job=with_job, parts=context.parts, groups=_groups(engines, context)
         ),
         client_service(service),
-        engine_service(service, context.trial.share if context.trial else {}),
-        *([prefill_service(service)] if context.parts or deployed_pairs(context.children) else []),
+        engine_service(service, ranks, context.trial.share if context.trial else {}),
+        *([prefill_service(service, ranks)] if context.parts or deployed_pairs(context.children) else []),
         _budget(service, names_of(service).engine, "engine", *followers),
         _budget(service, names_of(service).router, "router"),
         *([model_claim(service, resolved)] if resolved.makes_claim else []),
         router_deployment(service, resolved, settings),
-        *_exposure(service, context),
+        *_exposure(service, ranks, context),
     ]
     job = _job(service, resolved, settings, context) if with_job else None
     return (*map(with_applied, fresh), *_policies_left(service, context), *([job] if job else []), *engines)
@@ -137,17 +138,17 @@ def _job(service: InferenceService, resolved: Resolved, settings: ClusterSetting
     return with_applied(wanted)
 
 
-def _exposure(service: InferenceService, context: ChildContext) -> Iterator[Object]:
+def _exposure(service: InferenceService, ranks: int, context: ChildContext) -> Iterator[Object]:
     """Yield what others' controllers act upon, as far as the cluster has them."""
     if service.spec.expose.type == "Ingress" and "Ingress" in context.optional_kinds:
         yield ingress(service)
     has_pool = service.spec.router.inference_pool is not None and "InferencePool" in context.optional_kinds
     if has_pool:
-        yield inference_pool(service)
+        yield inference_pool(service, ranks)
     if service.spec.expose.type == "Gateway" and "HTTPRoute" in context.optional_kinds:
         yield http_route(service, to_pool=has_pool)
     if service.spec.monitoring.service_monitor and "ServiceMonitor" in context.optional_kinds:
-        yield service_monitor(service)
+        yield service_monitor(service, ranks)
 
 
 def _groups(engines: Sequence[Object], context: ChildContext) -> dict[str, int]:

@@ -26,7 +26,7 @@ from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_spec
 from pagefleet_operator.plan.workloads import Workload, engine_workload
 from pagefleet_operator.render.fleet_key import fleet_key
-from pagefleet_operator.render.labels import Object, child_object, labels, selector
+from pagefleet_operator.render.labels import PORT_NAME, Object, child_object, labels, selector
 from pagefleet_operator.render.model_files import cache_args, keeps_one_node, model_files, model_location, same_node
 from pagefleet_operator.render.pod import (
     TMP_PATH,
@@ -45,6 +45,7 @@ from pagefleet_operator.render.pod import (
     tmp_volume,
     with_annotations,
 )
+from pagefleet_operator.render.ports import container_ports, control_ports, kv_ports, serving_ports, state_port
 from pagefleet_operator.render.settings import ClusterSettings
 
 CONTAINER = "engine"
@@ -52,6 +53,8 @@ _TMP_SIZE = "8Gi"
 """Compiled code goes there, unless the model's volume keeps it."""
 _REVISION_VARIABLE = "PAGEFLEET_ENGINE_DEPLOYMENT_REVISION"
 _LOOK_S = 2
+_DEAD_AFTER = 6
+"""Failures of /livez in a row: a minute, as an engine itself waits for a step. A busy node must not end it sooner."""
 _START_S = 3600
 """What an engine gets to load its model, and more where rollout.progressSeconds is more."""
 
@@ -82,13 +85,15 @@ def engine_template(
     role: PairRole | None = None,
     *,
     follows: bool = False,
+    sources: int = 1,
 ) -> Object:
     """Return the pod template without its revision, podTemplate merged into it, and then that of the role.
 
     Args:
         follows: of the pods of an engine on several nodes that serve nobody.
+        sources: data ranks of each prefill engine, for a decode engine.
     """
-    made = _plain_template(service, resolved, settings, role, follows)
+    made = _plain_template(service, resolved, settings, role, follows, sources)
     template = patched(made, service.spec.pod_template)
     if follows:
         # podTemplate may say what leaders are, and they alone are engines.
@@ -98,7 +103,12 @@ def engine_template(
 
 
 def _plain_template(
-    service: InferenceService, resolved: Resolved, settings: ClusterSettings, role: PairRole | None, follows: bool
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    role: PairRole | None,
+    follows: bool,
+    sources: int,
 ) -> Object:
     workload = engine_workload(service, resolved, model_location(resolved), role)
     own = labels(service.name, "follower" if follows else "engine", role)
@@ -111,7 +121,7 @@ def _plain_template(
     parts = PodParts(
         labels=own,
         service_account=names_of(service).engine,
-        containers=(_container(service, workload, resolved, gear, follows),),
+        containers=(_container(service, workload, resolved, gear, follows, sources),),
         init_containers=tuple(one for each in gear for one in each.init_containers),
         volumes=(tmp_volume(_TMP_SIZE), *(volume for one in gear for volume in one.volumes)),
         more=_placement(service, resolved, role)
@@ -127,39 +137,48 @@ def tolerations_of(resolved: Resolved) -> list[Object]:
 
 
 def _container(
-    service: InferenceService, workload: Workload, resolved: Resolved, gear: tuple[Gear, ...], follows: bool
+    service: InferenceService,
+    workload: Workload,
+    resolved: Resolved,
+    gear: tuple[Gear, ...],
+    follows: bool,
+    sources: int,
 ) -> Object:
     args = (workload.verb, *_device_args(workload), *cache_args(resolved), *workload.args)
     args += tuple(word for one in gear for word in one.args)
     if workload.nodes > 1:
         args += node_args(NODE_RANK if follows else "0", LEADER_ADDRESS, RANKS_PORT)
-    args += () if follows else _fleet_addresses(service, workload)
+    args += () if follows else _fleet_addresses(service, workload, sources)
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
     start_s = max(_START_S, round(workload.progress_s))
     # Of an engine on several nodes, those that follow answer the same probes, and finish when their leader has.
-    made |= serving(Probe(startup_period_s=_LOOK_S, startup_failures=start_s // _LOOK_S, ready_period_s=_LOOK_S))
+    ranks = workload.endpoints
+    asked = next(iter(state_port(ranks)), PORT_NAME)
+    probe = Probe(
+        startup_period_s=_LOOK_S,
+        startup_failures=start_s // _LOOK_S,
+        ready_period_s=_LOOK_S,
+        port=asked,
+        live_failures=_DEAD_AFTER,
+    )
+    made |= serving(probe)
+    made["ports"] = container_ports(serving_ports(ranks) | state_port(ranks))
     made["env"] = _environment(workload, resolved)
     made["volumeMounts"] += [mount for one in gear for mount in one.mounts]
     if workload.role == "prefill":
-        made["ports"] += kv_ports("containerPort")
+        made["ports"] += container_ports(kv_ports(ranks))
     if resources := _resources(resolved):
         made["resources"] = resources
     return made
 
 
-def _fleet_addresses(service: InferenceService, workload: Workload) -> tuple[str, ...]:
+def _fleet_addresses(service: InferenceService, workload: Workload, sources: int) -> tuple[str, ...]:
     """Return where an engine listens to others of its service."""
     events = ("--kv-events-port", str(KV_EVENTS_PORT)) if workload.kv_events else ()
-    return (*_kv_address(service, workload.role), *events)
+    return (*_kv_address(service, workload.role, sources), *events)
 
 
-def kv_ports(field: str) -> list[Object]:
-    """Return the ports where prefill engines listen to decode engines, each with its number in that field."""
-    numbers = (("kv", KV_CONTROL_PORT), ("kv-data", KV_CONTROL_PORT + 1))
-    return [{"name": name, field: number, "protocol": "TCP"} for name, number in numbers]
-
-
-def _kv_address(service: InferenceService, role: Role) -> tuple[str, ...]:
+def _kv_address(service: InferenceService, role: Role, sources: int) -> tuple[str, ...]:
     """Return where an engine listens to others, and whom it may ask: decode asks prefill, and nobody asks decode."""
     if role not in PAIR_ROLES:
         return ()
@@ -168,7 +187,7 @@ def _kv_address(service: InferenceService, role: Role) -> tuple[str, ...]:
         return (*port, "--kv-host", "0.0.0.0")  # noqa: S104 pods are reached from outside themselves
     # Without the cluster's domain: every pod's own search path has it.
     name = f"{names_of(service).part('prefill')}.{service.metadata.namespace}.svc"
-    return (*port, "--kv-peers", f"dns:{name}:{KV_CONTROL_PORT}")
+    return (*port, "--kv-peers", ",".join(f"dns:{name}:{control}" for control in control_ports(sources)))
 
 
 def _device_args(workload: Workload) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def plan_groups(
     counts = count_engines(service, previous, observed)
     if isinstance(counts, int):
         return EngineGroups(counts=counts, fit=_missing_kind(resolved, observed) or check_fit(service, resolved))
-    parts = []
+    parts: list[Part] = []
     for role, engines in zip(PAIR_ROLES, (counts.prefill, counts.decode), strict=True):
         view = role_view(service, role)
         own = resolve(view, observed.profiles, resolved.facts, settings.engine_image)
@@ -94,7 +94,8 @@ def plan_groups(
             return own
         if refusal := check_pod_template(view, own, settings, role):
             return refusal
-        template = engine_template(view, own, settings, role)
+        sources = (parts[0].resolved if parts else own).ranks.data
+        template = engine_template(view, own, settings, role, sources=sources)
         parts.append(Part(role=role, view=view, resolved=own, template=template, engines=engines))
     fits = [check_fit(one.view, one.resolved) for one in parts]
     fit = next((one for one in fits if one.refusal), fits[-1])

@@ -48,6 +48,11 @@ class Part:
     engines: int
 
 
+def most_data_ranks(resolved: Resolved, parts: Collection[Part]) -> int:
+    """Return how many data ranks any of the engines has."""
+    return max(one.ranks.data for one in (resolved, *(part.resolved for part in parts)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Deployed:
     """A Deployment or LeaderWorkerSet of engines that exists, and is ours."""

@@ -8,22 +8,21 @@ from urllib.parse import urlsplit
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
-from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, PICKER_PORT, SERVING_PORT
+from pagefleet_protocol.kube_names import PICKER_PORT, SERVING_PORT
 
 from pagefleet_operator.plan.command_lines import shares_kv_events
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Component
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
-from pagefleet_operator.render.engine_pairs import Part
+from pagefleet_operator.render.engine_pairs import Part, most_data_ranks
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import group_selector
+from pagefleet_operator.render.ports import event_ports, kv_ports, serving_ports
 from pagefleet_operator.render.settings import ClusterSettings
 
 METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
 """Where clouds hand out the node's own credentials."""
-_KV_PORTS = (KV_CONTROL_PORT, KV_CONTROL_PORT + 1)
-_EVENT_PORTS = (KV_EVENTS_PORT, KV_EVENTS_PORT + 1)
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 _PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 """On the pods that the Prometheus operator makes."""
@@ -47,14 +46,15 @@ def network_policies(
     """
     if not settings.network_policies:
         return ()
-    engines = _policy(service, "engine", _engine_rules(service, resolved, settings))
-    routers = _policy(service, "router", _router_rules(service, resolved, settings))
+    ranks = most_data_ranks(resolved, parts)
+    engines = _policy(service, "engine", _engine_rules(service, resolved, settings, ranks))
+    routers = _policy(service, "router", _router_rules(service, resolved, settings, ranks))
     job = _policy(service, "model", _job_rules(resolved, settings))
     own = [_group_policy(service, name, group) for name, count in groups.items() for group in range(count)]
     followers = [_policy(service, "follower", _follower_rules(resolved))] if own else []
     return (
         *(engines, routers, *([job] if with_job else []), *followers, *own),
-        *(_part_policies(service, parts) if parts else ()),
+        *(_part_policies(service, parts, ranks) if parts else ()),
     )
 
 
@@ -71,7 +71,7 @@ def _group_policy(service: InferenceService, set_name: str, group: int) -> Objec
     return child_object("networking.k8s.io/v1 NetworkPolicy", service, f"{set_name}-{group}", "engine", spec=spec)
 
 
-def _part_policies(service: InferenceService, parts: Sequence[Part]) -> tuple[Object, Object]:
+def _part_policies(service: InferenceService, parts: Sequence[Part], ranks: int) -> tuple[Object, Object]:
     """Return what parts may do beside what all engines may: decode engines dial prefill engines, and nobody else does.
 
     NCCL dials from either side, to ports of its own choice.
@@ -80,7 +80,7 @@ def _part_policies(service: InferenceService, parts: Sequence[Part]) -> tuple[Ob
     plane = both.data_plane if both else "tcp"
     by_nccl = plane == "nccl" or (plane == "auto" and any(one.resolved.gpus for one in parts))
     prefill, decode = ({"podSelector": {"matchLabels": selector(service.name, "engine", role)}} for role in PAIR_ROLES)
-    asked: Object = {} if by_nccl else {"ports": _tcp(*_KV_PORTS)}
+    asked: Object = {} if by_nccl else {"ports": _tcp(*kv_ports(ranks).values())}
     answers = {"egress": [{"to": [decode]}]} if by_nccl else {}
     asks = {"ingress": [{"from": [prefill]}]} if by_nccl else {}
     return (
@@ -89,7 +89,7 @@ def _part_policies(service: InferenceService, parts: Sequence[Part]) -> tuple[Ob
     )
 
 
-def _engine_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
+def _engine_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: int) -> Object:
     router: Object = {"podSelector": {"matchLabels": selector(service.name, "router")}}
     sources: list[Object] = [router]
     if service.spec.monitoring.service_monitor:
@@ -97,9 +97,9 @@ def _engine_rules(service: InferenceService, resolved: Resolved, settings: Clust
     sources += _gateways(service)
     if is_disaggregated(service):
         sources.append(_operator(settings))  # it asks engines whether they reach each other
-    ingress: list[Object] = [{"from": sources, "ports": _tcp(SERVING_PORT)}]
+    ingress: list[Object] = [{"from": sources, "ports": _tcp(*serving_ports(ranks).values())}]
     if shares_kv_events(service, resolved):
-        ingress.append({"from": [router], "ports": _tcp(*_EVENT_PORTS)})
+        ingress.append({"from": [router], "ports": _tcp(*event_ports(ranks))})
     return {
         "ingress": ingress,
         "egress": [_names(), *([_everywhere()] if _downloads(resolved) else _collector(service))],
@@ -115,9 +115,9 @@ def _downloads(resolved: Resolved) -> bool:
     return resolved.uri.remote and resolved.cache in ("none", "hostPath")
 
 
-def _router_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings) -> Object:
-    events = _EVENT_PORTS if shares_kv_events(service, resolved) else ()
-    ports = _tcp(SERVING_PORT, *events)
+def _router_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: int) -> Object:
+    events = event_ports(ranks) if shares_kv_events(service, resolved) else ()
+    ports = _tcp(*serving_ports(ranks).values(), *events)
     engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": ports}
     # The API server is at an address that no selector matches and nobody here knows.
     api_server = {"ports": _tcp(*settings.api_server_port)}

@@ -30,6 +30,10 @@ class Probe:
     startup_failures: int
     ready_period_s: int
     startup_path: str = READY_PATH
+    port: str = PORT_NAME
+    """Name of the port that is asked."""
+    live_failures: int = 3
+    """Ten seconds apart."""
 
 
 def pod_security() -> Object:
@@ -74,9 +78,9 @@ def serving(probe: Probe) -> Object:
     """Return what a container that answers HTTP has beside: port, probes and an orderly end."""
     return {
         "ports": [{"name": PORT_NAME, "containerPort": SERVING_PORT, "protocol": "TCP"}],
-        "startupProbe": _http(probe.startup_path, probe.startup_period_s, probe.startup_failures),
-        "readinessProbe": _http(READY_PATH, probe.ready_period_s, 2),
-        "livenessProbe": _http(LIVE_PATH, 10, 3),
+        "startupProbe": _http(probe.port, probe.startup_path, probe.startup_period_s, probe.startup_failures),
+        "readinessProbe": _http(probe.port, READY_PATH, probe.ready_period_s, 2),
+        "livenessProbe": _http(probe.port, LIVE_PATH, 10, probe.live_failures),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
     }
 
@@ -176,9 +180,9 @@ def spread(match: Mapping[str, str], keys: Sequence[str] = ("pod-template-hash",
     }
 
 
-def _http(path: str, period_s: int, failures: int) -> Object:
+def _http(port: str, path: str, period_s: int, failures: int) -> Object:
     return {
-        "httpGet": {"path": path, "port": PORT_NAME, "scheme": "HTTP"},
+        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
         "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": failures,

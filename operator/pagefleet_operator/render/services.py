@@ -10,8 +10,8 @@ from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE, PICKER
 
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Component
-from pagefleet_operator.render.engine_deployment import kv_ports
 from pagefleet_operator.render.labels import PICKER_NAME, PORT_NAME, Object, child_object, selector
+from pagefleet_operator.render.ports import kv_ports, serving_ports
 
 CLIENT_PORT = 80
 POOL_GROUP = "inference.networking.k8s.io"
@@ -33,24 +33,32 @@ def client_service(service: InferenceService) -> Object:
     return made
 
 
-def engine_service(service: InferenceService, share: Mapping[str, str] = MappingProxyType({})) -> Object:
+def engine_service(
+    service: InferenceService, ranks: int = 1, share: Mapping[str, str] = MappingProxyType({})
+) -> Object:
     """Return the headless Service. It has EndpointSlices, and no address that could hide an engine from the routers.
 
-    `share`: labels that tell routers how many requests a new revision gets.
+    Args:
+        ranks: ports for requests that any of the pods has.
+        share: labels that tell routers how many requests a new revision gets.
     """
     made = _service(service, names_of(service).engine, _HEADLESS, SERVING_PORT, "engine")
+    made["spec"]["ports"] = [_http_port(name, number) for name, number in serving_ports(ranks).items()]
     made["metadata"]["labels"] = {**made["metadata"]["labels"], **share}
     return made
 
 
-def prefill_service(service: InferenceService) -> Object:
+def prefill_service(service: InferenceService, ranks: int = 1) -> Object:
     """Return the headless Service by which decode engines find prefill engines."""
     spec = {
         **_HEADLESS,
         # It says who may be asked, not who is ready: an engine that leaves still hands over what it has computed.
         "publishNotReadyAddresses": True,
         "selector": selector(service.name, "engine", "prefill"),
-        "ports": [one | {"targetPort": one["name"]} for one in kv_ports("port")],
+        "ports": [
+            {"name": name, "port": number, "protocol": "TCP", "targetPort": name}
+            for name, number in kv_ports(ranks).items()
+        ],
     }
     return child_object("v1 Service", service, names_of(service).part("prefill"), "engine", spec=spec)
 
@@ -64,9 +72,12 @@ def openai_config(service: InferenceService) -> Object:
 
 
 def _service(service: InferenceService, name: str, kind: Object, port: int, component: Component) -> Object:
-    entry = {"name": PORT_NAME, "port": port, "targetPort": PORT_NAME, "protocol": "TCP", "appProtocol": "http"}
-    spec = {**kind, "selector": selector(service.name, component), "ports": [entry]}
+    spec = {**kind, "selector": selector(service.name, component), "ports": [_http_port(PORT_NAME, port)]}
     return child_object("v1 Service", service, name, component, spec=spec)
+
+
+def _http_port(name: str, port: int) -> Object:
+    return {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": "http"}
 
 
 def ingress(service: InferenceService) -> Object:
@@ -103,13 +114,13 @@ def http_route(service: InferenceService, *, to_pool: bool) -> Object:
     return child_object("gateway.networking.k8s.io/v1 HTTPRoute", service, name, "router", spec=spec)
 
 
-def inference_pool(service: InferenceService) -> Object:
+def inference_pool(service: InferenceService, ranks: int = 1) -> Object:
     """Return the InferencePool of the engines, which asks the routers."""
     pool, name = service.spec.router.inference_pool, names_of(service).service
     assert pool is not None
     spec = {
         "selector": {"matchLabels": selector(service.name, "engine")},
-        "targetPorts": [{"number": SERVING_PORT}],
+        "targetPorts": [{"number": number} for number in serving_ports(ranks).values()],
         "endpointPickerRef": {
             "group": "",
             "kind": "Service",
@@ -121,12 +132,12 @@ def inference_pool(service: InferenceService) -> Object:
     return child_object(f"{POOL_GROUP}/v1 InferencePool", service, name, "router", spec=spec)
 
 
-def service_monitor(service: InferenceService) -> Object:
+def service_monitor(service: InferenceService, ranks: int = 1) -> Object:
     """Return the ServiceMonitor of both Services. The user's labels are for being selected; ours stay as they are."""
     spec = {
         "selector": {"matchLabels": {LABEL_SERVICE: service.name}},
         "targetLabels": [LABEL_SERVICE, LABEL_COMPONENT],
-        "endpoints": [{"port": PORT_NAME, "path": "/metrics"}],
+        "endpoints": [{"port": name, "path": "/metrics"} for name in serving_ports(ranks)],
     }
     made = child_object(
         "monitoring.coreos.com/v1 ServiceMonitor", service, names_of(service).service, "router", spec=spec

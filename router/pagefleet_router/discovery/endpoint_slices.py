@@ -9,12 +9,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
+from itertools import product
 
 import msgspec
 from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_protocol.kube_names import LABEL_CANARY
 
 PORT_NAME = "http"
+_OF_RANK = re.compile(PORT_NAME + r"-([1-9][0-9]?)")
+"""Name of the port of a data rank but the first, each of which is an engine."""
 _ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]{0,252}")
 _OF_SERVICE = "kubernetes.io/service-name"
 _TRIAL = re.compile(r"([0-9a-z]{1,40})\.([0-9]{1,2})")
@@ -76,6 +79,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
 def engines_of(slices: Iterable[EndpointSlice], model: str) -> tuple[Endpoint, ...]:
     """Return the engines that the slices of one Service name together, ordered by id.
 
+    A pod is an engine, or one on each of several ports: its data ranks, the first of which goes by the pod's name.
     A pod that is ready gets requests; one that terminates and still serves finishes what it has; one that is not ready
     is yet to come. While a pod moves from slice to slice it may be in two: the better news counts.
 
@@ -85,12 +89,12 @@ def engines_of(slices: Iterable[EndpointSlice], model: str) -> tuple[Endpoint, .
     """
     found: dict[str, tuple[tuple[bool, bool, int], Endpoint]] = {}
     for one in slices:
-        port = _port(one.ports or ())
-        if port is None or one.address_type not in _FAMILIES:
+        ports = ports_of_ranks(one.ports or ())
+        if one.address_type not in _FAMILIES:
             continue
         trial = _trial(one.metadata.labels or {})
-        for entry in one.endpoints or ():
-            endpoint = _engine(entry, port, model)
+        for entry, (rank_of_pod, port) in product(one.endpoints or (), ports.items()):
+            endpoint = _engine(entry, rank_of_pod, port, model)
             if endpoint is None:
                 continue
             if trial is not None and endpoint.id.startswith(trial[0]):
@@ -107,21 +111,22 @@ def faults_of(slices: Mapping[str, EndpointSlice]) -> tuple[str, ...]:
     for name, one in slices.items():
         if one.address_type not in _FAMILIES:
             faults.append(f"{name}: addresses of type {one.address_type[:20]!r} are not followed")
-        elif one.endpoints and _port(one.ports or ()) is None:
+        elif one.endpoints and not ports_of_ranks(one.ports or ()):
             faults.append(f"{name}: it has no TCP port named {PORT_NAME!r}")
         elif any(_base_url(entry, 1) is None or not _has_id(entry) for entry in one.endpoints or ()):
             faults.append(f"{name}: an endpoint has no usable address or name")
     return tuple(faults)
 
 
-def _engine(entry: SliceEndpoint, port: int, model: str) -> Endpoint | None:
+def _engine(entry: SliceEndpoint, rank: int, port: int, model: str) -> Endpoint | None:
     terminating = entry.conditions.terminating is True
     coming = not terminating and entry.conditions.ready is False
     url = _base_url(entry, port)
     if (terminating and entry.conditions.serving is False) or url is None or not _has_id(entry):
         return None
     # An address that belongs to no pod is its own name.
-    engine_id = entry.target_ref.name if entry.target_ref is not None else url.removeprefix("http://")
+    pod = None if entry.target_ref is None else entry.target_ref.name
+    engine_id = url.removeprefix("http://") if pod is None else f"{pod}.{rank}" if rank else pod
     return Endpoint(engine_id, url, model, draining=terminating, coming=coming)
 
 
@@ -152,10 +157,14 @@ def _base_url(entry: SliceEndpoint, port: int) -> str | None:
     return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
 
 
-def _port(ports: Iterable[SlicePort]) -> int | None:
-    """Return the port named `http`, or the only one."""
+def ports_of_ranks(ports: Iterable[SlicePort]) -> Mapping[int, int]:
+    """Return the port of each data rank: they are named `http`, `http-1` and so on; else the only one, as rank 0's."""
     usable = [one for one in ports if one.protocol in (None, "TCP") and one.port is not None and 0 < one.port < 65536]
-    named = [one.port for one in usable if one.name == PORT_NAME]
-    if named:
-        return named[0]
-    return usable[0].port if len(usable) == 1 else None
+    named = {rank: one.port for one in usable if one.port and (rank := _rank(one.name)) is not None}
+    return named or ({0: usable[0].port} if len(usable) == 1 and usable[0].port else {})
+
+
+def _rank(port: str | None) -> int | None:
+    """Return whose port is called so; None: no engine's."""
+    found = _OF_RANK.fullmatch(port or "")
+    return int(found[1]) if found else 0 if port == PORT_NAME else None

@@ -31,6 +31,19 @@ def test_demand_that_lasts_adds_engines_and_a_moment_of_it_does_not() -> None:
     assert scene.decide(arriving(5.8)).reason in (ScalingReason.STEADY, ScalingReason.COOLING_DOWN)
 
 
+def test_routers_count_endpoints_and_engines_are_counted_here() -> None:
+    each = EnginesSeen(ready=2, endpoints=4)
+    rate = arriving(6).prefill_rate
+    assert rate is not None
+    signals = replace(arriving(6), engines=8.0, prefill_rate=rate / 4)
+    state = replace(begin(2, 0.0), prefill_rate=None)
+    policy = ScalingPolicy(max=8, ttft_s=2.0)
+    by_ranks = decide(policy, signals, each, state, 100.0)
+    whole = decide(policy, replace(signals, engines=2.0, prefill_rate=rate), EnginesSeen(ready=2), state, 100.0)
+    assert by_ranks == whole
+    assert by_ranks.state.prefill_rate == rate
+
+
 def test_panic_adds_engines_sooner_and_keeps_them() -> None:
     scene = Scene(2)
     slow, fast = Scene(2), scene.last(arriving(6), 8)

@@ -245,6 +245,7 @@ def test_pods_that_may_not_be_created_are_counted() -> None:
     body = {"spec": {"replicas": 3}, "status": {"conditions": [{"type": "ReplicaFailure", "status": "True"}]}}
     assert engines_seen((), body, NOW).refused == 3
     assert engines_seen((), {"spec": {"replicas": 3}}, NOW).refused == 0
+    assert engines_seen((), {"spec": {"replicas": 3}}, NOW).endpoints == 1
     engine = PodSeen("qwen-engine-1", "engine", "", phase="Running", ready=True)
     leaving = [replace(engine, deleting=True)] * 2
     assert engines_seen([engine, *leaving], body, NOW).refused == 0, "two come when two have left"

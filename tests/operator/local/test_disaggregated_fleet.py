@@ -142,8 +142,8 @@ def test_engines_listen_on_ports_of_their_own_and_decode_asks_those_of_the_file(
     def flag(argv: tuple[str, ...], name: str) -> str:
         return argv[argv.index(name) + 1]
 
-    assert prefill.kv_address == f"127.0.0.1:{flag(prefill.argv, '--kv-port')}"
-    assert decode.kv_address == ""
+    assert prefill.kv_addresses == (f"127.0.0.1:{flag(prefill.argv, '--kv-port')}",)
+    assert decode.kv_addresses == ()
     assert flag(prefill.argv, "--kv-host") == "127.0.0.1"
     assert flag(decode.argv, "--kv-peers") == f"file:{tmp_path}/qwen.kv-peers"
     assert "--kv-peers" not in prefill.argv

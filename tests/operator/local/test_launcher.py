@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pagefleet_engine.cli import read_configuration
 from pagefleet_operator.errors import OperatorError
 from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.machine import Gpus
@@ -58,6 +59,19 @@ def test_a_router_listens_where_the_user_said_and_reads_its_endpoints(make_launc
     assert flag(launch.argv, "--endpoints-file").endswith("qwen.endpoints.json")
     assert launch.url == launcher.claim_ports(service)
     assert launcher.launch("qwen", local_plan(service).router, 0).url == launch.url, "the address survives a restart"
+
+
+def test_each_data_rank_is_an_endpoint_and_probes_go_to_the_port_of_all(
+    make_launcher: MakeLauncher, build: Any
+) -> None:
+    service = build(parallelism={"data": 3})
+    launch = make_launcher().launch("qwen", local_plan(service).engine, 0)
+    port = int(flag(launch.argv, "--port"))
+    assert flag(launch.argv, "--data-parallel-size") == "3"
+    assert "--data-parallel-multi-port-external-lb" in launch.argv
+    assert launch.endpoints == tuple(f"http://127.0.0.1:{port + rank}" for rank in range(3))
+    assert launch.url == f"http://127.0.0.1:{port + 3}"
+    assert read_configuration(launch.argv[1:], {})[1].port == port, "the engine takes it"
 
 
 def test_engines_publish_on_a_pair_of_ports_and_share_a_key_with_routers(

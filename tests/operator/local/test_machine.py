@@ -13,8 +13,8 @@ from pagefleet_operator.local.machine import (
     Ports,
     check_port,
     find_gpus,
-    free_pair,
     free_port,
+    free_row,
     num_cores,
     thread_flags,
 )
@@ -131,13 +131,14 @@ def test_a_url_can_be_used_on_this_machine(host: str, url: str) -> None:
     assert base_url(host, 80) == url
 
 
-def test_a_pair_of_ports_is_free_and_leaves_the_one_that_is_taken() -> None:
+def test_a_row_of_ports_is_free_and_leaves_the_one_that_is_taken() -> None:
     for _ in range(50):
         taken = free_port(LOOPBACK)
-        port = free_pair(LOOPBACK, taken)
-        assert taken not in (port, port + 1)
-        check_port(LOOPBACK, port)
-        check_port(LOOPBACK, port + 1)
+        row = free_row(LOOPBACK, 3, (taken,))
+        assert len(row) == 3
+        assert taken not in row
+        for port in row:
+            check_port(LOOPBACK, port)
 
 
 def test_gpus_are_kept_for_those_to_whom_they_were_promised() -> None:

@@ -108,7 +108,6 @@ def test_ranks_ask_for_a_gpu_each_where_there_are_gpus(resources: Any) -> None:
     ("profiled", "spec", "words"),
     [
         ({"resources": {"gpus": 8}}, {"disaggregation": {"dataPlane": "nccl"}}, "with 8 ranks K/V of several ranks"),
-        ({"parallelism": {"data": 2}}, {"disaggregation": {}}, "with 2 data ranks an engine passes K/V"),
         (
             {"engine": {"kvOffload": {"memory": "8Gi"}}, "gpusPerNode": 1},
             {"parallelism": {"tensor": 2}},

@@ -199,7 +199,7 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"router": {"kvEvents": False}}, True, True),
         ({"engine": {"args": ["--no-enable-prefix-caching"]}}, True, True),
         ({"parallelism": {"pipeline": 2}}, True, False),
-        ({"parallelism": {"data": 2}}, True, True),
+        ({"parallelism": {"data": 2}}, True, False),
         ({"parallelism": {"data": 1}, "nodes": 1}, False, False),
         ({"nodes": 2}, True, False),
         ({"replicas": 5}, False, False),

@@ -71,12 +71,13 @@ class Case:
         if self.service.spec.disaggregation is None:
             return ()
         profiles = {name: profile(name, spec) for name, spec in self.profiles.items()}
-        found = []
+        found: list[Part] = []
         for role in PAIR_ROLES:
             view = role_view(self.service, role)
             resolved = resolve(view, profiles, self.facts, self.settings.engine_image)
             assert not isinstance(resolved, Refusal), str(resolved)
-            template = engine_template(view, resolved, self.settings, role)
+            sources = (found[0].resolved if found else resolved).ranks.data
+            template = engine_template(view, resolved, self.settings, role, sources=sources)
             found.append(Part(role=role, view=view, resolved=resolved, template=template, engines=view.spec.replicas))
         return tuple(found)
 
@@ -248,6 +249,18 @@ TABLE: Mapping[str, Case] = {
     "tensor-parallel": Case(
         {"model": {"uri": "hf://meta-llama/Llama-3.3-70B-Instruct"}, "resources": {"gpuType": "h100", "gpus": 4}},
         profiles={"h100": H100},
+    ),
+    "data-ranks": replace(
+        TINY.changed(
+            resources={"cpu": "4"},
+            parallelism={"data": 2},
+            monitoring={"serviceMonitor": True},
+            router={"inferencePool": {}},
+        ),
+        kinds=frozenset({"InferencePool", "ServiceMonitor"}),
+    ),
+    "data-ranks-disaggregated": TINY.changed(
+        disaggregation={"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 3}}}
     ),
     "tensor-parallel-cpu": TINY.changed(resources={"cpu": "4"}, parallelism={"tensor": 2}),
     "several-nodes": Case(

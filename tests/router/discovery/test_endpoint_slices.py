@@ -114,6 +114,20 @@ def test_an_address_without_a_pod_is_its_own_id() -> None:
     assert engines(make_slice("s", endpoint)) == [("10.0.0.9:8000", "http://10.0.0.9:8000", False)]
 
 
+def test_each_data_rank_of_a_pod_is_an_engine() -> None:
+    numbers = {"http": 8000, "http-1": 8001, "state": 8002, "http-x": 9}
+    ports = [{"name": name, "port": port} for name, port in numbers.items()]
+    one = {**make_slice("s", pod("a", "10.0.0.1"), leaving("b", "10.0.0.2")), "ports": ports}
+    found = [
+        ("a", "http://10.0.0.1:8000", False), ("a.1", "http://10.0.0.1:8001", False),
+        ("b", "http://10.0.0.2:8000", True), ("b.1", "http://10.0.0.2:8001", True),
+    ]  # fmt: skip
+    assert engines(one) == found
+    before = make_slice("t", pod("c", "10.0.0.3"))
+    assert engines(one, before) == [*found, ("c", "http://10.0.0.3:8000", False)], "pods of one rank beside them"
+    assert not faults_of({"s": decode(one)})
+
+
 @pytest.mark.parametrize(
     ("ports", "chosen"),
     [
