@@ -14,7 +14,7 @@ from pagefleet_operator.local.machine import Gpus, Ports, free_port, free_row, t
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
-from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, node_args
+from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, STATE_FLAG, node_args
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.plan.workloads import Workload, router_name
 
@@ -73,6 +73,7 @@ class Launcher:
             for node, own in enumerate(ports)
         ]
         addresses = (
+            *((STATE_FLAG, str(serving[-1])) if workload.endpoints > 1 else ()),
             *(("--kv-events-port", str(events)) if workload.kv_events else ()),
             *self._kv_address(service, workload, transfers[0]),
             *((DIRECTORY_FLAG, str(self._state.kv_path(name))) if workload.kv_disk else ()),

@@ -140,6 +140,8 @@ def needs_key(service: InferenceService, resolved: Resolved) -> bool:
 
 
 CONNECTOR = "offload"
+STATE_FLAG = "--data-parallel-supervisor-port"
+"""Of engines of several data ranks: where whoever starts them asks how all are."""
 DIRECTORY_FLAG = "--kv-offload-dir"
 """Given by whoever starts an engine that has a disk: each has a folder of its own."""
 _FILLED = (9, 10)

@@ -19,7 +19,7 @@ from pagefleet_protocol.kube_names import (
 from pagefleet_protocol.kv_offload import KvOffloadDisk
 from pagefleet_protocol.quantities import quantity
 
-from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, memory_request, node_args
+from pagefleet_operator.plan.command_lines import DIRECTORY_FLAG, STATE_FLAG, memory_request, node_args
 from pagefleet_operator.plan.engine_sets import GROUP_LABEL, LEADER_ADDRESS, NODE_RANK, SET_LABEL
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.resolve import Resolved
@@ -149,6 +149,7 @@ def _container(
     if workload.nodes > 1:
         args += node_args(NODE_RANK if follows else "0", LEADER_ADDRESS, RANKS_PORT)
     args += () if follows else _fleet_addresses(service, workload, sources)
+    args += tuple(word for port in state_port(workload.endpoints).values() for word in (STATE_FLAG, str(port)))
     made = container(CONTAINER, resolved.image, (*args, "--host", "0.0.0.0", "--port", str(SERVING_PORT)))  # noqa: S104
     start_s = max(_START_S, round(workload.progress_s))
     # Of an engine on several nodes, those that follow answer the same probes, and finish when their leader has.
