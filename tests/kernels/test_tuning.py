@@ -22,6 +22,8 @@ from pagefleet_kernels.tuning import (
 )
 
 ARCHITECTURES = ["sm_90", "interpreter", "sm_80", "gfx942"]
+LARGE = replace(launch_table("default"), decode_programs=396, longest_part=4096)
+"""Of a device that 396 programs fill."""
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -54,7 +56,7 @@ def test_larger_heads_and_other_dtypes_are_refused() -> None:
     ("programs", "max_seq_len", "parts"),
     [
         (8, 131072, 32),  # one sequence, long context: as many parts as allowed
-        (64, 4096, 4),  # up to the 396 programs that fill the device
+        (64, 4096, 4),  # up to the programs that fill the device
         (198, 4096, 2),
         (199, 4096, 1),  # a full device needs no parts
         (512, 131072, 16),  # but for contexts so long that others would wait for them
@@ -66,13 +68,12 @@ def test_larger_heads_and_other_dtypes_are_refused() -> None:
     ],
 )
 def test_decode_splits_fill_the_device(programs: int, max_seq_len: int, parts: int) -> None:
-    assert decode_splits(launch_table("sm_90"), programs, max_seq_len, block_n=64).parts == parts
+    assert decode_splits(LARGE, programs, max_seq_len, block_n=64).parts == parts
 
 
 def test_only_a_full_device_keeps_parts_long() -> None:
-    table = launch_table("sm_90")
-    assert decode_splits(table, 8, 131072, 64).min_keys == 0
-    assert decode_splits(table, 512, 131072, 64).min_keys == 2048
+    assert decode_splits(LARGE, 8, 131072, 64).min_keys == 0
+    assert decode_splits(LARGE, 512, 131072, 64).min_keys == 2048
 
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
