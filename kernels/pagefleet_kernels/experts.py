@@ -10,12 +10,13 @@ M rows of a block, B blocks, D hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from pagefleet_kernels import reference_experts
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
-from pagefleet_kernels.activation import Kind, activate
+from pagefleet_kernels.activation import activate, sigmoid
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
@@ -26,6 +27,10 @@ from pagefleet_kernels.tuning import MatmulTile, launch_table, tile_warps
 _SCAN = 1024
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_EXPERTS = 4096
+
+Gate = Literal["silu", "gelu_tanh", "gelu", "relu", "swigluoai"]
+"""How gate and up are joined: `act(gate) * up`, or as gpt-oss does, both clamped to 7:
+`gate * sigmoid(1.702 * gate) * (up + 1)`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +43,8 @@ class ExpertWeights:
     """float32 [E, O], or with a block [E, O / block, I / block], rounded up; None for a float type."""
     block: int | None = None
     """Rows and columns that share a scale, a power of two."""
+    bias_EO: torch.Tensor | None = None
+    """Of a float type; contiguous."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +103,11 @@ def grouped_matmul(
     out_dtype: torch.dtype,
     *,
     top_k: int = 1,
-    gate: Kind | None = None,
+    gate: Gate | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
-    """Each pair's row by its expert's matrix: a new [P, O] of `out_dtype`; with `gate` it is `act(gate) * up`, [P, G].
+    """Each pair's row by its expert's matrix, and its bias: a new [P, O] of `out_dtype`; [P, G] where a `gate` joins
+    halves.
 
     Pair p reads row `p // top_k` of `x`: [P / top_k, I], floats, or rounded as the weights are. Gate and up are the
     halves of O. Pairs in no block are left as they come. Sums are float32 (int32 for int8).
@@ -108,8 +116,8 @@ def grouped_matmul(
     _check(values, scale, weights, blocks, out_dtype, top_k)
     if choose_backend(values.device, backend) == "torch":
         return reference_experts.grouped_matmul(
-            values, scale, weights.values_EOI, weights.scales, weights.block, blocks.pairs_BM, blocks.experts_B,
-            out_dtype, blocks.num_pairs, top_k, gate,
+            values, scale, weights.values_EOI, weights.scales, weights.block, weights.bias_EO, blocks.pairs_BM,
+            blocks.experts_B, out_dtype, blocks.num_pairs, top_k, gate,
         )  # fmt: skip
     return _triton_grouped_matmul(values, scale, weights, blocks, out_dtype, top_k, gate)
 
@@ -167,6 +175,11 @@ def _check(
             f"cannot multiply {x.dtype} by experts of {values.dtype} into {out_dtype}: equal types, or floats by fp8 "
             "or int8 with scales, into a float type are supported"
         )
+    bias = weights.bias_EO
+    if bias is not None and (bias.shape != values.shape[:2] or bias.dtype not in _FLOATS or not bias.is_contiguous()):
+        raise UnsupportedShapeError(
+            f"biases must be contiguous floats {list(values.shape[:2])}, not {list(bias.shape)}"
+        )
 
 
 def _triton_grouped_matmul(
@@ -176,7 +189,7 @@ def _triton_grouped_matmul(
     blocks: ExpertBlocks,
     out_dtype: torch.dtype,
     top_k: int,
-    gate: Kind | None,
+    gate: Gate | None,
 ) -> torch.Tensor:
     tile, values, block = blocks.tile, weights.values_EOI, weights.block
     _, num_rows, num_inputs = values.shape
@@ -194,6 +207,7 @@ def _triton_grouped_matmul(
         any_scale if scale is None else scale,
         as_bytes(values),
         any_scale,
+        blocks.pairs_BM if weights.bias_EO is None else weights.bias_EO,
         blocks.pairs_BM,
         blocks.experts_B,
         blocks.num_pairs,
@@ -208,6 +222,7 @@ def _triton_grouped_matmul(
         SCALE_BLOCK=block or 0,
         HAS_SCALES=weights.scales is not None,
         HAS_X_SCALE=scale is not None,
+        HAS_BIAS=weights.bias_EO is not None,
         X_IS_FP8=x.dtype == FP8,
         WEIGHT_IS_FP8=values.dtype == FP8,
         NATIVE=has_native_fp8(x.device),
@@ -277,6 +292,7 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
     x_scale_ptr,
     weight_ptr,
     weight_scale_ptr,
+    bias_ptr,
     pairs_ptr,
     block_experts_ptr,
     num_pairs,
@@ -291,6 +307,7 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
     SCALE_BLOCK: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_X_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     X_IS_FP8: tl.constexpr,
     WEIGHT_IS_FP8: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -349,10 +366,31 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
         out *= x_scale[:, None] * tl.load(scale_ptr, mask=inside_n, other=0.0)[None, :]
         if GATED:
             up *= x_scale[:, None] * tl.load(scale_ptr + up_scales, mask=inside_n, other=0.0)[None, :]
+    bias_tile_ptr = bias_ptr + expert * rows + n
+    out = _biased(out, bias_tile_ptr, inside_n, HAS_BIAS)
     if GATED:
-        out = activate(out, KIND) * up
+        out = _joined(out, _biased(up, bias_tile_ptr + OUTPUTS, inside_n, HAS_BIAS), KIND)
     out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
     tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@jit()
+def _biased(out, bias_ptr, inside_n, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
+    if HAS_BIAS:
+        out += tl.load(bias_ptr, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    return out
+
+
+@jit()
+def _joined(gate, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """See `Gate`; what is no number stays none."""
+    if KIND == "swigluoai":
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        out = gate * sigmoid(1.702 * gate) * (up + 1.0)
+    else:
+        out = activate(gate, KIND) * up
+    return out
 
 
 @jit()

@@ -32,6 +32,7 @@ def grouped_matmul(
     values_EOI: torch.Tensor,
     scales: torch.Tensor | None,
     block: int | None,
+    bias_EO: torch.Tensor | None,
     pairs_BM: torch.Tensor,
     experts_B: torch.Tensor,
     out_dtype: torch.dtype,
@@ -55,8 +56,19 @@ def grouped_matmul(
             own = scales[expert] if block is not None else scales[expert][None]
             wide = scale if scale is None or block is not None else scale.reshape(-1, 1)
             product = reference.scaled_matmul(x[row_N], wide, values_EOI[expert], own, None, torch.float32, block)
-        out_PO[pair_N] = (product if gate is None else reference.gated_activation(product, gate)).to(out_dtype)
+        if bias_EO is not None:
+            product += bias_EO[expert].float()
+        out_PO[pair_N] = (product if gate is None else _joined(product, gate)).to(out_dtype)
     return out_PO
+
+
+def _joined(gate_up_NO: torch.Tensor, kind: str) -> torch.Tensor:
+    """Twin of `experts._joined`."""
+    if kind != "swigluoai":
+        return reference.gated_activation(gate_up_NO, kind)
+    gate_NG, up_NG = gate_up_NO.chunk(2, -1)
+    gate_NG = gate_NG.clamp(max=7.0)
+    return gate_NG * torch.sigmoid(1.702 * gate_NG) * (up_NG.clamp(-7.0, 7.0) + 1.0)
 
 
 def combine_experts(y_PD: torch.Tensor, weights_RK: torch.Tensor, experts_RK: torch.Tensor) -> torch.Tensor:

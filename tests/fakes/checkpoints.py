@@ -34,6 +34,7 @@ _CLASSES = {
     "gemma3_text": "Gemma3",
     "glm4_moe": "Glm4Moe",
     "gpt2": "GPT2",
+    "gpt_oss": "GptOss",
     "granite": "Granite",
     "granitemoe": "GraniteMoe",
     "llama": "Llama",
@@ -147,6 +148,20 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 1.5,
     },
+    "gpt_oss": {
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
     "granitemoe": {
         "intermediate_size": 48,
         "num_local_experts": 8,
@@ -194,7 +209,7 @@ def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, o
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter_name, parameter in model.named_parameters():
-        if parameter.dim() == 1 or "norm" in parameter_name:
+        if parameter.dim() == 1 or "norm" in parameter_name or parameter_name.endswith("_bias"):
             is_norm = parameter_name.endswith(".weight") and "gemma" not in arch_name  # Gemma stores them less one
             centre = 1.0 if is_norm else 0.0
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)

@@ -45,7 +45,11 @@ class DenseSequence:
         hidden = column > row
         if spec.window is not None:
             hidden |= column <= row - spec.window
-        weights_NTC = scores_NTC.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores_NTC = scores_NTC.masked_fill(hidden, -torch.inf)
+        if spec.sinks_N is not None:
+            sinks_NT1 = spec.sinks_N[:, None, None].expand(*scores_NTC.shape[:2], 1)
+            scores_NTC = torch.cat((scores_NTC, sinks_NT1), -1)
+        weights_NTC = scores_NTC.softmax(-1)[..., : len(column)]
         return torch.einsum("ntc,cnh->tnh", weights_NTC, v_CNH.float()).to(q_TNH.dtype)
 
 

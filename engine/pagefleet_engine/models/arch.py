@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pagefleet_kernels.experts import Gate
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 
 from pagefleet_engine.layers.linear_kernel import Activation
@@ -28,6 +29,8 @@ class ExpertsArch:
     """Of one expert."""
     shared_intermediate_size: int = 0
     """Of the MLP that every token goes through besides; 0: there is none."""
+    gate: Gate | None = None
+    """How gate and up are joined; None: by the activation of the MLPs."""
     layers: tuple[bool, ...]
     """Per layer: whether experts are in the place of its MLP."""
 

@@ -29,7 +29,7 @@ from pagefleet_engine.layers.norm import (
 )
 from pagefleet_engine.layers.rotary import Heads, Rotation
 from pagefleet_engine.layers.shard import Shard, in_groups, own_heads, own_share, stacked
-from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.layers.weight import Kept, Placement, Weight, prefixed
 from pagefleet_engine.models.arch import LayerNorms, ModelArch
 from pagefleet_engine.models.names import Names
 
@@ -46,6 +46,8 @@ class Traits:
     LayerNorm for each head, whose weights the checkpoint has one by one or in one tensor."""
     interleaved_rotation: bool = False
     """Neighbours rotate against each other, not one half of a head against the other."""
+    sinks: bool = False
+    """Each head has a learned logit more in its softmax, which has no value."""
     layer_norms: LayerNorms = "before"
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, of the residual stream."""
@@ -104,11 +106,18 @@ class Attention:
         if arch.alibi_slopes:
             slopes = [arch.alibi_slopes[head] for heads in own.ranges for head in heads]
             slopes_N = torch.tensor(slopes, dtype=torch.float32, device=placement.device)
+        self._sinks: Weight | None = None
+        sinks_N = None
+        if traits.sinks:
+            sinks_N = torch.empty(heads, dtype=torch.float32, device=placement.device)
+            kept = Kept(torch.float32, is_copy=True)
+            self._sinks = Weight((own,), None, placement, partial(_fill, sinks_N), dtype=torch.float32, kept=kept)
         spec = AttentionSpec(
             layer=layer,
             scale=arch.query_scale,
             window=arch.windows[layer],
             softcap=arch.attention_softcap,
+            sinks_N=sinks_N,
             alibi_slopes_N=slopes_N,
         )
         self._heads = Heads(heads, kv_heads, head_norm, spec, traits.interleaved_rotation)
@@ -120,6 +129,8 @@ class Attention:
         yield from prefixed(self._names.output, self._o_proj)
         if self._norm is not None:
             yield from self._norm.weights()
+        if self._sinks is not None:
+            yield "sinks", self._sinks
         yield from self._kv_scales.weights()
 
     @property
@@ -142,6 +153,10 @@ class Attention:
             return step.attend(self._heads.spec, q_TNH).flatten(1)
         out = step.attend_rounded(self._heads.spec, q_TNH, rounding)
         return out if isinstance(out, Quantized) else out.flatten(1)
+
+
+def _fill(target: Tensor, value: Tensor) -> None:
+    target.copy_(value)
 
 
 class FeedForward(Protocol):

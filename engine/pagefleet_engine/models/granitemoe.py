@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pagefleet_protocol.model_config.shape import ModelShape
 
-from pagefleet_engine.layers.moe.expert_slots import ExpertNames
+from pagefleet_engine.layers.moe.expert_slots import ExpertNames, Stacked
 from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models import granite
@@ -34,7 +34,10 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         output_bias=arch.attention_bias,
         embedding_scale=arch.embedding_scale,
         experts=ExpertNames(
-            block="block_sparse_moe", router="router.layer", gate_up="input_linear", down="output_linear"
+            block="block_sparse_moe",
+            router="router.layer",
+            gate_up=Stacked("input_linear"),
+            down=Stacked("output_linear"),
         ),
     )
     return DecoderModel(arch, traits, placement)

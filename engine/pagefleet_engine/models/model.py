@@ -30,6 +30,7 @@ MODEL_MODULES = {
     "gemma3_text": "pagefleet_engine.models.gemma3",
     "glm4_moe": "pagefleet_engine.models.glm4_moe",
     "gpt2": "pagefleet_engine.models.gpt2",
+    "gpt_oss": "pagefleet_engine.models.gpt_oss",
     "granite": "pagefleet_engine.models.granite",
     "granitemoe": "pagefleet_engine.models.granitemoe",
     "kimi_k2": "pagefleet_engine.models.deepseek_v3",

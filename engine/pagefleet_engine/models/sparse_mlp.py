@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.moe.exchange import own_experts
-from pagefleet_engine.layers.moe.expert_slots import expert_slots
+from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slot, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
@@ -31,15 +31,17 @@ from pagefleet_engine.models.blocks import MLP, Traits
 class Router:
     """Which experts get which token. Never quantized; sigmoid gates are computed in float32, as they were trained."""
 
-    def __init__(self, arch: ModelArch, experts: ExpertsArch, corrected: bool, placement: Placement) -> None:
-        """`corrected`: the checkpoint has a correction of the scores."""
+    def __init__(self, arch: ModelArch, experts: ExpertsArch, traits: Traits, placement: Placement) -> None:
         self._weight_ED: Tensor
+        self._bias_E: Tensor | None = None
         self._correction_E: Tensor | None = None
         self._routing = routing = experts.routing
         dtype = torch.float32 if routing.scoring == "sigmoid" else None
         columns, count = arch.hidden_size, routing.num_experts
         self._slots = {"weight": Weight((count,), columns, placement, self._install, dtype=dtype)}
-        if corrected:
+        if traits.experts.biased:
+            self._slots["bias"] = Weight((count,), None, placement, self._install_bias, dtype=dtype)
+        if traits.router_correction:
             name = "e_score_correction_bias"
             self._slots[name] = Weight((count,), None, placement, self._install_correction, dtype=torch.float32)
 
@@ -49,11 +51,14 @@ class Router:
 
     def __call__(self, x_TD: Tensor) -> Routes:
         """The routes of every row, padding included."""
-        logits_TE = F.linear(x_TD.to(self._weight_ED.dtype), self._weight_ED)
+        logits_TE = F.linear(x_TD.to(self._weight_ED.dtype), self._weight_ED, self._bias_E)
         return route(logits_TE, self._routing, self._correction_E)
 
     def _install(self, weight_ED: Tensor) -> None:
         self._weight_ED = weight_ED
+
+    def _install_bias(self, bias_E: Tensor) -> None:
+        self._bias_E = bias_E
 
     def _install_correction(self, correction_E: Tensor) -> None:
         self._correction_E = correction_E
@@ -72,19 +77,27 @@ class SparseMLP:
         # Tells padding: it is written nowhere.
         self._pages = AttentionSpec(layer=layer, scale=1.0)
         plain = replace(placement, quantization=None)
-        self._router = Router(arch, experts, traits.router_correction, plain.within(names.router))
-        width, count = _width(experts, traits, placement), experts.routing.num_experts
+        self._router = Router(arch, experts, traits, plain.within(names.router))
+        width, count, gate = _width(experts, traits, placement), experts.routing.num_experts, experts.gate
         numbers, self._exchange = own_experts(count, placement)
         own = Shard(count, (numbers,))
-        self._experts: Experts
+        made: Experts
         if placement.use_kernels:
-            self._experts = GroupedExperts(own.size, arch.activation)
+            made = GroupedExperts(own.size, gate or arch.activation)
         else:
-            self._experts = HostExperts(own.size, hidden, width.size, arch.activation)
-        self._slots = (
-            *expert_slots(names.gate_up, own, hidden, (width, width), placement, self._experts.install_gate_up),
-            *expert_slots(names.down, own, width, (hidden,), placement, self._experts.install_down),
-        )
+            made = HostExperts(own.size, hidden, width.size, gate or arch.activation)
+        self._experts = made
+        self._slots = [
+            *expert_slots(names.gate_up, own, hidden, (width, width), placement, made.install_gate_up),
+            *expert_slots(names.down, own, width, (hidden,), placement, made.install_down),
+        ]
+        if names.biased:
+            # Where ranks add up parts of an expert's width, the first has the bias.
+            install = made.install_down_bias if placement.tensor.index == 0 or not width.is_part else _leave
+            self._slots += (
+                bias_slot(names.gate_up, own, (width, width), placement, made.install_gate_up_bias),
+                bias_slot(names.down, own, (hidden,), placement, install),
+            )
         self._tokens = token_ranks(placement)
         self._shared: MLP | None = None
         self._shared_gate_1D: Tensor
@@ -128,6 +141,10 @@ class SparseMLP:
         self._shared_gate_1D = weight_1D
 
 
+def _leave(bias_ED: Tensor) -> None:
+    """Another rank adds it."""
+
+
 def _width(experts: ExpertsArch, traits: Traits, placement: Placement) -> Shard:
     """What a rank has of an expert's width."""
     if placement.expert_parallel:
@@ -138,7 +155,7 @@ def _width(experts: ExpertsArch, traits: Traits, placement: Placement) -> Shard:
 def _unit(traits: Traits, placement: Placement) -> int:
     """Rows of both matrices of an expert that share scales; ranks take whole ones."""
     names = traits.experts
-    if "{}" not in names.gate_up:
+    if isinstance(names.gate_up, Stacked) or isinstance(names.down, Stacked):
         return 1
     schemes = (
         placement.within(names.gate_up.format(0)).scheme(2),

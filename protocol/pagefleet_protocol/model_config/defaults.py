@@ -290,6 +290,31 @@ GEMMA: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "eos_token_id": 1,
 }
+GPT_OSS_SPELLINGS = {"rope_scaling": "rope_parameters"}
+GPT_OSS: Mapping[str, Any] = {
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "sliding_window": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
 GRANITE: Mapping[str, Any] = {name: value for name, value in GRANITE_MOE.items() if "experts" not in name}
 PHIMOE: Mapping[str, Any] = {
     "vocab_size": 32064,

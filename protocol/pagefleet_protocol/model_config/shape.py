@@ -278,6 +278,7 @@ _FAMILIES: Mapping[str, _Family] = {
         spellings=defaults.GPT2_SPELLINGS,
         heads=_as_many_pairs,
     ),
+    "gpt_oss": _Family(_gemma2_windows, defaults=defaults.GPT_OSS, spellings=defaults.GPT_OSS_SPELLINGS),
     "granite": _Family(defaults=defaults.GRANITE),
     "granitemoe": _Family(defaults=defaults.GRANITE_MOE),
     "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),

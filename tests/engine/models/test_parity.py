@@ -102,6 +102,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe windows": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
     "gpt2": ("gpt2", {}),
     "gpt2 tied": ("gpt2", {"tie_word_embeddings": True, "activation_function": "relu", "scale_attn_weights": False}),
+    "gpt_oss": ("gpt_oss", {}),
+    "gpt_oss no biases": ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention"] * 3}),
     "opt": ("opt", {}),
     "opt 350m": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt no biases": ("opt", {"enable_bias": False, "tie_word_embeddings": True}),

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from pagefleet_kernels.experts import Gate
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import Activation, LinearKernel, activate
+from pagefleet_engine.layers.linear_kernel import LinearKernel, activate
 from pagefleet_engine.layers.matrix import Matrix
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 
@@ -31,9 +32,17 @@ class Experts(Protocol):
         """[D, G]; each expert's comes once."""
         ...
 
+    def install_gate_up_bias(self, bias_EO: Tensor) -> None:
+        """Gate over up, [E, 2G], where experts have biases."""
+        ...
+
+    def install_down_bias(self, bias_ED: Tensor) -> None:
+        """[E, D], where experts have biases."""
+        ...
+
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
-        """A new tensor [R, D] in x's dtype: over each row's experts, `weight * down(act(gate(x)) * up(x))`, added up
-        in float32. Rows that go NOWHERE are zero."""
+        """A new tensor [R, D] in x's dtype: over each row's experts, `weight * down(act(gate(x)) * up(x))` or what
+        else the `Gate` makes of gate and up, added up in float32. Rows that go NOWHERE are zero."""
         ...
 
 
@@ -43,10 +52,12 @@ class HostExperts:
     Rows are sorted by expert, so that each matrix is read once; what follows a product is done for all rows at once.
     """
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_hidden", "_width")
+    __slots__ = ("_down", "_down_bias_ED", "_gate", "_gate_up", "_gate_up_bias_EO", "_hidden", "_width")
 
-    def __init__(self, num_experts: int, hidden_size: int, width: int, activation: Activation) -> None:
-        self._hidden, self._width, self._activation = hidden_size, width, activation
+    def __init__(self, num_experts: int, hidden_size: int, width: int, gate: Gate) -> None:
+        self._hidden, self._width, self._gate = hidden_size, width, gate
+        self._gate_up_bias_EO: Tensor | None = None
+        self._down_bias_ED: Tensor | None = None
         self._gate_up: list[LinearKernel | None] = [None] * num_experts
         self._down: list[LinearKernel | None] = [None] * num_experts
 
@@ -58,6 +69,14 @@ class HostExperts:
         """See Experts."""
         self._down[expert] = matrix.kernel(0, self._hidden)
 
+    def install_gate_up_bias(self, bias_EO: Tensor) -> None:
+        """See Experts."""
+        self._gate_up_bias_EO = bias_EO
+
+    def install_down_bias(self, bias_ED: Tensor) -> None:
+        """See Experts."""
+        self._down_bias_ED = bias_ED
+
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
         """See Experts."""
         num_rows, top_k = routes.experts_TK.shape
@@ -67,20 +86,30 @@ class HostExperts:
         used = [(expert, count) for expert, count in enumerate(counts[1:]) if count]
         if not used:
             return torch.zeros_like(x_RD)
-        gate_PG, up_PG = _grouped(self._gate_up, used, x_RD[order_P // top_k]).chunk(2, -1)
-        out_PD = _grouped(self._down, used, activate(gate_PG, self._activation).mul_(up_PG))
+        gate_PG, up_PG = _grouped(self._gate_up, self._gate_up_bias_EO, used, x_RD[order_P // top_k]).chunk(2, -1)
+        out_PD = _grouped(self._down, self._down_bias_ED, used, _joined(gate_PG, up_PG, self._gate))
         placed_PD = torch.empty_like(out_PD) if not counts[0] else out_PD.new_zeros(num_rows * top_k, self._hidden)
         placed_PD[order_P] = out_PD
         placed_RKD = placed_PD.view(num_rows, top_k, self._hidden).float()
         return torch.bmm(routes.weights_TK[:, None], placed_RKD)[:, 0].to(x_RD.dtype)
 
 
-def _grouped(kernels: list[LinearKernel | None], used: list[tuple[int, int]], x_PI: Tensor) -> Tensor:
+def _joined(gate_PG: Tensor, up_PG: Tensor, kind: Gate) -> Tensor:
+    """See Gate; both may be overwritten."""
+    if kind != "swigluoai":
+        return activate(gate_PG, kind).mul_(up_PG)
+    gate_PG = gate_PG.clamp_(max=7.0)
+    return gate_PG.mul_(torch.sigmoid(1.702 * gate_PG)).mul_(up_PG.clamp_(-7.0, 7.0).add_(1.0))
+
+
+def _grouped(
+    kernels: list[LinearKernel | None], bias_EO: Tensor | None, used: list[tuple[int, int]], x_PI: Tensor
+) -> Tensor:
     """Each expert's product with its rows, which lie in the order of `used`: expert and number of rows."""
     parts = x_PI.split_with_sizes([count for _, count in used])
     out = []
     for (expert, _), part_RI in zip(used, parts, strict=True):
         kernel = kernels[expert]
         assert kernel is not None, "the loader fills every expert"
-        out.append(kernel.linear(part_RI, None))
+        out.append(kernel.linear(part_RI, None if bias_EO is None else bias_EO[expert]))
     return torch.cat(out)

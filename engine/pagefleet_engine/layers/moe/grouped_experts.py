@@ -6,12 +6,11 @@ Shapes: R rows, K experts of each, E experts, I inputs, O outputs, D hidden size
 from __future__ import annotations
 
 import torch
-from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, Gate, align_experts, combine_experts, grouped_matmul
 from pagefleet_kernels.quantize import QuantizeSpec, quantize
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.linear_kernel import Activation
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.form import Form
@@ -21,10 +20,10 @@ from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
 class GroupedExperts:
     """Implements `Experts`; nothing in it asks the device, so that graphs may hold it."""
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_num_experts")
+    __slots__ = ("_down", "_gate", "_gate_up", "_num_experts")
 
-    def __init__(self, num_experts: int, activation: Activation) -> None:
-        self._num_experts, self._activation = num_experts, activation
+    def __init__(self, num_experts: int, gate: Gate) -> None:
+        self._num_experts, self._gate = num_experts, gate
         self._gate_up, self._down = _Stack(num_experts), _Stack(num_experts)
 
     def install_gate_up(self, expert: int, matrix: Matrix) -> None:
@@ -35,10 +34,18 @@ class GroupedExperts:
         """See Experts."""
         self._down.put(expert, matrix)
 
+    def install_gate_up_bias(self, bias_EO: Tensor) -> None:
+        """See Experts."""
+        self._gate_up.bias_EO = bias_EO
+
+    def install_down_bias(self, bias_ED: Tensor) -> None:
+        """See Experts."""
+        self._down.bias_EO = bias_ED
+
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
         """See Experts."""
         blocks = align_experts(routes.experts_TK, self._num_experts)
-        gated_PG = self._gate_up.product(x_RD, blocks, routes.experts_TK.shape[1], self._activation)
+        gated_PG = self._gate_up.product(x_RD, blocks, routes.experts_TK.shape[1], self._gate)
         out_PD = self._down.product(gated_PG, blocks)
         return combine_experts(out_PD, routes.weights_TK, routes.experts_TK)
 
@@ -46,7 +53,7 @@ class GroupedExperts:
 class _Stack:
     """One matrix of every expert, put side by side as they come."""
 
-    __slots__ = ("_block", "_input_scale", "_num_experts", "_rounding", "_scales", "_values_EOI")
+    __slots__ = ("_block", "_input_scale", "_num_experts", "_rounding", "_scales", "_values_EOI", "bias_EO")
 
     def __init__(self, num_experts: int) -> None:
         self._num_experts = num_experts
@@ -55,6 +62,7 @@ class _Stack:
         self._input_scale: Tensor | None = None
         self._rounding: QuantizeSpec | None = None
         self._block: int | None = None
+        self.bias_EO: Tensor | None = None
 
     def put(self, expert: int, matrix: Matrix) -> None:
         """Copy an expert's matrix to its place.
@@ -75,10 +83,10 @@ class _Stack:
         if scales is not None and self._scales is not None:
             self._scales[expert].copy_(scales)
 
-    def product(self, x_RI: Tensor, blocks: ExpertBlocks, top_k: int = 1, gate: Activation | None = None) -> Tensor:
+    def product(self, x_RI: Tensor, blocks: ExpertBlocks, top_k: int = 1, gate: Gate | None = None) -> Tensor:
         """See `grouped_matmul`; inputs are rounded first where the experts' scheme says so."""
         assert self._values_EOI is not None, "the loader fills every expert"
-        weights = ExpertWeights(self._values_EOI, self._scales, self._block)
+        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self.bias_EO)
         rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
         return grouped_matmul(rounded, weights, blocks, x_RI.dtype, top_k=top_k, gate=gate)
 
