@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,9 @@ def compile_experts() -> None:
         product = experts.grouped_matmul
         plain = experts.ExpertWeights(torch.zeros((num_experts, 512, 1024), dtype=x.dtype))
         product(x, plain, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
+        biased = replace(plain, bias_EO=torch.zeros((num_experts, 512), dtype=x.dtype))
+        product(x, biased, blocks, x.dtype, top_k=top_k, gate="swigluoai", backend="triton")
+        product(x.repeat(top_k, 1), biased, blocks, x.dtype, backend="triton")
         out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
         experts.combine_experts(out, chosen.float(), chosen, backend="triton")
         for spec in SPECS:

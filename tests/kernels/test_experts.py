@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from pagefleet_kernels.activation import Kind
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.experts import (
     ExpertBlocks,
     ExpertWeights,
+    Gate,
     align_experts,
     combine_experts,
     grouped_matmul,
@@ -94,10 +96,10 @@ def inputs_in(form: str, x: torch.Tensor) -> tuple[Activations, torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "swigluoai"])
 @pytest.mark.parametrize(("rows", "top_k", "width", "inputs"), [(1, 2, 32, 48), (23, 3, 96, 72)])
 def test_products(
-    form: str, gate: Kind | None, rows: int, top_k: int, width: int, inputs: int, device: torch.device
+    form: str, gate: Gate | None, rows: int, top_k: int, width: int, inputs: int, device: torch.device
 ) -> None:
     torch.manual_seed(0)
     num_experts = 5
@@ -107,7 +109,14 @@ def test_products(
     x, numbers = inputs_in(form, torch.randn(rows + 1, inputs, device=device))
     used = experts.flatten() >= 0
     expected = torch.einsum("poi,pi->po", meant[experts.flatten().clamp(0)], numbers.repeat_interleave(top_k, 0))
-    if gate is not None:
+    if gate == "swigluoai":  # with biases, large enough to be clamped
+        bias = 6 * torch.randn(num_experts, outputs, device=device)
+        weights = replace(weights, bias_EO=bias)
+        expected += bias[experts.flatten().clamp(0)]
+        first, up = expected.clamp(max=7.0).chunk(2, -1)
+        assert (expected.abs() > 7).any()
+        expected = first * torch.sigmoid(1.702 * first) * (up.clamp(min=-7.0) + 1)
+    elif gate is not None:
         first, up = expected.chunk(2, -1)
         act = torch.nn.functional
         expected = (act.silu(first) if gate == "silu" else act.gelu(first, approximate="tanh")) * up
@@ -116,6 +125,17 @@ def test_products(
         out = grouped_matmul(x, weights, blocks, torch.float32, top_k=top_k, gate=gate, backend=backend)
         assert out.shape == (len(used), width)
         torch.testing.assert_close(out[used], expected[used], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_no_number_stays_none(backend: Backend, device: torch.device) -> None:
+    experts = torch.zeros(2, 1, dtype=torch.int32, device=device)
+    x = torch.ones(2, 32, device=device)
+    x[0, 0] = torch.nan
+    blocks = align_experts(experts, 1, backend=backend)
+    weights = ExpertWeights(torch.ones(1, 64, 32, device=device), bias_EO=torch.ones(1, 64, device=device))
+    out = grouped_matmul(x, weights, blocks, torch.float32, gate="swigluoai", backend=backend)
+    assert out.isnan().tolist() == [[True] * 32, [False] * 32]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -154,6 +174,9 @@ def test_what_does_not_fit_is_told(device: torch.device) -> None:
         grouped_matmul(torch.zeros(5, 8, device=device), ExpertWeights(torch.zeros(3, 4, 8)), blocks, torch.float32)
     weights = ExpertWeights(torch.zeros(3, 4, 8, dtype=torch.int8))
     with pytest.raises(UnsupportedShapeError, match=r"by experts of torch\.int8"):
+        grouped_matmul(torch.zeros(8, 8, device=device), weights, blocks, torch.float32)
+    weights = ExpertWeights(torch.zeros(3, 4, 8), bias_EO=torch.zeros(3, 5))
+    with pytest.raises(UnsupportedShapeError, match=r"biases must be contiguous floats \[3, 4\], not \[3, 5\]"):
         grouped_matmul(torch.zeros(8, 8, device=device), weights, blocks, torch.float32)
     with pytest.raises(UnsupportedShapeError, match="is not a contiguous row for each of 4 x 2"):
         combine_experts(torch.zeros(7, 8, device=device), torch.zeros(4, 2, device=device), experts)

@@ -57,6 +57,8 @@ def test_costs_of_published_shapes(
         ("deepseek-v2-lite", 15.7, 2.66),  # "2.4" without the embedding
         ("deepseek-v3", 671, 37.5),
         ("kimi-k2", 1026, 32.9),
+        ("gpt-oss-20b", 20.9, 4.19),  # "3.6" without the embedding
+        ("gpt-oss-120b", 116.8, 5.7),  # "5.1" without the embedding
     ],
 )
 def test_parameters_are_as_published(name: str, total: float, active: float, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def refusal(folder: Path) -> str:
     return message
 
 
-def changed(folder: Path, target: Path, change: Callable[[dict[str, Tensor]], None], **config: Any) -> Path:
+def changed(folder: Path, target: Path, change: Callable[[dict[str, Tensor]], object], **config: Any) -> Path:
     """A copy with other tensors and other fields of the configuration."""
     copytree(folder, target)
     tensors = load_file(target / "model.safetensors")
@@ -61,6 +61,23 @@ def test_more_experts_than_the_configuration_says(make_checkpoint: Make, tmp_pat
 def test_stacked_experts_of_another_number(make_checkpoint: Make, tmp_path: Path) -> None:
     folder = changed(make_checkpoint("granitemoe"), tmp_path / "model", nothing, num_local_experts=4)
     assert "input_linear.weight is [8, 96, 64], config.json makes it [4, 96, 64]" in refusal(folder)
+
+
+def test_transposed_experts_of_another_number(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("gpt_oss"), tmp_path / "model", nothing, num_local_experts=4)
+    assert "experts.down_proj is [8, 96, 64], config.json makes it [4, 96, 64]" in refusal(folder)
+
+
+def test_biases_that_are_missing(make_checkpoint: Make, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.down_proj_bias"
+    folder = changed(make_checkpoint("gpt_oss"), tmp_path / "model", lambda tensors: tensors.pop(name))
+    assert f"the weights lack {name}: download the checkpoint again" in refusal(folder)
+
+
+def test_a_gate_that_is_clamped_otherwise(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("gpt_oss"), tmp_path / "model", nothing, swiglu_limit=6)
+    with pytest.raises(ModelLoadError, match="swiglu_limit is 6; pagefleet runs 7"):
+        read_arch(folder)
 
 
 def test_more_experts_for_a_token_than_there_are(make_checkpoint: Make, tmp_path: Path) -> None:

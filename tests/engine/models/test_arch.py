@@ -246,6 +246,7 @@ def read(**config: Any) -> ModelArch:
         ("gemma2", "Gemma2Config"),
         ("gemma3_text", "Gemma3TextConfig"),
         ("gpt2", "GPT2Config"),
+        ("gpt_oss", "GptOssConfig"),
         ("granite", "GraniteConfig"),
         ("mpt", "MptConfig"),
         ("olmo2", "Olmo2Config"),
@@ -391,6 +392,16 @@ def test_phimoe_rotates_long_contexts_with_a_magnitude_of_their_own() -> None:
     assert (found.context_length, found.default_length) == (131_072, 4096)
     assert found.for_length(4096).ropes[0].magnitude == 1.1
     assert found.for_length(4097).ropes[0].magnitude == 1.3
+
+
+def test_gpt_oss_is_read_as_published() -> None:
+    rope = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False}
+    rope |= {"original_max_position_embeddings": 4096}
+    found = read(model_type="gpt_oss", rope_theta=150_000, rope_scaling=rope)
+    assert found.ropes[0].theta == 150_000
+    assert found.ropes[0].magnitude == pytest.approx(1.3466, abs=1e-4)
+    assert found.context_length == 131_072
+    assert found == read(model_type="gpt_oss")
 
 
 def test_cohere2_rotates_where_there_is_a_window() -> None:

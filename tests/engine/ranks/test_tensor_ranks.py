@@ -50,6 +50,7 @@ MIXTURES = (
     "qwen3_moe",
     "granitemoe",
     "phimoe",
+    "gpt_oss",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
