@@ -10,16 +10,17 @@ M rows of a block, B blocks, D hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from pagefleet_kernels import reference_experts
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
-from pagefleet_kernels.activation import activate, sigmoid
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.expert_gates import Gate, add_bias, join_gate
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
+from pagefleet_kernels.mxfp4_experts import multiply_mxfp4
 from pagefleet_kernels.quantize import Activations, Quantized
 from pagefleet_kernels.scaled_matmul import multiplied_type, operand
 from pagefleet_kernels.tuning import MatmulTile, launch_table, tile_warps
@@ -28,19 +29,16 @@ _SCAN = 1024
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_EXPERTS = 4096
 
-Gate = Literal["silu", "gelu_tanh", "gelu", "relu", "swigluoai"]
-"""How gate and up are joined: `act(gate) * up`, or as gpt-oss does, both clamped to 7:
-`gate * sigmoid(1.702 * gate) * (up + 1)`."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
     """The matrices of all experts, side by side."""
 
     values_EOI: torch.Tensor
-    """A float type, float8_e4m3fn or int8; contiguous."""
+    """A float type, float8_e4m3fn or int8; or uint8 [E, O, I / 2], codes of MXFP4; contiguous."""
     scales: torch.Tensor | None = None
-    """float32 [E, O], or with a block [E, O / block, I / block], rounded up; None for a float type."""
+    """float32 [E, O], or with a block [E, O / block, I / block], rounded up; uint8 [E, O, I / 32] of MXFP4; None for a
+    float type."""
     block: int | None = None
     """Rows and columns that share a scale, a power of two."""
     bias_EO: torch.Tensor | None = None
@@ -160,20 +158,29 @@ def _check(
     out_dtype: torch.dtype,
     top_k: int,
 ) -> None:
-    values = weights.values_EOI
-    if x.dim() != 2 or values.dim() != 3 or x.shape[1] != values.shape[2] or len(x) * top_k != blocks.num_pairs:
+    values, scales = weights.values_EOI, weights.scales
+    is_mxfp4 = values.dtype == torch.uint8
+    inputs = values.shape[-1] * (2 if is_mxfp4 else 1)
+    if x.dim() != 2 or values.dim() != 3 or x.shape[1] != inputs or len(x) * top_k != blocks.num_pairs:
         raise UnsupportedShapeError(
             f"{list(x.shape)} and {list(values.shape)} must be [P / {top_k}, I] and [E, O, I] of {blocks.num_pairs} "
             "pairs"
         )
     if x.stride(1) != 1 or not values.is_contiguous():
         raise UnsupportedShapeError("experts' matrices and the last axis of activations must be contiguous")
-    is_byte = values.dtype in (FP8, torch.int8)
+    if is_mxfp4 and (
+        inputs % MXFP4_BLOCK
+        or scales is None
+        or scales.shape != (*values.shape[:2], inputs // MXFP4_BLOCK)
+        or not scales.is_contiguous()
+    ):
+        raise UnsupportedShapeError(f"MXFP4 has {MXFP4_BLOCK} inputs for each scale; {list(values.shape)} must fit")
+    is_byte = values.dtype in (FP8, torch.int8, torch.uint8)
     fits = x.dtype == values.dtype if scale is not None or not is_byte else x.dtype in _FLOATS
-    if not fits or is_byte != (weights.scales is not None) or out_dtype not in _FLOATS:
+    if not fits or is_byte != (scales is not None) or out_dtype not in _FLOATS:
         raise UnsupportedShapeError(
-            f"cannot multiply {x.dtype} by experts of {values.dtype} into {out_dtype}: equal types, or floats by fp8 "
-            "or int8 with scales, into a float type are supported"
+            f"cannot multiply {x.dtype} by experts of {values.dtype} into {out_dtype}: equal types, or floats by fp8, "
+            "int8 or MXFP4 with scales, into a float type are supported"
         )
     bias = weights.bias_EO
     if bias is not None and (bias.shape != values.shape[:2] or bias.dtype not in _FLOATS or not bias.is_contiguous()):
@@ -196,6 +203,11 @@ def _triton_grouped_matmul(
     num_outputs = num_rows if gate is None else num_rows // 2
     out_PO = torch.empty((blocks.num_pairs, num_outputs), dtype=out_dtype, device=x.device)
     if out_PO.numel() == 0:
+        return out_PO
+    if values.dtype == torch.uint8:
+        assert weights.scales is not None, "checked before"
+        stored = values, weights.scales, weights.bias_EO
+        multiply_mxfp4(out_PO, x, stored, (blocks.pairs_BM, blocks.experts_B), top_k, gate, tile)
         return out_PO
     block_n = tile.block_n if gate is None else max(16, tile.block_n // 2)  # of each of two products
     block_k = tile.block_k // max(1, x.element_size() // 2)  # tables are sized for two bytes at most
@@ -367,30 +379,11 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
         if GATED:
             up *= x_scale[:, None] * tl.load(scale_ptr + up_scales, mask=inside_n, other=0.0)[None, :]
     bias_tile_ptr = bias_ptr + expert * rows + n
-    out = _biased(out, bias_tile_ptr, inside_n, HAS_BIAS)
+    out = add_bias(out, bias_tile_ptr, inside_n, HAS_BIAS)
     if GATED:
-        out = _joined(out, _biased(up, bias_tile_ptr + OUTPUTS, inside_n, HAS_BIAS), KIND)
+        out = join_gate(out, add_bias(up, bias_tile_ptr + OUTPUTS, inside_n, HAS_BIAS), KIND)
     out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
     tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
-
-
-@jit()
-def _biased(out, bias_ptr, inside_n, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
-    if HAS_BIAS:
-        out += tl.load(bias_ptr, mask=inside_n, other=0.0).to(tl.float32)[None, :]
-    return out
-
-
-@jit()
-def _joined(gate, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """See `Gate`; what is no number stays none."""
-    if KIND == "swigluoai":
-        gate = tl.where(gate > 7.0, 7.0, gate)
-        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
-        out = gate * sigmoid(1.702 * gate) * (up + 1.0)
-    else:
-        out = activate(gate, KIND) * up
-    return out
 
 
 @jit()

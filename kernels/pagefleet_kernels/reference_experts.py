@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.mxfp4 import dequantize_mxfp4
 
 
 def align_experts(
@@ -50,7 +51,10 @@ def grouped_matmul(
         pair_N = pair_N[pair_N < num_pairs].long()
         row_N = pair_N // top_k
         scale = x_scale if x_scale is None or x_scale.numel() == 1 else x_scale[row_N]
-        if scales is None:
+        if values_EOI.dtype == torch.uint8:
+            assert scales is not None, "MXFP4 has scales"
+            product = x[row_N].float() @ dequantize_mxfp4(values_EOI[expert], scales[expert]).t()
+        elif scales is None:
             product = x[row_N].float() @ values_EOI[expert].float().t()
         else:
             own = scales[expert] if block is not None else scales[expert][None]

@@ -148,3 +148,37 @@ def quantize_checkpoint(
     settings["quantization_config"] = recipe.config() | dict(config or {})
     (target / "config.json").write_text(json.dumps(settings))
     return target
+
+
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def to_mxfp4(weight_EOI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes [E, O, I / 32, 16], scales [E, O, I / 32], and the float32 numbers that they stand for."""
+    blocks = weight_EOI.float().reshape(*weight_EOI.shape[:-1], -1, 32)
+    power = (blocks.abs().amax(-1).clamp(min=1e-30).log2().floor() - 2).clamp(-127, 113)
+    scaled = blocks / 2.0 ** power[..., None]
+    code = (scaled.abs()[..., None] - _E2M1).abs().argmin(-1)
+    meant = _E2M1[code].copysign(scaled) * 2.0 ** power[..., None]
+    code = (code + 8 * (scaled < 0)).to(torch.uint8)
+    return code[..., ::2] | code[..., 1::2] << 4, (power + 127).to(torch.uint8), meant.flatten(-2)
+
+
+def mxfp4_checkpoint(source: Path, target: Path) -> Path:
+    """Write gpt-oss `source` to `target` as it is published, and beside it, `target`-plain, what that stands for."""
+    tensors = load_file(source / "model.safetensors")
+    stored, plain = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            codes, scales, meant = to_mxfp4(tensor.mT)
+            del stored[name]
+            stored |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+            plain[name] = meant.mT.contiguous().to(tensor.dtype)
+    for folder, content in ((target, stored), (Path(f"{target}-plain"), plain)):
+        shutil.copytree(source, folder)
+        save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((target / "config.json").read_text())
+    left = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    settings["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": left}
+    (target / "config.json").write_text(json.dumps(settings))
+    return target

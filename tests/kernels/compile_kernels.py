@@ -34,6 +34,7 @@ from pagefleet_kernels import (
     kv_cache,
     latent_attention,
     latents,
+    mxfp4_experts,
     nonfinite,
     norm,
     quantize,
@@ -67,6 +68,7 @@ MODULES = (
     kv_cache,
     latent_attention,
     latents,
+    mxfp4_experts,
     nonfinite,
     norm,
     quantize,
@@ -284,6 +286,10 @@ def compile_experts() -> None:
         biased = replace(plain, bias_EO=torch.zeros((num_experts, 512), dtype=x.dtype))
         product(x, biased, blocks, x.dtype, top_k=top_k, gate="swigluoai", backend="triton")
         product(x.repeat(top_k, 1), biased, blocks, x.dtype, backend="triton")
+        codes = torch.zeros((num_experts, 512, 512), dtype=torch.uint8)
+        four = replace(biased, values_EOI=codes, scales=codes[..., :32].contiguous())
+        product(x, four, blocks, x.dtype, top_k=top_k, gate="swigluoai", backend="triton")
+        product(x.repeat(top_k, 1), four, blocks, x.dtype, backend="triton")
         out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
         experts.combine_experts(out, chosen.float(), chosen, backend="triton")
         for spec in SPECS:

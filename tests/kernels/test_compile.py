@@ -24,6 +24,7 @@ KERNELS = {
     "_draw_kernel",
     "_flag_nonfinite_kernel",
     "_grouped_kernel",
+    "_grouped_mxfp4_kernel",
     "_latent_attention_kernel",
     "_join_blocks_kernel",
     "_listed_kernel",
@@ -67,7 +68,13 @@ LARGE = (
 MOST_REGISTERS = 254
 FEW_BYTES, FEW_REGISTERS = 64, 128
 """Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
-MULTIPLY = {"_grouped_kernel", "_latent_attention_kernel", "paged_attention_kernel", "_scaled_matmul_kernel"}
+MULTIPLY = {
+    "_grouped_kernel",
+    "_grouped_mxfp4_kernel",
+    "_latent_attention_kernel",
+    "paged_attention_kernel",
+    "_scaled_matmul_kernel",
+}
 
 Report = Mapping[str, Any]
 

@@ -8,19 +8,29 @@ import pytest
 import torch
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.experts import (
     ExpertBlocks,
     ExpertWeights,
-    Gate,
     align_experts,
     combine_experts,
     grouped_matmul,
 )
 from pagefleet_kernels.fp8 import FP8
+from pagefleet_kernels.mxfp4 import dequantize_mxfp4
 from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize
 
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
-FORMS = ("float", "fp8", "fp8 static", "fp8 block", "int8", "weights alone", "weights alone in blocks")
+FORMS = (
+    "float",
+    "fp8",
+    "fp8 static",
+    "fp8 block",
+    "int8",
+    "weights alone",
+    "weights alone in blocks",
+    "weights in mxfp4",
+)
 BLOCK = 32
 
 
@@ -70,6 +80,11 @@ def weights_in(form: str, weight: torch.Tensor) -> tuple[ExpertWeights, torch.Te
     """Experts' matrices in a form, and the numbers that they stand for."""
     if form == "float":
         return ExpertWeights(weight), weight.float()
+    if form == "weights in mxfp4":
+        experts, rows, columns = weight.shape
+        codes = torch.randint(0, 256, (experts, rows, columns // 2), dtype=torch.uint8, device=weight.device)
+        powers = torch.randint(120, 127, (experts, rows, columns // 32), dtype=torch.uint8, device=weight.device)
+        return ExpertWeights(codes, powers), dequantize_mxfp4(codes, powers)
     dtype = torch.int8 if form == "int8" else FP8
     flat = weight.flatten(0, 1)
     if "block" not in form:
@@ -104,6 +119,7 @@ def test_products(
     torch.manual_seed(0)
     num_experts = 5
     experts = choose(rows + 1, top_k, num_experts, device)
+    inputs = 96 if "mxfp4" in form else inputs
     outputs = width if gate is None else 2 * width
     weights, meant = weights_in(form, torch.randn(num_experts, outputs, inputs, device=device) / 8)
     x, numbers = inputs_in(form, torch.randn(rows + 1, inputs, device=device))

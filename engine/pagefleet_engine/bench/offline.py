@@ -35,14 +35,23 @@ class Subject:
         device = torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu")
         arch = read_arch(resolve_model_folder(model))
         kv_bytes = 1.0 if options.get("kv_cache_dtype") == "fp8" else 2.0
-        weight_bytes = 1.0 if options.get("quantization") == "fp8" or arch.quantization else 2.0
-        return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes), measure_roofline(device))
+        weight_bytes, expert_bytes = _stored_bytes(arch, options.get("quantization") == "fp8", device)
+        return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes, expert_bytes), measure_roofline(device))
 
     @property
     def parameters(self) -> dict[str, float]:
         """How many the model has, and a token uses, in billions."""
         count = count_parameters(self.arch)
         return {"total_billions": count.total / 1e9, "active_billions": count.active / 1e9}
+
+
+def _stored_bytes(arch: ModelArch, on_load: bool, device: torch.device) -> tuple[float, float]:
+    """Of a matrix's element, and of one of an expert's."""
+    rules = arch.quantization.rules if arch.quantization is not None else ()
+    if any(rule.scheme.number == "mxfp4" for rule in rules):  # with a scale for 32; a CPU keeps their numbers
+        return 2.0, 2.0 if device.type == "cpu" else 17 / 32
+    one = 1.0 if on_load or rules else 2.0
+    return one, one
 
 
 def run_once(llm: LLM, workload: Workload, output_lens: Sequence[int] | None = None) -> float:

@@ -57,14 +57,21 @@ class ModelCost:
     """What a token uses of them."""
 
     @classmethod
-    def of(cls, arch: ModelArch, weight_bytes_per_element: float = 2.0, kv_bytes_per_element: float = 2.0) -> ModelCost:
-        """From the model's shape; layers with a window count as if they had none."""
+    def of(
+        cls,
+        arch: ModelArch,
+        weight_bytes_per_element: float = 2.0,
+        kv_bytes_per_element: float = 2.0,
+        expert_bytes_per_element: float | None = None,
+    ) -> ModelCost:
+        """From the model's shape; layers with a window count as if they had none. Experts' elements take what others do
+        unless told otherwise."""
         count, pair, latent = count_parameters(arch), 2.0 * arch.num_layers * arch.num_heads, arch.latent
         compared = arch.head_dim + arch.value_dim if latent is None else latent.spec.dim + latent.rank
         head = count.embedding
         return cls(
             weight_bytes=count.layers * weight_bytes_per_element + head * 2.0,
-            expert_bytes=count.experts * weight_bytes_per_element,
+            expert_bytes=count.experts * (expert_bytes_per_element or weight_bytes_per_element),
             expert_share=count.used_experts / count.experts if count.experts else 0.0,
             kv_bytes_per_token=arch.num_layers * arch.kv.numbers * kv_bytes_per_element,
             flops_per_token=2.0 * (count.layers + count.used_experts),

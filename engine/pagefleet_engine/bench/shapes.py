@@ -307,6 +307,7 @@ _GPT_OSS_120B = {
     "tie_word_embeddings": False,
     "eos_token_id": 200002,
     "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "mxfp4"},
 }
 _GPT_OSS_20B = _GPT_OSS_120B | {"num_hidden_layers": 24, "num_local_experts": 32}
 _GPT2 = {

@@ -15,13 +15,13 @@ import torch
 
 from pagefleet_engine.errors import ModelLoadError
 
-Number = Literal["fp8", "int8"]
+Number = Literal["fp8", "int8", "mxfp4"]
 WeightScales = Literal["tensor", "channel", "block"]
 InputScales = Literal["none", "tensor", "token", "group"]
 
 _CLASS = "Linear"
-STORAGE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-"""The torch type of each number format."""
+STORAGE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "mxfp4": torch.uint8}
+"""The torch type of each number format; two numbers of MXFP4 lie in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class QuantizationScheme:
     """How one linear layer is stored and what happens to its inputs. A scale multiplies: value = stored * scale."""
 
     number: Number
-    """Of weights and of quantized inputs: fp8 is e4m3 (Micikevicius et al., arXiv 2209.05433), int8 symmetric."""
+    """Of weights and of quantized inputs: fp8 is e4m3 (Micikevicius et al., arXiv 2209.05433), int8 symmetric,
+    mxfp4 e2m1 with a power of two for 32 of a row (OCP MX 1.0)."""
     weight_scales: WeightScales
     """One per matrix, per output row, or per `block`."""
     input_scales: InputScales

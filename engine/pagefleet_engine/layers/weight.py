@@ -92,6 +92,8 @@ class Kept:
     dtype: torch.dtype
     is_copy: bool = False
     """Nothing of the tensor's own memory is used once `install` returns."""
+    numbers: int = 1
+    """Of that type, for each number of the tensor."""
 
 
 class Weight:
@@ -155,7 +157,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Size of the whole tensor as the layer keeps it."""
-        return math.prod(self.shape) * self.kept.dtype.itemsize
+        return math.prod(self.shape) * self.kept.dtype.itemsize * self.kept.numbers
 
     @property
     def is_complete(self) -> bool:

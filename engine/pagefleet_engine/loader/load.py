@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pagefleet_engine.config import DType, LoadFormat
 from pagefleet_engine.errors import ModelLoadError
@@ -31,6 +32,8 @@ _CHECKPOINT_TYPES = ("float64", *_TYPES)
 _STANDARD_DEVIATION = 0.02
 # Numbers of quantized matrices have this deviation, within the range of either format, and their scales undo it.
 _STORED_DEVIATION = 32.0
+# The code of 2^-7, which gives random numbers of MXFP4 that deviation.
+_MXFP4_SCALE = 120
 # Normalised inputs are rarely larger than 8.
 _INPUT_SCALE = 8.0 / 127.0
 
@@ -44,23 +47,28 @@ def fill_at_random(destinations: Mapping[str, Destination], seed: int, count: Co
     sizes = [math.prod(one.own_shape) * one.weight.dtype.itemsize for one in destinations.values()]
     done, total = itertools.accumulate(sizes), sum(sizes)
     for name, destination in destinations.items():
-        device, shape = destination.weight.device, destination.shape
-        kind = name.rpartition(".")[2]
-        is_norm = name.endswith("norm.weight") or (kind == "weight" and len(shape) == 1)
-        if is_norm or kind in ("k_scale", "v_scale"):
-            values = torch.ones(shape, device=device)
-        elif kind == "input_scale":
-            values = torch.full(shape, _INPUT_SCALE, device=device)
-        elif "scale" in kind:
-            values = torch.full(shape, _STANDARD_DEVIATION / _STORED_DEVIATION, device=device)
-        else:
-            own_seed = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
-            generator = torch.Generator(device).manual_seed(int.from_bytes(own_seed))
-            stored = destination.weight.dtype in STORAGE.values()
-            deviation = _STORED_DEVIATION if stored else _STANDARD_DEVIATION
-            values = torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator)
-        destination.weight.fill(destination.part, values.clamp_(-127.0, 127.0))
+        values = _at_random(name, destination, seed)
+        destination.weight.fill(destination.part, values)
         count(next(done), total)
+
+
+def _at_random(name: str, destination: Destination, seed: int) -> Tensor:
+    device, shape, dtype = destination.weight.device, destination.shape, destination.weight.dtype
+    kind = name.rpartition(".")[2]
+    is_norm = name.endswith("norm.weight") or (kind == "weight" and len(shape) == 1)
+    if is_norm or kind in ("k_scale", "v_scale"):
+        return torch.ones(shape, device=device)
+    if kind == "input_scale":
+        return torch.full(shape, _INPUT_SCALE, device=device)
+    if "scale" in kind:
+        scale = _MXFP4_SCALE if dtype == torch.uint8 else _STANDARD_DEVIATION / _STORED_DEVIATION
+        return torch.full(shape, scale, device=device)
+    own_seed = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(own_seed))
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, shape, dtype=dtype, device=device, generator=generator)
+    deviation = _STORED_DEVIATION if dtype in STORAGE.values() else _STANDARD_DEVIATION
+    return torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator).clamp_(-127.0, 127.0)
 
 
 @torch.inference_mode()

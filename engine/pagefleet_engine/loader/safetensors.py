@@ -98,12 +98,13 @@ _STORED_AS = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
+    "U8": torch.uint8,
 }
 # Of models that end in a classification.
 _OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 # What fills a slot of such a type; others are filled from any floating type.
-_ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",)}
+_ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",), torch.uint8: ("U8",)}
 
 
 def fill_from_safetensors(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pagefleet_kernels.experts import Gate
+from pagefleet_kernels.expert_gates import Gate
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 
 from pagefleet_engine.layers.linear_kernel import Activation

@@ -1,7 +1,7 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Two spellings are read: compressed-tensors (llm-compressor) and `fp8` (DeepSeek, Qwen). What cannot be computed as it
-was meant is refused, with what can.
+Three spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen) and `mxfp4` (gpt-oss). What cannot
+be computed as it was meant is refused, with what can.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.errors import ModelLoadError
@@ -24,10 +25,20 @@ from pagefleet_engine.layers.quantization_scheme import (
 
 SUPPORTED = (
     "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized), symmetric, "
-    "per tensor, channel or (fp8) block; inputs per tensor (static) or per token; and quant_method fp8"
+    "per tensor, channel or (fp8) block; inputs per tensor (static) or per token; quant_method fp8; and mxfp4 for "
+    "experts"
 )
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _EVERY_LAYER = ("Linear",)
+# Of nothing but experts, whatever else a file lists as left out.
+_MXFP4 = Quantization(
+    rules=(
+        Rule(
+            (r"re:.*\.experts\.(gate_up|down)_proj$",),
+            QuantizationScheme(number="mxfp4", weight_scales="block", input_scales="none", block=(1, MXFP4_BLOCK)),
+        ),
+    )
+)
 # Where the text model is a part of one for images; its layers have our names without these.
 _TEXT_MODEL = (
     ("language_model.model.", "model."),
@@ -50,6 +61,8 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
             return _read_compressed_tensors(section)
         case "fp8":
             return _read_fp8(section)
+        case "mxfp4":
+            return _MXFP4
         case method:
             raise _refusal(section, f"quant_method is {method or 'not given'}")
 

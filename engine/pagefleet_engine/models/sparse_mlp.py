@@ -21,6 +21,7 @@ from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
+from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
@@ -154,11 +155,11 @@ def _width(experts: ExpertsArch, traits: Traits, placement: Placement) -> Shard:
 
 def _unit(traits: Traits, placement: Placement) -> int:
     """Rows of both matrices of an expert that share scales; ranks take whole ones."""
-    names = traits.experts
-    if isinstance(names.gate_up, Stacked) or isinstance(names.down, Stacked):
-        return 1
-    schemes = (
-        placement.within(names.gate_up.format(0)).scheme(2),
-        placement.within(names.down.format(0)).scheme(1),
-    )
+    schemes = (_scheme(traits.experts.gate_up, 2, placement), _scheme(traits.experts.down, 1, placement))
     return math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
+
+
+def _scheme(name: str | Stacked, num_parts: int, placement: Placement) -> QuantizationScheme | None:
+    if isinstance(name, Stacked):
+        return placement.within(name.name).scheme(1)
+    return placement.within(name.format(0)).scheme(num_parts)

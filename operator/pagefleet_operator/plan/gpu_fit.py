@@ -286,6 +286,9 @@ def _dtype(resolved: Resolved, facts: ModelFacts) -> str:
 
 
 def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> int:
+    if facts.quantization == "mxfp4" and not resolved.gpus:
+        # A CPU has no four bits: with a scale for 32, these become 16.
+        return facts.weights_bytes * 64 // 17
     if facts.quantization:
         return facts.weights_bytes
     stored = _ITEMSIZE.get(facts.dtype, 2)

@@ -217,7 +217,7 @@ def _given_lengths(fields: ConfigFields) -> tuple[int, int]:
 
 
 def quantized_as(fields: ConfigFields) -> str:
-    """Return fp8 or int8 where matrices are stored so, else an empty text; the engine reads how in detail.
+    """Return fp8, int8 or mxfp4 where matrices are stored so, else an empty text; the engine reads how in detail.
 
     Raises:
         ModelConfigError: they are stored in another form.
@@ -226,8 +226,8 @@ def quantized_as(fields: ConfigFields) -> str:
         return ""
     section = fields.section("quantization_config")
     match section.text("quant_method", ""):
-        case "fp8":
-            return "fp8"
+        case "fp8" | "mxfp4":
+            return section.text("quant_method", "")
         case "compressed-tensors":
             groups = section.section("config_groups")
             kinds = {groups.section(name).section("weights").text("type", "int") for name in groups.section_names()}
@@ -238,8 +238,8 @@ def quantized_as(fields: ConfigFields) -> str:
         case other:
             method = other[:80] or "not given"
     raise ModelConfigError(
-        f"{section.source}: quant_method is {method}; pagefleet runs fp8, and fp8 or int8 of compressed-tensors: "
-        "choose one of these checkpoints, or one without quantization"
+        f"{section.source}: quant_method is {method}; pagefleet runs fp8, mxfp4, and fp8 or int8 of compressed-"
+        "tensors: choose one of these checkpoints, or one without quantization"
     )
 
 

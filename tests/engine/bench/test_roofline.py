@@ -86,6 +86,13 @@ def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None
     assert cost.flops_per_token + cost.head_flops == pytest.approx(2 * 3.04e9, rel=0.02)
 
 
+def test_experts_in_four_bits_are_read_as_such(tmp_path: Path) -> None:
+    """As published: 12.8 GiB of gpt-oss-20b, tables included."""
+    arch = arch_of("gpt-oss-20b", tmp_path)
+    cost = ModelCost.of(arch, expert_bytes_per_element=17 / 32)
+    assert (cost.weight_bytes + cost.expert_bytes) / 2**30 == pytest.approx(12.8 - 201_088 * 2880 * 2 / 2**30, rel=0.01)
+
+
 def test_kernels_of_a_step_follow_each_other(tmp_path: Path) -> None:
     """Many short contexts: weights are bound by operations, attention by bytes, and neither hides the other."""
     cost = ModelCost.of(arch_of("llama-3.1-8b", tmp_path))

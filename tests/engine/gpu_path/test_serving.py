@@ -18,7 +18,7 @@ from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.cuda.device import fake_gpu
 from tests.fakes.cuda.runtime import GpuKind
 from tests.fakes.flash_attention import fake_flash
-from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
+from tests.fakes.quantized_checkpoints import Recipe, mxfp4_checkpoint, quantize_checkpoint
 
 GPUS = {"sm_90": GpuKind(), "sm_80": GpuKind("NVIDIA A100", (8, 0), 108)}
 RESULT = "pagefleet_engine.worker.model_runner.LaunchedStep.result"
@@ -108,6 +108,20 @@ def test_every_quantized_checkpoint_computes_what_a_cpu_does(
 @pytest.mark.parametrize("recipe", [FIXED, BLOCKS], ids=str)
 def test_every_kind_of_scale_serves(recipe: Recipe, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     check(serve(quantize_checkpoint(make_checkpoint("llama", dtype="bfloat16"), tmp_path / "quantized", recipe)))
+
+
+def test_experts_in_four_bits_serve(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    check(serve(mxfp4_checkpoint(make_checkpoint("gpt_oss", dtype="bfloat16"), tmp_path / "mxfp4")))
+
+
+@pytest.mark.nightly
+def test_experts_in_four_bits_compute_what_a_cpu_does(
+    make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
+    folder = mxfp4_checkpoint(make_checkpoint("gpt_oss"), tmp_path / "mxfp4")
+    served = serve(folder, computes=True, dtype="float32")
+    check(served)
+    assert served.tokens == on_cpu(folder, dtype="float32")
 
 
 FLASH: dict[str, Any] = {"attention_backend": "flash", "block_size": 256, "num_kv_blocks": 64}

@@ -99,6 +99,14 @@ def test_a_quantized_checkpoint_is_as_it_is() -> None:
     assert "quantization" not in found.refusal.message
 
 
+@pytest.mark.parametrize(("gpus", "weights"), [(1, 17.0), (0, 64.0)])
+def test_four_bits_are_sixteen_on_a_cpu(gpus: int, weights: float) -> None:
+    facts = msgspec.structs.replace(FACTS, quantization="mxfp4", weights_bytes=17 * 2**30)
+    found = fit(facts=facts, gpus=gpus, engine={"maxModelLen": 1024}, resources={"memory": "80Gi"})
+    assert found.memory is not None
+    assert found.memory.weights == weights
+
+
 def test_window_layers_hold_their_window_only() -> None:
     windowed = msgspec.structs.replace(LARGE, num_window_layers=31, window=4096)
     found = fit(facts=windowed, engine={"maxModelLen": 131072})

@@ -203,6 +203,7 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
     ("section", "expected"),
     [
         ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
         (
             {

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
+from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
+from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
@@ -66,6 +68,11 @@ def expert_slots(
     """
     if isinstance(name, Stacked):
         rows, within = (_joined(outputs, name),), placement.within(name.name)
+        scheme = within.scheme(1)
+        if scheme is not None and scheme.number == "mxfp4":
+            stack_slots = _Mxfp4Stack(experts, shard_of(inputs), rows[0], _order(outputs, name), install)
+            yield from stack_slots.slots(scheme, within)
+            return
         stack = [matrix_slots(inputs, rows, within, partial(install, place)) for place in range(experts.size)]
         slot = _stacked_slot([slots["weight"] for slots in stack], experts, _order(outputs, name), placement)
         yield (name.name if name.transposed else f"{name.name}.weight"), slot
@@ -75,6 +82,38 @@ def expert_slots(
         slots = matrix_slots(inputs, outputs, placement.within(layer), partial(install, place))
         for kind, weight in slots.items():
             yield f"{layer}.{kind}", weight
+
+
+class _Mxfp4Stack:
+    """Codes and scales of all experts' matrices, in two tensors whose rows are outputs."""
+
+    def __init__(self, experts: Shard, inputs: Shard, rows: Shard, order: Stacked, install: InstallExpert) -> None:
+        self._experts, self._inputs, self._rows, self._order, self._install = experts, inputs, rows, order, install
+        self._arrived: dict[str, Tensor] = {}
+
+    def slots(self, scheme: QuantizationScheme, within: Placement) -> Iterator[tuple[str, Weight]]:
+        """Raises ModelLoadError where the inputs are no whole blocks."""
+        codes, blocks = mxfp4_columns(self._inputs, within.path)
+        kept_codes, kept_scales = mxfp4_kept(scheme, self._inputs.size, within)
+        rows, count = (_of_experts(self._experts, self._rows),), self._experts.whole
+        for kind, columns, kept, shape in (
+            ("blocks", codes, kept_codes, (blocks.whole, codes.whole // blocks.whole)),
+            ("scales", blocks, kept_scales, (blocks.whole,)),
+        ):
+            take = partial(self._take, within, kind)
+            slot = Weight(rows, columns, within, take, dtype=scheme.storage, kept=kept)
+            yield f"{self._order.name}_{kind}", slot.stored_as((count, self._rows.whole, *shape))
+
+    def _take(self, within: Placement, kind: str, all_XY: Tensor) -> None:
+        self._arrived[kind] = all_XY
+        if len(self._arrived) < 2:
+            return
+        arrived, self._arrived = self._arrived, {}
+        check_scales(arrived["scales"], within.path)
+        parts = [torch.split(arrived[kind], self._rows.size) for kind in ("blocks", "scales")]
+        for place, stored in enumerate(zip(*parts, strict=True)):
+            codes_OJ, scales_OC = map(_gate_over_up, stored) if self._order.in_turns else stored
+            self._install(place, Mxfp4Matrix(codes_OJ, scales_OC, within.dtype))
 
 
 def bias_slot(
@@ -127,7 +166,11 @@ def _stacked_slot(slots: list[Weight], experts: Shard, order: Stacked, placement
             weight.arrived(0)
 
     kept = Kept(one.kept.dtype, is_copy=True)
-    numbers = set(itertools.chain(*experts.ranges))
-    own = stacked(rows if number in numbers else Shard(rows.whole, ()) for number in range(experts.whole))
-    weight = Weight((own,), columns, placement, divide, dtype=one.dtype, kept=kept)
+    weight = Weight((_of_experts(experts, rows),), columns, placement, divide, dtype=one.dtype, kept=kept)
     return weight.stored_as((experts.whole, rows.whole, columns.whole))
+
+
+def _of_experts(experts: Shard, rows: Shard) -> Shard:
+    """These rows of each of a rank's experts, which lie one after another."""
+    numbers = set(itertools.chain(*experts.ranges))
+    return stacked(rows if number in numbers else Shard(rows.whole, ()) for number in range(experts.whole))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from pagefleet_kernels.experts import Gate
+from pagefleet_kernels.expert_gates import Gate
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel, activate

@@ -6,7 +6,8 @@ Shapes: R rows, K experts of each, E experts, I inputs, O outputs, D hidden size
 from __future__ import annotations
 
 import torch
-from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, Gate, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
 from pagefleet_kernels.quantize import QuantizeSpec, quantize
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.form import Form
+from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
 from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
 
 
@@ -72,6 +74,8 @@ class _Stack:
         """
         if isinstance(matrix, PlainMatrix):
             values_OI, scales = matrix.weight_OI, None
+        elif isinstance(matrix, Mxfp4Matrix):
+            values_OI, scales = matrix.codes_OJ, matrix.scales_OC
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales

@@ -21,7 +21,7 @@ _TRIED_INPUTS = 64
 class Form(Enum):
     """How the weights live, and who multiplies."""
 
-    SCALED = "in 8 bits, multiplied by pagefleet_kernels"
+    SCALED = "as they are stored, multiplied by pagefleet_kernels"
     PACKED_INT8 = "in 8 bits, multiplied by oneDNN"
     RESCALED = "as their numbers in a floating type that holds them exactly; products are scaled"
     EXPANDED = "expanded to the model's type"
@@ -50,6 +50,8 @@ def describe_forms(quantization: Quantization, widths: Sequence[int], placement:
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:
     """`capability`: of the GPU, as in (9, 0); None for the kernels' twins, which run anything."""
+    if scheme.number == "mxfp4":
+        return Form.SCALED, ""
     if scheme.block is not None:
         rows, columns = scheme.block
         if rows != columns or columns < _SMALLEST_BLOCK or columns & (columns - 1):

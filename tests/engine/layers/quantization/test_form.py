@@ -87,11 +87,12 @@ def test_the_log_says_what_becomes_of_each_scheme() -> None:
     rules = (Rule(("re:.*mlp.*",), blocks(128, 128)), Rule(("Linear",), FP8))
     place = Placement(torch.bfloat16, CPU, use_kernels=True)
     assert describe_forms(Quantization(rules=rules), (1024, 1000, 512), place) == [
-        "fp8 weights per block 128x128, inputs per token and group: weights are kept in 8 bits, multiplied by "
+        "fp8 weights per block 128x128, inputs per token and group: weights are kept as they are stored, multiplied by "
         "pagefleet_kernels",
         "fp8 weights per block 128x128, inputs per token and group: weights are kept expanded to the model's type "
         "(1000 inputs are no multiple of a block of 128)",
-        "fp8 weights per channel, inputs per token: weights are kept in 8 bits, multiplied by pagefleet_kernels",
+        "fp8 weights per channel, inputs per token: weights are kept as they are stored, multiplied by "
+        "pagefleet_kernels",
     ]
 
 

@@ -1,0 +1,63 @@
+"""Matrices in MXFP4, as gpt-oss stores its experts.
+
+Shapes: I inputs, O outputs, J = I / 2 bytes, C = I / 32 scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pagefleet_kernels.mxfp4 import LARGEST_SCALE, MXFP4_BLOCK, dequantize_mxfp4
+from torch import Tensor
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
+from pagefleet_engine.layers.quantization.form import Form, form_on, kept_dtype
+from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
+from pagefleet_engine.layers.shard import Shard
+from pagefleet_engine.layers.weight import Kept, Placement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mxfp4Matrix:
+    """Implements `layers.matrix.Matrix`."""
+
+    codes_OJ: Tensor
+    scales_OC: Tensor
+    """Both uint8."""
+    dtype: torch.dtype
+    """Of the model."""
+
+    def kernel(self, start: int, stop: int) -> LinearKernel:
+        """See Matrix; of the numbers in the model's type."""
+        return linear_kernel(dequantize_mxfp4(self.codes_OJ[start:stop], self.scales_OC[start:stop]).to(self.dtype))
+
+    def plain(self) -> Tensor:
+        """See Matrix."""
+        return dequantize_mxfp4(self.codes_OJ, self.scales_OC).to(self.dtype)
+
+
+def check_scales(scales: Tensor, path: str) -> None:
+    """Raises ModelLoadError where one is no number, or so large that no kernel multiplies by it."""
+    if bool((scales > LARGEST_SCALE).any()):
+        raise ModelLoadError(f"{path}_scales holds no usable scale: download the checkpoint again")
+
+
+def mxfp4_columns(inputs: Shard, path: str) -> tuple[Shard, Shard]:
+    """Columns of codes, in bytes, and of scales that a rank has where these inputs are its own.
+
+    Raises:
+        ModelLoadError: they are no whole blocks.
+    """
+    if inputs.whole % MXFP4_BLOCK:
+        raise ModelLoadError(f"{path} has {inputs.whole} inputs; MXFP4 has blocks of {MXFP4_BLOCK}: repair config.json")
+    blocks = inputs.in_blocks_of(MXFP4_BLOCK)
+    return blocks.times(MXFP4_BLOCK // 2), blocks
+
+
+def mxfp4_kept(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Kept, Kept]:
+    """What stays in memory of codes and of scales: themselves, or the numbers alone, two of a byte."""
+    form = form_on(scheme, inputs, placement)[0]
+    dtype, is_plain = kept_dtype(scheme, form, placement.dtype), form is Form.EXPANDED
+    return Kept(dtype, numbers=2 if is_plain else 1), Kept(dtype, numbers=0 if is_plain else 1)
