@@ -6,6 +6,10 @@ tokens. A key is a hint for the choice of an engine; 64 bits are enough, since a
 An engine publishes on a PUB socket, two frames a message: TOPIC, then an `EventBatch`. Batches are numbered from 1 by
 each incarnation of an engine, without a gap. Whoever missed some asks on the ROUTER socket beside it (the next port)
 for `Replay` or, where that is gone, `Dump`, and gets `EventBatch`es or `DumpPart`s, ending with `Done`.
+
+An engine whose layers see different parts of the context has a block for the same tokens in each KV group. Group 0,
+whose layers see most, is told in `EventBatch.events`: no hit is longer than what it has. The others are told apart
+from it, where readers of an earlier version do not look.
 """
 
 from __future__ import annotations
@@ -46,18 +50,26 @@ class Removed(msgspec.Struct, tag="r", frozen=True, array_like=True, gc=False):
 
 
 class Cleared(msgspec.Struct, tag="c", frozen=True, array_like=True, gc=False):
-    """All blocks are gone."""
+    """All blocks are gone, of every group."""
 
 
 KvEvent = Stored | Removed | Cleared
 
 
+class GroupEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What changed in one KV group, in this order."""
+
+    group_idx: Annotated[int, msgspec.Meta(ge=1, le=255)]
+    events: Annotated[list[Stored | Removed], msgspec.Meta(max_length=MAX_BATCH_EVENTS)]
+
+
 class EventBatch(msgspec.Struct, tag="b", frozen=True, array_like=True, gc=False):
-    """What changed, in this order. `seq` counts from 1."""
+    """What changed, in this order: first in group 0, and all groups where it was cleared. `seq` counts from 1."""
 
     incarnation: str
     seq: int
     events: Annotated[list[KvEvent], msgspec.Meta(max_length=MAX_BATCH_EVENTS)]
+    other_groups: Annotated[list[GroupEvents], msgspec.Meta(max_length=MAX_BATCH_EVENTS)] = []
 
 
 class Replay(msgspec.Struct, tag="replay", frozen=True, array_like=True, gc=False):
@@ -68,7 +80,9 @@ class Replay(msgspec.Struct, tag="replay", frozen=True, array_like=True, gc=Fals
 
 
 class Dump(msgspec.Struct, tag="dump", frozen=True, array_like=True, gc=False):
-    """Ask for everything that is cached."""
+    """Ask for everything that is cached: of group 0, or of every group."""
+
+    every_group: bool = False
 
 
 class DumpPart(msgspec.Struct, tag="p", frozen=True, array_like=True, gc=False):
@@ -77,6 +91,7 @@ class DumpPart(msgspec.Struct, tag="p", frozen=True, array_like=True, gc=False):
     incarnation: str
     seq: int
     keys: bytes
+    group_idx: int = 0
 
 
 class Done(msgspec.Struct, tag="done", frozen=True, array_like=True, gc=False):

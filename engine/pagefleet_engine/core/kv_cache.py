@@ -21,7 +21,7 @@ from pagefleet_kv.port import BlockRun
 from pagefleet_protocol.block_hash import extend_hashes
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
-from pagefleet_engine.core.cache_events import CacheEvents, OneGroupEvents
+from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.group_table import FullGroup, GroupTable, LayerGroup, Span, WindowGroup
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers, longest_request, most_window_blocks, num_blocks_for
 from pagefleet_engine.core.kv_holds import KVHolds, Reservation
@@ -77,8 +77,6 @@ class KVCache:
         ]
         windows = [index.window for index in self._indexes]
         self._first_full = windows.index(None) if None in windows else None
-        if events is not None and len(self._indexes) > 1:
-            events = OneGroupEvents(events, self._indexes[self._first_full or 0].suffix)
         self.lookups = PrefixLookups(block_size, events)
         """What requests found, and why not the rest."""
         self._pool = BlockPool(num_blocks, self.lookups if enable_prefix_caching else events)

@@ -130,7 +130,8 @@ class Answers:
         self._history = history
         self._socket = socket
         self._sending: dict[bytes, _Answer] = {}
-        self._want_dump: set[bytes] = set()
+        self._want_dump: dict[bytes, bool] = {}
+        """Peers, and whether each wants every group."""
         self._dumped_at = float("-inf")
 
     def ask(self, frames: list[bytes], now: float) -> bool:
@@ -147,8 +148,8 @@ class Answers:
         except KvEventError:
             return False
         match request:
-            case Dump():
-                self._want_dump.add(peer)
+            case Dump(every_group):
+                self._want_dump[peer] = every_group
             case Replay(first, last) if 1 <= first <= last:
                 self._sending[peer] = _Answer(deque(self._history.replay(request)), now + PATIENCE_S)
             case _:
@@ -159,8 +160,9 @@ class Answers:
         """Send what the peers take now."""
         if self._want_dump and now >= self._dumped_at + DUMP_INTERVAL_S:
             self._dumped_at = now
-            messages = self._history.dump()
-            self._sending.update({peer: _Answer(deque(messages), now + PATIENCE_S) for peer in self._want_dump})
+            dumps = {every_group: self._history.dump(every_group) for every_group in set(self._want_dump.values())}
+            for peer, every_group in self._want_dump.items():
+                self._sending[peer] = _Answer(deque(dumps[every_group]), now + PATIENCE_S)
             self._want_dump.clear()
         for peer, answer in list(self._sending.items()):
             if not self._send(peer, answer) or now > answer.until:

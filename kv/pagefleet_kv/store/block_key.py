@@ -23,11 +23,11 @@ def run_keys(runs: Sequence[BlockRun]) -> list[BlockKey]:
     return [key for run in runs for key in block_keys(run.hashes, run.group)]
 
 
-def hash_of(key: BlockKey) -> bytes:
+def hash_of(key: bytes) -> bytes:
     """Return the 32 bytes of the hash."""
     return key[:HASH_BYTES]
 
 
-def group_of(key: BlockKey) -> int:
-    """Return the number of the KV group."""
+def group_of(key: bytes) -> int:
+    """Return the number of the KV group of a key, or of what a prefix cache calls a block."""
     return key[HASH_BYTES] if len(key) > HASH_BYTES else 0

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from pagefleet_engine.config import SchedulerConfig
 from pagefleet_engine.core.block_pool import BlockPool
-from pagefleet_engine.core.cache_events import OneGroupEvents
 from pagefleet_engine.core.step import FailureKind
-from pagefleet_protocol.block_hash import BlockHash, extend_hashes, root_hash
+from pagefleet_protocol.block_hash import HASH_BYTES, BlockHash, extend_hashes, root_hash
 
 from tests.engine.core.test_scheduler_traces import FailingTrace, Failure, engines, events
 from tests.example_counts import examples
@@ -17,8 +16,8 @@ from tests.fakes.request_traces import Event
 
 
 def found_in(engine: FakeEngine) -> set[BlockHash]:
-    """What the index names for the first group: hashes without a suffix."""
-    return {content for content in engine.kv_cache._pool._block_of_hash if len(content) == 32}
+    """What the index names, in every group."""
+    return set(engine.kv_cache._pool._block_of_hash)
 
 
 def hashes(tokens: list[int], block_size: int = 4) -> list[BlockHash]:
@@ -43,23 +42,27 @@ def test_what_was_told_is_what_is_cached(engine: FakeEngine, trace: list[Event |
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, None), (None, 5), (None, 4, 4, 4), (8,), (17, 3)])
-def test_blocks_are_told_under_their_plain_hashes(windows: tuple[int | None, ...]) -> None:
+def test_blocks_of_the_first_group_are_told_under_their_plain_hashes(windows: tuple[int | None, ...]) -> None:
     engine = FakeEngine(64, 4, windows=windows)
     prompt = list(range(17))
     engine.add("a", prompt)
     engine.run()
     told = hashes([*prompt, *engine.outcomes["a"].token_ids])
     assert len(told) == 5
-    assert engine.told.contents == set(told)
+    assert {content for content in engine.told.contents if len(content) == HASH_BYTES} == set(told)
 
 
-def test_a_window_group_tells_nothing_for_the_routing_group() -> None:
+def test_every_group_is_told_with_its_number() -> None:
     # Blocks that leave the window of the second group are evicted one by one; the first group's stay.
     engine = FakeEngine(24, 4, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8), windows=(None, 5))
     engine.add("a", list(range(33)))
     engine.run()
-    first = set(hashes(list(range(33))))
-    assert first <= engine.told.contents
+    plain = hashes(list(range(33)))
+    assert set(plain) <= engine.told.contents
+    assert plain[-1] + b"\x01" in engine.told.contents
+    engine.add("b", [1] * 60)
+    engine.run()
+    assert plain[-1] + b"\x01" not in engine.told.contents
     assert engine.told.contents == found_in(engine)
 
 
@@ -118,17 +121,3 @@ def test_a_second_block_of_equal_content_is_not_told() -> None:
     pool.release([second])
     pool.allocate(3)
     assert told.contents == {content}
-
-
-def test_one_group_of_several_is_passed_on() -> None:
-    told = ToldCache()
-    of_second = OneGroupEvents(told, b"\x01")
-    one, other = BlockHash(b"a" * 32), BlockHash(b"b" * 32)
-    of_second.stored([one, BlockHash(other + b"\x01"), BlockHash(one + b"\x02")])
-    assert told.contents == {other}
-    of_second.removed([one])
-    assert told.contents == {other}
-    of_second.removed([BlockHash(other + b"\x01")])
-    assert told.contents == set()
-    of_second.cleared()
-    assert told.num_cleared == 1

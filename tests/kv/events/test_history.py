@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from pagefleet_protocol.kv_events import (
     Done,
     DumpPart,
     EventBatch,
+    GroupEvents,
     KvEvent,
     Removed,
     Replay,
@@ -33,6 +35,11 @@ from tests.fakes.kv_events_router import apply
 
 def contents(*numbers: int) -> list[BlockHash]:
     return [BlockHash(hashlib.sha256(str(number).encode()).digest()) for number in numbers]
+
+
+def in_group(group: int, *numbers: int) -> list[BlockHash]:
+    """The same tokens' contents in another group, as a prefix cache calls them."""
+    return [BlockHash(content + bytes([group])) for content in contents(*numbers)]
 
 
 def read(messages: list[bytes]) -> list[EventBatch]:
@@ -58,6 +65,40 @@ def test_a_batch_says_all_in_order() -> None:
     events: list[KvEvent] = [Cleared(), Removed(pack_keys(contents(2))), Stored(pack_keys(contents(3, 4)))]
     assert batch == EventBatch("i", 2, events)
     assert dumped(history) == ({routing_key(content) for content in contents(3, 4)}, 2)
+
+
+def test_other_groups_are_told_apart_with_their_numbers() -> None:
+    history = History("i")
+    history.tell(False, (), [*contents(1), *in_group(1, 1, 2)])
+    (batch,) = read(history.tell(False, in_group(1, 1), [*in_group(2, 7), *contents(2)]))
+    assert batch.events == [Stored(pack_keys(contents(2)))]
+    assert batch.other_groups == [
+        GroupEvents(1, [Removed(pack_keys(contents(1)))]),
+        GroupEvents(2, [Stored(pack_keys(contents(7)))]),
+    ]
+    assert dumped(history) == ({routing_key(content) for content in contents(1, 2)}, 2)
+    parts = [decode_answer(message) for message in history.dump(every_group=True)[:-1]]
+    assert [(part.group_idx, unpack_keys(part.keys)[0]) for part in parts if isinstance(part, DumpPart)][1:] == [
+        (1, routing_key(contents(2)[0])),
+        (2, routing_key(contents(7)[0])),
+    ]
+    history.tell(True, (), ())
+    assert len(history.dump(every_group=True)) == 1
+
+
+class EarlierBatch(msgspec.Struct, tag="b", frozen=True, array_like=True):
+    """What a reader knows that was built before there were groups."""
+
+    incarnation: str
+    seq: int
+    events: list[KvEvent]
+
+
+def test_a_reader_of_before_there_were_groups_hears_of_the_first_one() -> None:
+    (message,) = History("i").tell(False, in_group(1, 4), [*contents(1), *in_group(1, 1, 2)])
+    assert msgspec.msgpack.decode(message, type=EarlierBatch).events == [Stored(pack_keys(contents(1)))]
+    earlier = msgspec.msgpack.encode(EarlierBatch("i", 1, [Stored(pack_keys(contents(1)))]))
+    assert decode_published(earlier).other_groups == []
 
 
 def test_nothing_to_say_is_a_batch_too() -> None:
