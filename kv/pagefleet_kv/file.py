@@ -26,8 +26,8 @@ from pagefleet_kv.port import (
     TransfersDone,
 )
 from pagefleet_kv.store.blob_store import BlobStore
-from pagefleet_kv.store.block_io import FolderJob, LoadJob, StoreJob
-from pagefleet_kv.store.block_key import block_keys, run_keys
+from pagefleet_kv.store.block_io import FolderJob, LoadJob, ProbeJob, StoreJob
+from pagefleet_kv.store.block_key import keys_of_groups, run_keys
 from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_kv.store.mover import BlockMover
 
@@ -36,7 +36,7 @@ METRIC = "pagefleet_engine_kv_transfer_file"
 
 @dataclass(slots=True)
 class _Question:
-    """What was asked of the folder for one request: has it its blocks `first` to `limit`?"""
+    """What was asked of the folder for one request: which of its blocks `first` to `limit` are a longer prefix?"""
 
     first: int
     limit: int
@@ -44,10 +44,10 @@ class _Question:
 
 
 class FileConnector(KVConnector):
-    def __init__(self, mover: BlockMover, store: BlobStore, block_size: int) -> None:
+    def __init__(self, mover: BlockMover, store: BlobStore) -> None:
         self._mover = mover
         self._store = store
-        self._block_size = block_size
+        self._block_size = store.shape.block_size
         self._num_jobs = 0
         self._questions: dict[str, _Question] = {}
         self._probes: dict[int, _Question] = {}
@@ -95,7 +95,8 @@ class FileConnector(KVConnector):
 
     def discard(self, request: KVRequest) -> None:
         """See KVConnector. A moment passes until the files are gone."""
-        self._mover.start(FolderJob(self._number(), "drop", block_keys(request.block_hashes)))
+        keys = keys_of_groups(request.block_hashes, len(self._store.shape.windows))
+        self._mover.start(FolderJob(self._number(), "drop", keys))
 
     def ended(self, request: KVRequest, completed: bool) -> int | None:
         self._questions.pop(request.request_id, None)
@@ -142,7 +143,7 @@ class FileConnector(KVConnector):
         question = self._questions[request.request_id] = _Question(first, limit)
         number = self._number()
         self._probes[number] = question
-        self._mover.start(FolderJob(number, "probe", block_keys(request.block_hashes[first:limit])))
+        self._mover.start(ProbeJob(number, first, request.block_hashes[first:limit]))
         return question
 
     def _number(self) -> int:
@@ -158,7 +159,7 @@ def check(config: KVTransferConfig, identity: EngineIdentity) -> None:
 def build(config: KVTransferConfig, side: EngineSide) -> BuiltConnector:
     shape, pages = side.shape, side.pages
     store = BlobStore(claim_folder(_folder(config), shape, alone=False), shape, pages.bytes_per_block)
-    return BuiltConnector(FileConnector(BlockMover(pages, memoryview(b""), store), store, shape.block_size))
+    return BuiltConnector(FileConnector(BlockMover(pages, memoryview(b""), store), store))
 
 
 def _folder(config: KVTransferConfig) -> Path:

@@ -70,6 +70,16 @@ class BlockRun:
     """What they hold."""
     group: int = 0
 
+    def since(self, first: int) -> BlockRun:
+        """Those from this index on; maybe none."""
+        skipped = max(0, first - self.first)
+        return BlockRun(self.first + skipped, self.blocks[skipped:], self.hashes[skipped:], self.group)
+
+    def until(self, last: int) -> BlockRun:
+        """Those before this index; maybe none."""
+        count = max(0, last - self.first)
+        return BlockRun(self.first, self.blocks[:count], self.hashes[:count], self.group)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadDone:
@@ -77,7 +87,7 @@ class LoadDone:
 
     request_id: str
     num_blocks: int
-    """Leading blocks of what was to be loaded that are right, to be used."""
+    """Leading blocks of what was to be loaded, run after run, that are right, to be used."""
     failure: str | None = None
     """Why the request must not go on; None: it does, and computes what is missing, as one does that has run before."""
     fault: KvFault | None = None
@@ -138,11 +148,18 @@ class KVConnector:
         return 0
 
     def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
-        """Begin to fill blocks, which are kept for it until `finished` tells that the load has ended."""
+        """Begin to fill blocks, which are kept for it until `finished` tells that the load has ended.
+
+        `runs`: one for each KV group in which something is missing; a prefix is none without all of them.
+        """
         raise AssertionError("there is nothing to load")
 
     def cancel(self, request_id: str) -> None:
         """The request needs its load no more; the load still ends, soon, in `finished`."""
+
+    def wanted(self, request: KVRequest, runs: Sequence[BlockRun]) -> Sequence[BlockRun]:
+        """Return those of the blocks that `save` is to be told of: without the others a request's window moves on."""
+        return runs
 
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         """Take note of blocks that are computed, or were found in the cache at admission; told again after preemption.

@@ -28,7 +28,12 @@ class BlobError(ValueError):
     """Bytes that are no blob of this version, shape or length; the message says which."""
 
 
-class KvShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def first_needed_block(num_computed_tokens: int, window: int, block_size: int) -> int:
+    """Return the first block that tokens from position `num_computed_tokens` on can see."""
+    return max(0, num_computed_tokens - window + 1) // block_size
+
+
+class KvShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """All that decides what the bytes of a block mean. Tensor parallelism is apart: a planner joins its shards."""
 
     model: str
@@ -43,11 +48,20 @@ class KvShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     head_dim: int
     layout: str
     """Order of the axes within a block."""
+    windows: tuple[int | None, ...] = (None,)
+    """Of each KV group: tokens that each token sees at most, itself included; None for all."""
+    parts: tuple[int, ...] = ()
+    """Where stages share several groups: layers that each has in a block, whose bytes are theirs one by one."""
 
     @property
     def compatibility(self) -> bytes:
         """SHA-256 over all fields."""
         return hashlib.sha256(b"pagefleet kv shape 1" + msgspec.msgpack.encode(self)).digest()
+
+    def needed_from(self, group: int, num_blocks: int) -> int:
+        """Return the first block of a group that the tokens after a prefix of so many blocks can see."""
+        window = self.windows[group]
+        return 0 if window is None else first_needed_block(num_blocks * self.block_size, window, self.block_size)
 
     def differences(self, other: KvShape) -> str:
         """Return what differs, as the end of a sentence: `block_size 16 here, 32 there`; empty where nothing does."""

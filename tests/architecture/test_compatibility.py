@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from itertools import product
@@ -37,11 +36,6 @@ REFUSED = re.compile(r"refused: `(.+)`")
 NOWHERE = "—"
 TESTS = dict(re.findall(r"^\[(test_\w+)\]: (\S+)$", TEXT, re.MULTILINE))
 MODEL = "builtin://tiny"
-MISTRAL = {
-    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
-    "max_position_embeddings": 512, "sliding_window": 64,
-}  # fmt: skip
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -55,11 +49,6 @@ TABLE = table()
 CELLS = [(name, place, cell) for name, row in TABLE.items() for place, cell in row.items()]
 
 
-def windowed(folder: Path) -> str:
-    (folder / "config.json").write_text(json.dumps(MISTRAL))
-    return str(folder)
-
-
 def serve(*arguments: str) -> None:
     engine, _ = read_configuration([*arguments, "--device", "cpu"], {})
     build_core(engine)
@@ -67,14 +56,6 @@ def serve(*arguments: str) -> None:
 
 def function(body: dict[str, Any]) -> None:
     read_chat_request({"model": "m", "messages": [{"role": "user", "content": "x"}], **body})
-
-
-def windows_offline(folder: Path) -> None:
-    LLM(windowed(folder), kv_connector="offload", device="cpu")
-
-
-def windows_served(folder: Path) -> None:
-    serve(windowed(folder), "--kv-connector", "offload")
 
 
 def unknown_flag(flag: str) -> Callable[[Path], object]:
@@ -93,9 +74,6 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
     },
     ("Prefill and decode apart", OFFLINE): lambda _: LLM(MODEL, kv_connector="p2p", kv_role="prefill"),
     ("KV events", OFFLINE): lambda _: LLM(MODEL, kv_events_port=5557),
-    ("Windows with a K/V connector", OFFLINE): windows_offline,
-    ("Windows with a K/V connector", SERVER): windows_served,
-    ("Windows with a K/V connector", SERVICE): windows_served,
     ("Speculative decoding", OFFLINE): lambda _: LLM(MODEL, speculative_config={"method": "ngram"}),
     ("Several copies with K/V between engines", OFFLINE): lambda _: LLM(
         MODEL, data_parallel_size=2, kv_connector="p2p"

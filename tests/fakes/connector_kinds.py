@@ -13,9 +13,10 @@ from pagefleet_engine.core.request import Request
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.connectors import build_connector
 from pagefleet_kv.port import EngineIdentity, EngineSide
+from pagefleet_protocol.kv_blob import KvShape
 from pagefleet_protocol.kv_handoff import KvTransfer
 
-from tests.fakes.byte_pages import BytePages, engine_side
+from tests.fakes.byte_pages import SHAPE, BytePages, engine_side
 from tests.fakes.connector_scene import ConnectorScene, make_request
 
 NUM_BLOCKS = 512
@@ -57,7 +58,7 @@ def _end(kind: str, side: EngineSide, settings: Mapping[str, Any]) -> tuple[Conn
 
 
 @contextmanager
-def connected(kind: str, folder: Path, *, on_host: bool = True) -> Iterator[Ends]:
+def connected(kind: str, folder: Path, *, on_host: bool = True, shape: KvShape = SHAPE) -> Iterator[Ends]:
     """The ends of a connector (`p2p`, `file`, `offload`, or several), closed with the block."""
     key_file = folder / "fleet-key"
     key_file.write_bytes(b"k" * 32)
@@ -65,6 +66,7 @@ def connected(kind: str, folder: Path, *, on_host: bool = True) -> Iterator[Ends
     sides = [
         engine_side(
             BytePages(NUM_BLOCKS, on_host=on_host),
+            shape,
             identity=EngineIdentity(name * 32, str(key_file)),
             num_blocks=NUM_BLOCKS,
         )

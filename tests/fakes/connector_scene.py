@@ -41,18 +41,18 @@ class ConnectorScene:
         """Numbers of blocks that were not used yet."""
         return [next(self._blocks) for _ in range(count)]
 
-    def content(self, request: Request, index: int) -> bytes:
+    def content(self, request: Request, index: int, group: int = 0) -> bytes:
         """What a block of a request must hold."""
-        digest = request.block_hashes[index]
+        digest = request.block_hashes[index] + bytes([group])
         return (digest * (self.pages.bytes_per_block // len(digest) + 1))[: self.pages.bytes_per_block]
 
-    def compute(self, request: Request, first: int = 0, stop: int | None = None) -> BlockRun:
+    def compute(self, request: Request, first: int = 0, stop: int | None = None, group: int = 0) -> BlockRun:
         """Fill blocks as a step would."""
         hashes = request.block_hashes[first:stop]
         blocks = self.take(len(hashes))
         for index, block in enumerate(blocks, first):
-            self.pages.poke(block, self.content(request, index))
-        return BlockRun(first, blocks, hashes)
+            self.pages.poke(block, self.content(request, index, group))
+        return BlockRun(first, blocks, hashes, group)
 
     def save(self, request: Request, first: int = 0, stop: int | None = None) -> int | None:
         """Compute blocks and offer them; returns what the connector says."""
@@ -96,7 +96,7 @@ class ConnectorScene:
     def check(self, request: Request, run: BlockRun, num_blocks: int) -> None:
         """The first blocks of a run hold what they should."""
         for index, block in enumerate(run.blocks[:num_blocks], run.first):
-            assert self.pages.peek(block) == self.content(request, index), f"block {index} is wrong"
+            assert self.pages.peek(block) == self.content(request, index, run.group), f"block {index} is wrong"
 
     def settle(self) -> TransfersDone:
         """Take what has ended."""

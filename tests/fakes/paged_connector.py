@@ -39,14 +39,18 @@ class Script:
 @dataclass(slots=True)
 class _Load:
     request: Request
-    run: BlockRun
+    runs: Sequence[BlockRun]
     turns: int
     cancelled: bool = False
+
+    @property
+    def blocks(self) -> list[int]:
+        return [block for run in self.runs for block in run.blocks]
 
 
 @dataclass(slots=True)
 class _Save:
-    run: BlockRun
+    blocks: Sequence[int]
     content: list[list[tuple[int, int] | None]]
     turns: int
 
@@ -69,6 +73,8 @@ class PagedConnector(KVConnector):
     discarded: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     """Requests in the order of the questions."""
+    offered: dict[str, list[int]] = field(default_factory=dict)
+    """First blocks of what was offered of each request."""
     num_loads: int = 0
     num_resets: int = 0
     is_closed: bool = False
@@ -81,6 +87,10 @@ class PagedConnector(KVConnector):
         """Serve this engine."""
         self.worker = engine.worker
         self.block_size = engine.kv_cache.block_size
+
+    def sees_all(self, group: int) -> bool:
+        """Whether a KV group has no window."""
+        return self.worker.windows[group] is None
 
     def turn(self) -> None:
         """Let time pass."""
@@ -115,20 +125,22 @@ class PagedConnector(KVConnector):
 
     def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
         assert isinstance(request, Request)
-        (run,) = runs
         assert request.status is RequestStatus.PARKED
         assert request.request_id not in self.loads
         answer = self._answers.pop(request.request_id)
         assert answer is not None
-        last = run.first + len(run.blocks)
-        assert run.first * self.block_size < answer
-        assert last == min(answer, request.num_tokens - 1) // self.block_size
-        assert list(run.hashes) == request.block_hashes[run.first : last]
-        busy = {block for load in self.loads.values() for block in load.run.blocks}
-        assert len(set(run.blocks)) == len(run.blocks)
-        assert busy.isdisjoint(run.blocks)
+        assert len({run.group for run in runs}) == len(runs) > 0
+        for run in runs:
+            last = run.first + len(run.blocks)
+            assert run.first * self.block_size < answer
+            assert last == min(answer, request.num_tokens - 1) // self.block_size
+            assert list(run.hashes) == request.block_hashes[run.first : last]
+        load = _Load(request, runs, self._script(request.request_id).turns)
+        busy = {block for other in self.loads.values() for block in other.blocks}
+        assert len(set(load.blocks)) == len(load.blocks)
+        assert busy.isdisjoint(load.blocks)
         self.num_loads += 1
-        load = self.loads[request.request_id] = _Load(request, run, self._script(request.request_id).turns)
+        self.loads[request.request_id] = load
         self._scribble(load)
 
     def cancel(self, request_id: str) -> None:
@@ -136,20 +148,23 @@ class PagedConnector(KVConnector):
 
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         assert isinstance(request, Request)
-        (run,) = runs
         name = request.request_id
-        assert len(run.blocks) == len(run.hashes) > 0
-        assert run.first in (0, self._num_saved.get(name, 0))
-        self._num_saved[name] = run.first + len(run.blocks)
         content = []
-        for index, block in enumerate(run.blocks, run.first):
-            content.append(self.worker.read(block))
-            assert content[-1] == contents(request.token_ids, request.scope, index, self.block_size)
+        (last,) = {run.first + len(run.blocks) for run in runs}
+        for run in runs:
+            assert len(run.blocks) == len(run.hashes) > 0
+            if self.sees_all(run.group):
+                assert run.first in (0, self._num_saved.get(name, 0))
+                self.offered.setdefault(name, []).append(run.first)
+            for index, block in enumerate(run.blocks, run.first):
+                content.append(self.worker.read(block))
+                assert content[-1] == contents(request.token_ids, request.scope, index, self.block_size, run.group)
+        self._num_saved[name] = last
         turns = self._script(name).save_turns
         if not turns:
             return None
         self._num_saves += 1
-        self.saves[self._num_saves] = _Save(run, content, turns)
+        self.saves[self._num_saves] = _Save([block for run in runs for block in run.blocks], content, turns)
         return self._num_saves
 
     def relieve(self, num_blocks: int) -> None:
@@ -179,7 +194,7 @@ class PagedConnector(KVConnector):
         done = [self._end(load) for load in loads]
         for number in saves:
             save = self.saves.pop(number)
-            assert [self.worker.read(block) for block in save.run.blocks] == save.content, "it was kept as it was"
+            assert [self.worker.read(block) for block in save.blocks] == save.content, "it was kept as it was"
         return TransfersDone(done, saves)
 
     def drain(self) -> None:
@@ -202,7 +217,7 @@ class PagedConnector(KVConnector):
         return self.scripts.get(request_id, self.default)
 
     def _scribble(self, load: _Load) -> None:
-        for block in load.run.blocks:
+        for block in load.blocks:
             self.worker.write(block, [_NONSENSE] * self.block_size)
 
     def _end(self, load: _Load) -> LoadDone:
@@ -211,10 +226,9 @@ class PagedConnector(KVConnector):
         script = self._script(name)
         if load.cancelled:
             return LoadDone(name, 0)
-        count = 0 if script.failure else min(script.brings, len(load.run.blocks))
-        for place in range(count):
-            request, index = load.request, load.run.first + place
-            self.worker.write(
-                load.run.blocks[place], contents(request.token_ids, request.scope, index, self.block_size)
-            )
+        count = 0 if script.failure else min(script.brings, len(load.blocks))
+        request = load.request
+        places = [(run.group, index) for run in load.runs for index in range(run.first, run.first + len(run.blocks))]
+        for block, (group, index) in zip(load.blocks[:count], places, strict=False):
+            self.worker.write(block, contents(request.token_ids, request.scope, index, self.block_size, group))
         return LoadDone(name, count, script.failure)

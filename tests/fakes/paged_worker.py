@@ -60,12 +60,14 @@ def _root(scope: PrefixScope) -> int:
     return crc32(repr(scope).encode())
 
 
-def contents(token_ids: Sequence[int], scope: PrefixScope, block: int, block_size: int) -> list[tuple[int, int]]:
-    """What the slots of a request's full block hold once it is computed; for models with one KV group."""
+def contents(
+    token_ids: Sequence[int], scope: PrefixScope, block: int, block_size: int, group: int = 0
+) -> list[tuple[int, int]]:
+    """What the slots of a request's full block hold once it is computed."""
     digest, digests = _root(scope), []
     for token in token_ids[: (block + 1) * block_size]:
         digest = _extend(digest, token)
-        digests.append((0, digest))
+        digests.append((group, digest))
     return digests[block * block_size :]
 
 
@@ -112,7 +114,7 @@ class PagedWorker:
 
     def __init__(self, block_size: int, max_model_len: int, groups: KVGroups) -> None:
         self._max_model_len = max_model_len
-        self._windows = [group.window for group in groups.groups]
+        self.windows = [group.window for group in groups.groups]
         self.scopes: dict[str, PrefixScope] = {}
         """Request id -> scope, which a worker is not told."""
         self.failing: dict[str, FailureKind] = {}
@@ -180,7 +182,7 @@ class PagedWorker:
 
     def _enter(self, new: NewRow) -> None:
         assert new.request_id not in self._rows
-        row = _Row(list(new.token_ids), new.num_prompt_tokens, new.sampling, [], [[] for _ in self._windows])
+        row = _Row(list(new.token_ids), new.num_prompt_tokens, new.sampling, [], [[] for _ in self.windows])
         digest = _root(self.scopes[new.request_id])
         for token in new.token_ids:
             digest = _extend(digest, token)
@@ -212,7 +214,7 @@ class PagedWorker:
         count = plan.num_common_blocks
         if count == 0:
             return
-        group = self._windows.index(None)
+        group = self.windows.index(None)
         shared = self._rows[plan.rows[0].request_id].tables[group][:count]
         for scheduled in plan.rows:
             assert self._rows[scheduled.request_id].tables[group][:count] == shared
@@ -220,12 +222,12 @@ class PagedWorker:
 
     def _first_visible(self, group: int, scheduled: ScheduledRow) -> int:
         """The first position that a token of the step sees in this group."""
-        window = self._windows[group]
+        window = self.windows[group]
         return 0 if window is None else max(0, scheduled.num_computed_tokens - window + 1)
 
     def _check_context(self, scheduled: ScheduledRow, num_tokens: int) -> None:
         row = self._rows[scheduled.request_id]
-        for group in range(len(self._windows)):
+        for group in range(len(self.windows)):
             for position in range(self._first_visible(group, scheduled), num_tokens):
                 found = self._slots.get(self._slot(row, group, position))
                 assert found == (group, row.digests[position]), f"{scheduled.request_id} at {position} in group {group}"
@@ -233,7 +235,7 @@ class PagedWorker:
     def _write(self, scheduled: ScheduledRow) -> None:
         row = self._rows[scheduled.request_id]
         start = scheduled.num_computed_tokens
-        for group in range(len(self._windows)):
+        for group in range(len(self.windows)):
             for position in range(start, start + scheduled.num_new_tokens):
                 self._slots[self._slot(row, group, position)] = (group, row.digests[position])
 

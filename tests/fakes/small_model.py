@@ -15,7 +15,21 @@ VOCAB_SIZE = 384
 CONTEXT = 256
 
 
-def write_small_model(folder: Path) -> Path:
+WINDOW = 40
+"""Of `WINDOWS`."""
+WINDOWS = {
+    "full and window": {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3,
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
+    },
+    "windows alone": {
+        "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": WINDOW,
+    },
+}  # fmt: skip
+"""Changes that make models whose layers see different parts of the context."""
+
+
+def write_small_model(folder: Path, **changes: object) -> Path:
     """Write config.json, tokenizer.json and tokenizer_config.json; returns the folder."""
     config = {
         "model_type": "llama",
@@ -33,6 +47,7 @@ def write_small_model(folder: Path) -> Path:
         "hidden_act": "silu",
         "dtype": "float32",
         "eos_token_id": 1,
+        **changes,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -6,7 +6,7 @@ again by content, until it is handed out for something else. Nothing here knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from pagefleet_protocol.block_hash import BlockHash
 
@@ -109,8 +109,11 @@ class BlockPool:
         "_events",
         "_free",
         "_hash_of_block",
+        "_kept",
         "_num_uses",
         "_refs",
+        "_replaced",
+        "in_windows",
         "num_blocks",
         "num_promised",
     )
@@ -122,6 +125,13 @@ class BlockPool:
         """Free blocks that are kept for those who were promised them; counted by them."""
         self._free = FreeList(num_blocks)
         self._refs = [0] * num_blocks
+        self._kept = [0] * num_blocks
+        """Of these references, those that are transfers'."""
+        self.in_windows: set[int] = set()
+        """Blocks in requests' tables of groups with a window, each there for a promise to its request: what leaves the
+        window is free for the next."""
+        self._replaced: set[int] = set()
+        """Of these, those that a transfer keeps, so that they will not be free: others are promised in their place."""
         self._num_uses = [0] * num_blocks
         self._hash_of_block: list[BlockHash | None] = [None] * num_blocks
         self._block_of_hash: dict[BlockHash, int] = {}
@@ -135,6 +145,11 @@ class BlockPool:
     def num_available(self) -> int:
         """Free blocks that are promised to nobody."""
         return len(self._free) - self.num_promised
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that transfers hold, alone or with requests."""
+        return sum(1 for count in self._kept if count)
 
     @property
     def num_cached(self) -> int:
@@ -159,6 +174,10 @@ class BlockPool:
         """Return how many of `blocks` are free now."""
         refs = self._refs
         return sum(1 for block in blocks if refs[block] == 0)
+
+    def count_single(self, blocks: Sequence[int]) -> int:
+        """Return how many of `blocks` have one holder."""
+        return sum(1 for block in blocks if self._refs[block] == 1)
 
     def num_uses(self, block: int) -> int:
         """Return how often the block was handed out; while that stays the same, so does what it holds."""
@@ -216,6 +235,50 @@ class BlockPool:
                     self._free.push_front(block)
                 else:
                     self._free.push_back(block)
+
+    def enter_windows(self, blocks: Sequence[int]) -> None:
+        """As `hold`, for a request's window, to which as many are promised."""
+        for block in blocks:
+            if not self._refs[block]:
+                self.num_promised -= 1
+            elif self._kept[block] and block not in self.in_windows:
+                self._replaced.add(block)
+        self.in_windows.update(blocks)
+        self.hold(blocks)
+
+    def leave_windows(self, blocks: Sequence[int], to_be_published: bool = False) -> None:
+        """As `release`, of what is in a request's window; whose promise goes on without these."""
+        self.release(blocks, to_be_published)
+        for block in blocks:
+            if self._refs[block] != self._kept[block]:
+                continue  # it is in others
+            self.in_windows.remove(block)
+            if block in self._replaced:
+                self._replaced.remove(block)
+            else:
+                self.num_promised += 1
+
+    def keep(self, blocks: Sequence[int], staying: Container[int] = ()) -> None:
+        """As `hold`, for a transfer. For those in windows others are promised, but for those that are `staying`."""
+        for block in blocks:
+            if block in self.in_windows and block not in self._replaced and block not in staying:
+                self._replaced.add(block)
+                self.num_promised += 1
+            self._kept[block] += 1
+        self.hold(blocks)
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """As `release`, of what a transfer keeps."""
+        for block in blocks:
+            self._kept[block] -= 1
+            if not self._kept[block] and block in self._replaced:
+                self._replaced.remove(block)
+                self.num_promised -= 1
+        self.release(blocks)
+
+    def count_promised(self, blocks: Iterable[int]) -> int:
+        """Return how many of `blocks` are in windows, and no other is promised in their place."""
+        return sum(1 for block in blocks if block in self.in_windows and block not in self._replaced)
 
     def unpublish(self, blocks: Sequence[int]) -> None:
         """Forget what blocks hold, so that no later request finds it."""

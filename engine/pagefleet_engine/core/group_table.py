@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagefleet_protocol.block_hash import BlockHash
+from pagefleet_protocol.kv_blob import first_needed_block
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
-from pagefleet_engine.core.kv_groups import first_needed_block, most_window_blocks, num_blocks_for
+from pagefleet_engine.core.kv_groups import most_window_blocks, num_blocks_for
 from pagefleet_engine.core.prefix_hit import GroupIndex
 
 
@@ -151,8 +152,7 @@ class WindowGroup:
 
     def hold(self, cached: Sequence[int]) -> None:
         """See LayerGroup."""
-        self._pool.num_promised -= self._pool.count_free(cached)
-        self._pool.hold(cached)
+        self._pool.enter_windows(cached)
 
     def admit(self, cached: Sequence[int], span: Span) -> GroupTable:
         """See LayerGroup."""
@@ -173,9 +173,9 @@ class WindowGroup:
         if num_settled < count:
             for index, block in enumerate(out[num_settled:], table.start + num_settled):
                 table.unpublished[index] = (block, self._pool.num_uses(block))
-            self._give_back(out[num_settled:], to_be_published=True)
+            self._pool.leave_windows(out[num_settled:], to_be_published=True)
         table.start = first
-        self._give_back(out[:num_settled])
+        self._pool.leave_windows(out[:num_settled])
 
     def taken_by_growth(self, table: GroupTable, span: Span) -> int:
         """See LayerGroup."""
@@ -204,7 +204,7 @@ class WindowGroup:
 
     def release(self, table: GroupTable) -> None:
         """See LayerGroup."""
-        self._give_back(table.blocks)
+        self._pool.leave_windows(table.blocks)
         self._pool.num_promised -= table.quota
 
     def _publish_given_back(self, table: GroupTable, hashes: Sequence[BlockHash], last: int) -> None:
@@ -226,13 +226,9 @@ class WindowGroup:
             raise IntegrityError(f"a step of {span.end - span.computed} tokens needs more blocks than were promised")
         added = self._pool.allocate(count)
         self._pool.num_promised -= count
+        self._pool.in_windows.update(added)
         table.blocks += added
         return added
-
-    def _give_back(self, blocks: Sequence[int], to_be_published: bool = False) -> None:
-        num_free = self._pool.num_free
-        self._pool.release(blocks, to_be_published)
-        self._pool.num_promised += self._pool.num_free - num_free
 
     def _first_needed(self, num_computed_tokens: int) -> int:
         return first_needed_block(num_computed_tokens, self._window, self._block_size)

@@ -24,7 +24,7 @@ from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.group_table import FullGroup, GroupTable, LayerGroup, Span, WindowGroup
 from pagefleet_engine.core.kv_groups import KVGroups, group_layers, longest_request, most_window_blocks, num_blocks_for
-from pagefleet_engine.core.kv_holds import KVHolds, Reservation
+from pagefleet_engine.core.kv_holds import KVHolds
 from pagefleet_engine.core.prefix_hit import GroupIndex, PrefixHit, find_hit
 from pagefleet_engine.core.prefix_lookups import PrefixLookups
 from pagefleet_engine.core.request import Request
@@ -97,19 +97,24 @@ class KVCache:
         return self._pool.num_blocks
 
     @property
+    def num_groups(self) -> int:
+        """KV groups, in each of which a request has a table."""
+        return len(self._groups)
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds; some may be promised, some may still serve as cached prefixes."""
         return self._pool.num_free
 
     @property
     def num_available_blocks(self) -> int:
-        """Free blocks that are promised to nobody."""
+        """Free blocks that are promised to nobody; negative where saves keep what windows will leave behind."""
         return self._pool.num_available
 
     @property
     def usage(self) -> float:
         """Share of the blocks that requests and transfers hold or are promised, 0 to 1."""
-        return 1.0 - self._pool.num_available / self._pool.num_blocks
+        return 1.0 - max(0, self._pool.num_available) / self._pool.num_blocks
 
     def admit(self, request: Request, spare_blocks: int, max_new_tokens: int | None = None) -> Grant | None:
         """Give the request what all its known tokens need, the longest cached prefix first.
@@ -120,8 +125,7 @@ class KVCache:
         hit = self._find_hit(request)
         span = self._first_span(request, hit, max_new_tokens)
         parts = list(zip(self._groups, hit.blocks, strict=True))
-        num_taken = sum(group.taken_by_admission(cached, span) for group, cached in parts)
-        if self._pool.num_available - num_taken < spare_blocks * len(parts):
+        if self._pool.num_available - self._taken_by_admission(request, hit, span) < spare_blocks * len(parts):
             return None
         for group, cached in parts:
             group.hold(cached)
@@ -138,31 +142,61 @@ class KVCache:
     def taken_by_admission(self, request: Request) -> int:
         """Blocks that will no more be available when the request is in."""
         hit = self._find_hit(request)
-        span = self._first_span(request, hit, None)
-        return sum(
-            group.taken_by_admission(cached, span) for group, cached in zip(self._groups, hit.blocks, strict=True)
-        )
+        return self._taken_by_admission(request, hit, self._first_span(request, hit, None))
 
     def num_cached_tokens(self, request: Request) -> int:
         """Leading tokens of the request whose K/V is here."""
         return self._find_hit(request).num_blocks * self.block_size
 
-    def reserve(self, request: Request, num_blocks: int, spare_blocks: int) -> Reservation | None:
-        """Hold the first `num_blocks` blocks of a request that is not in: those found here, and new ones for the rest.
+    def num_blocks_of(self, num_prefix_blocks: int) -> int:
+        """Blocks over all groups without which a prefix is none."""
+        return sum(num_prefix_blocks - index.start(num_prefix_blocks, self.block_size) for index in self._indexes)
 
-        Returns None, and changes nothing, when fewer than `spare_blocks` would stay available. One group only.
+    def reserve(self, request: Request, num_blocks: int, spare_blocks: int) -> Sequence[BlockRun] | None:
+        """Hold what the first `num_blocks` blocks of a request that is not in need: those found here, and new ones for
+        the rest, which are returned.
+
+        Returns None, and changes nothing, when fewer than `spare_blocks` would stay available.
         """
-        (cached,) = self._find_hit(request).blocks
-        cached = cached[:num_blocks]
-        num_taken = num_blocks - len(cached) + self._pool.count_free(cached)
+        hit = self._find_hit(request, num_blocks)
+        cached: list[int] = []
+        missing = []
+        for number, (index, found) in enumerate(zip(self._indexes, hit.blocks, strict=True)):
+            start = index.start(num_blocks, self.block_size)
+            cached += found[len(found) - max(0, hit.num_blocks - start) :]
+            if (first := max(start, hit.num_blocks)) < num_blocks:
+                missing.append((number, first, request.block_hashes[first:num_blocks]))
+        num_missing = sum(len(hashes) for _, _, hashes in missing)
+        num_taken = num_missing + self._pool.count_free(cached) + self._pool.count_promised(cached)
         if self._pool.num_available - num_taken < spare_blocks:
             return None
-        return self.holds.reserve(request.request_id, cached, request.block_hashes[:num_blocks])
+        keys = [key for number, _, hashes in missing for key in self._indexes[number].keys(hashes)]
+        blocks = iter(self.holds.reserve(request.request_id, cached, keys))
+        return [BlockRun(first, [next(blocks) for _ in hashes], hashes, number) for number, first, hashes in missing]
 
-    def block_run(self, request: Request, first: int, last: int) -> BlockRun:
-        """The blocks `first` to `last` (excluded) of a request that is in; they are full. One group only."""
-        (table,) = self._tables[request.request_id].groups
-        return BlockRun(first, table.blocks[first:last], request.block_hashes[first:last])
+    def block_runs(self, request: Request, first: int, last: int) -> Sequence[BlockRun]:
+        """The blocks `first` to `last` (excluded) of a request that is in, as far as it still holds them in each group;
+        they are full."""
+        runs = []
+        for number, table in enumerate(self._tables[request.request_id].groups):
+            begin = max(first, table.start)
+            if begin < last:
+                blocks = table.blocks[begin - table.start : last - table.start]
+                runs.append(BlockRun(begin, blocks, request.block_hashes[begin:last], number))
+        return runs
+
+    def pinnable(self, request: Request, runs: Sequence[BlockRun]) -> tuple[Sequence[BlockRun], set[int]]:
+        """Those of a running request's blocks that may be kept, and which of them are in its windows to its end.
+
+        For what a window will leave behind another block must be available, as the request counts on it; one that was
+        preempted keeps none of it, so that its own saves can never be what it lacks blocks for.
+        """
+        last = request.ends_at - 2  # the last that is computed before another
+        staying = [run.since(self._indexes[run.group].start_for(last, self.block_size)) for run in runs]
+        blocks = {block for run in staying for block in run.blocks}
+        leaving = [block for run in runs for block in run.blocks if block not in blocks]
+        are_spare = not request.num_preemptions and self._pool.count_promised(leaving) <= self._pool.num_available
+        return runs if are_spare or not leaving else [run for run in staying if run.blocks], blocks
 
     def grow(self, request: Request, num_new_tokens: int) -> Sequence[Sequence[int]] | None:
         """Make room for the request's next tokens; returns what each group adds, or None when too few are free.
@@ -238,21 +272,35 @@ class KVCache:
                     num_quotas += blocks.quota
                 for block in blocks.blocks:
                     held[block] += 1
-        if self._pool.num_promised != num_quotas - len(in_windows) or self._pool.num_available < 0:
+        if in_windows != self._pool.in_windows:
+            raise IntegrityError("the blocks in windows are not those of the tables")
+        num_promised = num_quotas - self._pool.count_promised(in_windows)
+        if self._pool.num_promised != num_promised or self._pool.num_available < -self._pool.num_kept:
             raise IntegrityError(f"{self._pool.num_promised} blocks are promised, of {self._pool.num_free} free ones")
         self._pool.check_integrity(held)
+
+    def _taken_by_admission(self, request: Request, hit: PrefixHit, span: Span) -> int:
+        """Over all groups; what a load holds for the request alone goes over into its windows."""
+        taken = 0
+        reserved = self.holds.reserved(request.request_id)
+        for index, group, found in zip(self._indexes, self._groups, hit.blocks, strict=True):
+            taken += group.taken_by_admission(found, span)
+            if reserved and index.window is not None:
+                taken -= self._pool.count_single([block for block in found if block in reserved])
+        return taken
 
     def _first_span(self, request: Request, hit: PrefixHit, max_new_tokens: int | None) -> Span:
         num_cached, known = hit.num_blocks * self.block_size, request.num_tokens
         return Span(num_cached, min(known, num_cached + (max_new_tokens or self._chunk)), known)
 
-    def _find_hit(self, request: Request) -> PrefixHit:
+    def _find_hit(self, request: Request, most_blocks: int | None = None) -> PrefixHit:
         if not self.enable_prefix_caching or not request.reads_prefix_cache:
             return PrefixHit(0, [[] for _ in self._groups])
         extend_hashes(request.block_hashes, request.prefix_root, request.token_ids, self.block_size)
         # At least one token must be computed, for its logits. Where all is cached, the whole last block is computed
         # again, into a block of the request's own: shared blocks are only ever read.
         limit = (request.num_tokens - 1) // self.block_size
+        limit = limit if most_blocks is None else min(limit, most_blocks)
         return find_hit(self._pool, self._indexes, request.block_hashes, limit, self.block_size)
 
     def _extend(self, table: _Table, request: Request, end: int) -> Sequence[Sequence[int]] | None:

@@ -6,6 +6,7 @@ time. So layers with a window need not hold what is out of it, and still draw on
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -64,6 +65,16 @@ class KVGroups:
         raise IndexError(f"layer {layer} is in no group")
 
 
+def stage_slots(groups: KVGroups, stages: Sequence[range]) -> list[range]:
+    """Return each stage's places for layers in a block of the model, which is their blocks one after the other.
+
+    Of a single group these are its layers; where there are several, a group has the first of them in each stage.
+    """
+    sizes = [groups.of_layers(layers).layers_per_block for layers in stages]
+    ends = list(itertools.accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
 def group_layers(windows: Sequence[int | None]) -> KVGroups:
     """Group layers by their windows (one per layer; None: sees everything), so that little of a block is padding.
 
@@ -112,11 +123,6 @@ UNBOUNDED_TOKENS = 2**31 - 1
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold so many tokens from the start of a block."""
     return -(-num_tokens // block_size)
-
-
-def first_needed_block(num_computed_tokens: int, window: int, block_size: int) -> int:
-    """The first block that tokens from position `num_computed_tokens` on can see."""
-    return max(0, num_computed_tokens - window + 1) // block_size
 
 
 def most_window_blocks(window: int, chunk: int, block_size: int) -> int:

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pagefleet_kv.port import BlockRun, KVConnector, LoadDone
+from pagefleet_kv.port import KVConnector, LoadDone
 
 from pagefleet_engine.core.block_pool import IntegrityError
 from pagefleet_engine.core.kv_cache import KVCache
@@ -39,7 +39,7 @@ class _Wanted:
 
     request: Request
     num_blocks: int
-    """Of its prompt, those that are cached here included."""
+    """Of its prompt in each group that sees all of it, those that are cached here included."""
 
 
 class KVLoads:
@@ -114,7 +114,7 @@ class KVLoads:
         return Settled(lost=lost)
 
     def claim_before(self, request: Request) -> int:
-        """Blocks that must stay available when this request is admitted, for a load that is more important."""
+        """Blocks per group that must stay available when this request is admitted, for a more important load."""
         if not self._wanting:
             return 0
         first = self._wanting[0]
@@ -170,8 +170,11 @@ class KVLoads:
         if request is None or (load.failure is not None and not request.num_preemptions):
             holds.unreserve(request_id)
             return request
-        holds.publish(request_id, load.num_blocks)
+        is_whole = holds.publish(request_id, load.num_blocks)
         self._requeue(request)
+        if not is_whole:  # which windows may have no use for: it holds nothing that it may not find, and asks no more
+            del self._ready[request_id]
+            holds.unreserve(request_id)
         return None
 
     def _ask_again(self) -> None:
@@ -195,10 +198,11 @@ class KVLoads:
 
     def _is_short(self, num_running: int) -> bool:
         num_available = self._kv_cache.num_available_blocks
+        num_groups = self._kv_cache.num_groups
         if num_running:
-            return num_available < num_running
+            return num_available < num_running * num_groups
         head = self._waiting.peek()
-        return num_available < self._kv_cache.taken_by_admission(head) + self.claim_before(head)
+        return num_available < self._kv_cache.taken_by_admission(head) + self.claim_before(head) * num_groups
 
     def _begin(self, num_running: int) -> None:
         """Give blocks to the most important loads, as far as they reach; nobody overtakes."""
@@ -206,22 +210,21 @@ class KVLoads:
             request, num_blocks = self._wanting[0].request, self._wanting[0].num_blocks
             if request.request_id in self._loading:  # of an earlier request by that name, which was aborted
                 return
-            if not self._may_reserve(num_blocks):
+            num_held = self._kv_cache.num_blocks_of(num_blocks)
+            if not self._may_reserve(num_held):
                 return
-            spare = num_running + self._needed_before(request)
-            reservation = self._kv_cache.reserve(request, num_blocks, spare)
-            if reservation is None:
+            spare = num_running * self._kv_cache.num_groups + self._needed_before(request)
+            runs = self._kv_cache.reserve(request, num_blocks, spare)
+            if runs is None:
                 if self._kv_cache.holds.num_pins:
-                    self._connector.relieve(num_blocks + spare - self._kv_cache.num_available_blocks)
+                    self._connector.relieve(num_held + spare - self._kv_cache.num_available_blocks)
                 return
             del self._wanting[0]
-            first = reservation.num_cached
-            if first == num_blocks:  # others have computed it meanwhile
+            if not runs:  # others have computed it meanwhile
                 self._requeue(request)
                 continue
             self._loading[request.request_id] = request
-            run = BlockRun(first, reservation.blocks[first:], reservation.hashes[first:])
-            self._connector.load(request, (run,))
+            self._connector.load(request, runs)
 
     def _may_reserve(self, num_blocks: int) -> bool:
         num_reserved = self._kv_cache.holds.num_reserved
@@ -302,9 +305,9 @@ class KVSaves:
             self._connector.relieve(num_blocks)
 
     def relieve_for(self, request: Request, spare_blocks: int) -> None:
-        """A request is not admitted for want of blocks, of which `spare_blocks` are to stay available."""
+        """A request is not admitted for want of blocks, of which `spare_blocks` per group are to stay."""
         if self._kv_cache.holds.num_pins:
-            wanted = self._kv_cache.taken_by_admission(request) + spare_blocks
+            wanted = self._kv_cache.taken_by_admission(request) + spare_blocks * self._kv_cache.num_groups
             self.relieve(wanted - self._kv_cache.num_available_blocks)
 
     def settle(self, numbers: Iterable[int]) -> None:
@@ -322,7 +325,8 @@ class KVSaves:
             raise IntegrityError("blocks are pinned and there is no connector")
 
     def _offer(self, request: Request, first: int, last: int) -> None:
-        run = self._kv_cache.block_run(request, first, last)
-        number = self._connector.save(request, (run,))
+        runs = self._connector.wanted(request, self._kv_cache.block_runs(request, first, last))
+        runs, staying = self._kv_cache.pinnable(request, runs)
+        number = self._connector.save(request, runs) if runs else None
         if number is not None:
-            self._kv_cache.holds.pin(number, run.blocks)
+            self._kv_cache.holds.pin(number, [block for run in runs for block in run.blocks], staying)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import BlockHash
+from pagefleet_protocol.kv_blob import first_needed_block
 
 from pagefleet_engine.core.block_pool import BlockPool
-from pagefleet_engine.core.kv_groups import first_needed_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,14 @@ class GroupIndex:
         """What the index calls this group's blocks with these hashes."""
         suffix = self.suffix
         return [BlockHash(block_hash + suffix) for block_hash in hashes] if suffix else hashes
+
+    def start(self, num_blocks: int, block_size: int) -> int:
+        """The first block that the tokens after a prefix of so many blocks can see."""
+        return self.start_for(num_blocks * block_size, block_size)
+
+    def start_for(self, num_tokens: int, block_size: int) -> int:
+        """The same for a prefix of so many tokens."""
+        return 0 if self.window is None else first_needed_block(num_tokens, self.window, block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,8 @@ class _Tail:
     def __init__(
         self, pool: BlockPool, group: GroupIndex, hashes: Sequence[BlockHash], block_size: int, limit: int
     ) -> None:
-        assert group.window is not None, "a full group has no tail"
         self._pool = pool
-        self._window = group.window
+        self._group = group
         self._suffix = group.suffix
         self._hashes = hashes
         self._block_size = block_size
@@ -96,4 +103,4 @@ class _Tail:
         return [self._found[index] for index in range(self._start(num_blocks), num_blocks)]
 
     def _start(self, num_blocks: int) -> int:
-        return first_needed_block(num_blocks * self._block_size, self._window, self._block_size)
+        return self._group.start(num_blocks, self._block_size)

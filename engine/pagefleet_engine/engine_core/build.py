@@ -16,7 +16,6 @@ from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
 from pagefleet_engine.core.kv_cache import KVCache
-from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.micro_batches import StepStyle
 from pagefleet_engine.core.parking import Suppliers
 from pagefleet_engine.core.scheduler import Scheduler
@@ -41,7 +40,6 @@ from pagefleet_engine.ranks.together import TogetherHandles
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
 from pagefleet_engine.worker.logits_processors import load_processor_kinds
-from pagefleet_engine.worker.worker import resolve_max_model_len
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ def build_core(
         _check_connectors(config, identity)
         folder = resolve_model_folder(config.model.model)
         arch = read_arch(folder)
-        _check_layers(config, arch)
+        config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
     executor, waves = _load(config, folder, arch, times, identity, group)
@@ -175,25 +173,6 @@ def _check_connectors(config: EngineConfig, identity: EngineIdentity) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _check_layers(config: EngineConfig, arch: ModelArch) -> None:
-    """Refuse ranks and connectors that cannot serve the model as it will be loaded.
-
-    Raises:
-        ConfigError: its experts cannot be divided, or its layers see different parts of the context, so they share no
-            block table.
-    """
-    config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
-    if not config.kv_transfer.connectors:
-        return
-    length = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
-    groups = group_layers(arch.for_length(length).windows)
-    if len(groups) > 1 or groups.groups[0].window is not None:
-        raise ConfigError(
-            "kv_connector passes the K/V of models whose layers all see the whole context, and some of this one's have "
-            "a sliding window: leave kv_connector out, or give a max_model_len within the window"
-        )
-
-
 def _connect(
     config: EngineConfig, executor: InProcessExecutor | ProcessExecutor, model: LoadedModel, identity: EngineIdentity
 ) -> tuple[KVConnector | None, KvTransferFacts | None]:
@@ -204,7 +183,7 @@ def _connect(
     """
     if not config.kv_transfer.connectors:
         return None, None
-    cache, shape = executor.cache, kv_shape(config, model)
+    cache, shape = executor.cache, kv_shape(config, model, executor.cache.kv_groups)
     free = free_bytes(torch.device("cpu"))
     side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free)
     try:
@@ -213,7 +192,8 @@ def _connect(
         raise ConfigError(str(error)) from error
     if built.port is None:
         return built.connector, None
-    bytes_per_token = side.pages.bytes_per_block // cache.block_size
+    num_full = max(1, shape.windows.count(None))  # a window's share of a long prompt is little
+    bytes_per_token = num_full * side.pages.bytes_per_block // cache.block_size
     facts = KvTransferFacts(
         role=config.kv_transfer.kv_role,
         port=built.port,

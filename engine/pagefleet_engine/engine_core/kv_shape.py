@@ -14,6 +14,8 @@ from pathlib import Path
 from pagefleet_protocol.kv_blob import KvShape
 
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.kv_cache import ONE_GROUP
+from pagefleet_engine.core.kv_groups import KVGroups, stage_slots
 from pagefleet_engine.loader.checkpoint import checkpoint_files
 from pagefleet_engine.models.arch import ModelArch
 
@@ -39,13 +41,14 @@ class LoadedModel:
     """As it was asked for or resolved, whatever the KV pool holds."""
 
 
-def kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:
-    """Return the shape of the engine's blocks.
+def kv_shape(config: EngineConfig, model: LoadedModel, groups: KVGroups = ONE_GROUP) -> KvShape:
+    """Return the shape of the engine's blocks, which belong to these groups of layers.
 
     Raises:
         ModelLoadError: the weights' files cannot be found.
     """
     kv = model.arch.kv
+    parts = tuple(len(slots) for slots in stage_slots(groups, config.parallel.stage_layers(model.arch.num_layers)))
     return KvShape(
         model=_model_digest(config, model),
         cache_dtype=model.cache_dtype,
@@ -55,6 +58,8 @@ def kv_shape(config: EngineConfig, model: LoadedModel) -> KvShape:
         num_kv_heads=kv.heads,
         head_dim=kv.dim,
         layout=LATENT_LAYOUT if kv.is_latent else LAYOUT,
+        windows=tuple(group.window for group in groups.groups),
+        parts=parts if len(parts) > 1 and len(groups) > 1 else (),
     )
 
 

@@ -139,7 +139,7 @@ class ProcessExecutor:
         self._fence = StepFence(self._num_finished, self._is_over, first.max_in_flight)
         self._pages: RankPages | None = None
         if config.kv_transfer.connectors:
-            pools = self._here.pools(kv_shards(arch, config.parallel), self._loaded, self._is_over)
+            pools = self._here.pools(kv_shards(arch, config.parallel, groups), self._loaded, self._is_over)
             self._pages = RankPages(pools, self._fence)
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""

@@ -1,10 +1,10 @@
 """The K/V that ranks hold, as whole blocks of the model, for connectors: what one rank alone would have.
 
-What a connector reads or writes has the axes block, layer, key or value, head, token, dimension, over all layers and
-heads of the model; of latents, which every tensor rank has whole, block, layer, token, dimension. A rank holds a range
-of the layers and one of the heads, so its part of a block is one range of bytes for each of its layers' keys and
-values. Nothing outside an engine knows how many ranks it has: engines of different numbers pass each other the same
-bytes.
+What a connector reads or writes has the axes block, layer, key or value, head, token, dimension, over all layers of the
+block's group and heads of the model; of latents, which every tensor rank has whole, block, layer, token, dimension. A
+rank holds a range of the layers and one of the heads, so its part of a block is one range of bytes for each of its
+layers' keys and values. Nothing outside an engine knows how many ranks it has: engines of different numbers pass each
+other the same bytes.
 
 Steps run in the ranks' processes, which are never quite as far as the core thinks. `StepFence` keeps copies right.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pagefleet_kv.port import PagesCopy
 
+from pagefleet_engine.core.kv_groups import KVGroups, stage_slots
 from pagefleet_engine.layers.shard import own_heads
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.parallelism import Parallelism
@@ -87,18 +88,19 @@ class KVShard:
     """What one rank holds of each block."""
 
     layers: range
+    """Its places for layers in a block of the model; see `stage_slots`."""
     heads: range
     vectors: int = 2
     """See KVSpec."""
 
 
-def kv_shards(arch: ModelArch, parallel: Parallelism) -> list[KVShard]:
+def kv_shards(arch: ModelArch, parallel: Parallelism, groups: KVGroups) -> list[KVShard]:
     """Return what each rank of a model holds; where heads are fewer than ranks, several hold the same.
 
     Raises:
         ConfigError: the heads do not divide.
     """
-    stages, size = parallel.stage_layers(arch.num_layers), parallel.tensor_parallel_size
+    stages, size = stage_slots(groups, parallel.stage_layers(arch.num_layers)), parallel.tensor_parallel_size
     shards = []
     for part in map(parallel.part, range(parallel.world_size)):
         (heads,) = own_heads(arch.num_heads, arch.kv.heads, part.tensor, size)[1].ranges

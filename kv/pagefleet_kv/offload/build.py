@@ -60,7 +60,7 @@ def build_offload(
         raise
     mover = BlockMover(pages, memory.view, store, scan=None if disk is None else disk.capacity)
     host = Tier(num_slots, make_policy(config.kv_offload_policy, num_slots))
-    return OffloadConnector(mover, host, disk, shape.block_size, memory.release)
+    return OffloadConnector(mover, host, disk, shape, memory.release)
 
 
 def _open_store(

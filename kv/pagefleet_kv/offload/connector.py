@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol.block_hash import extend_hashes
+from pagefleet_protocol.kv_blob import KvShape
 
 from pagefleet_kv.offload.tier import Spiller, Tier
 from pagefleet_kv.port import BlockRun, KVConnector, KVRequest, KVTransferStats, LoadDone, TransfersDone
 from pagefleet_kv.store.block_io import CopyOutJob, FolderJob, LoadJob, MoveDone, SpillJob
-from pagefleet_kv.store.block_key import BlockKey, block_keys, run_keys
+from pagefleet_kv.store.block_key import BlockKey, block_keys, keys_of_groups, run_keys
 from pagefleet_kv.store.mover import BlockMover
+from pagefleet_kv.store.prefix import longest_prefix
 
 METRIC = "pagefleet_engine_kv_transfer_offload"
 
@@ -53,13 +55,14 @@ class OffloadConnector(KVConnector):
     """
 
     def __init__(
-        self, mover: BlockMover, host: Tier, disk: Tier | None, block_size: int, release: Callable[[], None]
+        self, mover: BlockMover, host: Tier, disk: Tier | None, shape: KvShape, release: Callable[[], None]
     ) -> None:
         self._mover = mover
         self._host = host
         self._disk = disk
         self._spiller = None if disk is None else Spiller(host, disk)
-        self._block_size = block_size
+        self._shape = shape
+        self._block_size = shape.block_size
         self._release = release
         self._jobs: dict[int, _Load | _Save | _Spill] = {}
         self._load_of_request: dict[str, int] = {}
@@ -85,12 +88,12 @@ class OffloadConnector(KVConnector):
         extend_hashes(request.block_hashes, request.prefix_root, request.token_ids, self._block_size)
         first = num_cached_tokens // self._block_size
         limit = (request.num_tokens - 1) // self._block_size
-        end = first
-        for key in block_keys(request.block_hashes[first:limit]):
-            if not self._host.has(key) and (self._disk is None or not self._disk.has(key)):
-                break
-            end += 1
-        return max(num_cached_tokens, end * self._block_size)
+
+        def has(group: int, index: int) -> bool:
+            (key,) = block_keys(request.block_hashes[index : index + 1], group)
+            return self._host.has(key) or (self._disk is not None and self._disk.has(key))
+
+        return max(num_cached_tokens, longest_prefix(self._shape, first, limit, has) * self._block_size)
 
     def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
         """See KVConnector. What was given up since `loadable` is not loaded."""
@@ -147,14 +150,17 @@ class OffloadConnector(KVConnector):
 
     def discard(self, request: KVRequest) -> None:
         """See KVConnector. What is being moved of it is not found any more, and goes when that has ended."""
-        keys = block_keys(request.block_hashes)
+        keys = keys_of_groups(request.block_hashes, len(self._shape.windows))
         self._host.doom(keys)
         if self._disk is not None:
             self._drop(self._disk.doom(keys))
 
     def ended(self, request: KVRequest, completed: bool) -> int | None:
-        """See KVConnector. Its blocks are equally old now, and its tail is to go before its head."""
-        self._host.settle(block_keys(request.block_hashes))
+        """See KVConnector. Its blocks are equally old now, and its tail is to go before its head; where a window sees
+        the tail alone, the head goes first of all."""
+        for group, window in reversed([*enumerate(self._shape.windows)]):
+            keys = block_keys(request.block_hashes, group)
+            self._host.settle(keys if window is None else keys[::-1])
         self._spill()
         return None
 

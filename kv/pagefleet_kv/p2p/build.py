@@ -73,7 +73,7 @@ def build(config: KVTransferConfig, side: EngineSide, settings: P2PSettings | No
         pages=side.pages,
         compatibility=compatibility,
     )
-    return BuiltConnector(P2PConnector(parts, side.shape.block_size, config.kv_send_type == "put"), control.port)
+    return BuiltConnector(P2PConnector(parts, side.shape, config.kv_send_type == "put"), control.port)
 
 
 def settings_of(config: KVTransferConfig, block_bytes: int) -> P2PSettings:

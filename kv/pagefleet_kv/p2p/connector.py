@@ -10,10 +10,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from pagefleet_protocol.kv_blob import KvShape
 from pagefleet_protocol.kv_handoff import KvTransfer
 
 from pagefleet_kv.p2p.agent import TransferAgent
 from pagefleet_kv.p2p.driver import DriverParts
+from pagefleet_kv.p2p.stream import BlockStream
 from pagefleet_kv.p2p.transfer.actions import LegSettled
 from pagefleet_kv.p2p.transfer.incoming import LoadJob
 from pagefleet_kv.port import AnswerDone, BlockRun, KVConnector, KVRequest, KVTransferStats, TransfersDone
@@ -41,9 +43,9 @@ class P2PConnector(KVConnector):
         holds_answers: a prefill leg is answered only when its blocks have arrived.
     """
 
-    def __init__(self, parts: DriverParts, block_size: int, holds_answers: bool = False) -> None:
+    def __init__(self, parts: DriverParts, shape: KvShape, holds_answers: bool = False) -> None:
         self._parts = parts
-        self._block_size = block_size
+        self._shape = shape
         self._holds_answers = holds_answers
         self._legs: dict[str, _Leg] = {}
         """By transfer. A second request for the same transfer is none."""
@@ -74,7 +76,7 @@ class P2PConnector(KVConnector):
         transfer = request.transfer
         if transfer is None or transfer.leg != "decode" or transfer.transfer_id in self._settled:
             return 0
-        num_tokens = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        num_tokens = self._stream(request).num_blocks * self._shape.block_size
         if num_tokens <= num_cached_tokens:
             return 0
         asker = self._askers.setdefault(transfer.transfer_id, request.request_id)
@@ -82,8 +84,12 @@ class P2PConnector(KVConnector):
 
     def load(self, request: KVRequest, runs: Sequence[BlockRun]) -> None:
         """Ask the prefill engine, if the configuration knows it."""
-        transfer, (run,) = request.transfer, runs
+        transfer, stream = request.transfer, self._stream(request)
+        run = stream.merged(runs)
         assert transfer is not None
+        assert run is not None, "a load of nothing that the prompt needs"
+        # Where every group has a window, it is not known what of the prompt is here.
+        first = min(run.first for run in runs) if None in self._shape.windows else 0
         self._loads[request.request_id] = transfer.transfer_id
         job = LoadJob(
             request.request_id,
@@ -91,9 +97,9 @@ class P2PConnector(KVConnector):
             transfer.peer_address,
             transfer.peer_incarnation,
             run.first,
-            tuple(run.blocks),
+            run.blocks,
             run.hashes[-1],
-            len(run.blocks) * self._block_size,
+            (stream.num_blocks - first) * self._shape.block_size,
             transfer.on_failure,
         )
         if self._parts.peers.find(job.peer) is None:
@@ -105,9 +111,14 @@ class P2PConnector(KVConnector):
     def cancel(self, request_id: str) -> None:
         self._agent.at_target(lambda target, now: target.cancel(request_id, now))
 
+    def wanted(self, request: KVRequest, runs: Sequence[BlockRun]) -> Sequence[BlockRun]:
+        """Of a prefill leg, what its decode engine can use."""
+        is_prefill = request.transfer is not None and request.transfer.leg == "prefill"
+        return self._stream(request).wanted(runs) if is_prefill else runs
+
     def save(self, request: KVRequest, runs: Sequence[BlockRun]) -> int | None:
         """Offer a prefill leg's blocks to its decode engine. A decode leg that runs without a load needs none."""
-        transfer, (run,) = request.transfer, runs
+        transfer = request.transfer
         if transfer is None:
             return None
         if transfer.leg == "decode":
@@ -115,7 +126,8 @@ class P2PConnector(KVConnector):
                 del self._askers[transfer.transfer_id]
             self._not_needed(transfer)
             return None
-        if self._begin(request, transfer) is None:
+        run = self._stream(request).merged(runs)
+        if self._begin(request, transfer) is None or run is None:
             return None
         self._num_saves += 1
         number, transfer_id = self._num_saves, bytes.fromhex(transfer.transfer_id)
@@ -197,6 +209,9 @@ class P2PConnector(KVConnector):
 
     def close(self) -> None:
         self._agent.close()
+
+    def _stream(self, request: KVRequest) -> BlockStream:
+        return BlockStream(self._shape, request.num_prompt_tokens)
 
     def _begin(self, request: KVRequest, transfer: KvTransfer) -> _Leg | None:
         """Return the leg that a request is, which is begun with the first word of it; None: another one is."""

@@ -51,6 +51,7 @@ class BlobStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`claim`: of the folder, for this shape; it is released by `close`."""
+        self.shape = shape
         self.block_bytes = block_bytes
         self.file_bytes = -(-(HEADER_BYTES + block_bytes) // _FILE_SYSTEM_BLOCK) * _FILE_SYSTEM_BLOCK
         """What one block takes on disk."""

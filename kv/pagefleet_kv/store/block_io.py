@@ -2,7 +2,7 @@
 
 Jobs of one lane run in order, lanes side by side, each in a thread of the mover's:
 
-load lane    LoadJob FolderJob(probe) what requests wait for
+load lane    LoadJob ProbeJob         what requests wait for
 copy lane    CopyOutJob               pages to host memory: holds blocks of the pool, so nothing slow goes before it
 disk lane    SpillJob StoreJob FolderJob, and the scan of the folder before them
 """
@@ -14,9 +14,12 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pagefleet_protocol.block_hash import BlockHash
+
 from pagefleet_kv.port import KVPages, PagesCopy
 from pagefleet_kv.store.blob_store import BlobStore
-from pagefleet_kv.store.block_key import BlockKey
+from pagefleet_kv.store.block_key import BlockKey, block_keys
+from pagefleet_kv.store.prefix import longest_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,24 @@ class StoreJob:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderJob:
-    """Ask the folder: count the leading blocks that it has; delete blocks; or delete all, once the loads asked for
-    before have ended."""
+class ProbeJob:
+    """Count the blocks by which the folder makes a prefix of `first` blocks longer; `hashes`: of those after them."""
 
     job_id: int
-    call: Literal["probe", "drop", "clear"]
+    first: int
+    hashes: Sequence[BlockHash]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderJob:
+    """Ask the folder to delete blocks; or to delete all, once the loads asked for before have ended."""
+
+    job_id: int
+    call: Literal["drop", "clear"]
     keys: Sequence[BlockKey] = ()
 
 
-Job = LoadJob | CopyOutJob | SpillJob | StoreJob | FolderJob
+Job = LoadJob | CopyOutJob | SpillJob | StoreJob | ProbeJob | FolderJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +127,10 @@ class BlockIO:
                 yield from self._store_pages(job)
             case SpillJob():
                 yield int(self._store.write(job.key, self._slot_bytes(job.slot, 1)))
+            case ProbeJob():
+                yield self._probe(job)
             case FolderJob():
-                yield from self._ask(job)
+                yield from self._delete(job)
 
     @property
     def _store(self) -> BlobStore:
@@ -174,14 +187,18 @@ class BlockIO:
                 self._store.write(key, buffer)
             yield 1
 
-    def _ask(self, job: FolderJob) -> Iterator[int]:
+    def _probe(self, job: ProbeJob) -> int:
+        def has(group: int, index: int) -> bool:
+            (key,) = block_keys([job.hashes[index - job.first]], group)
+            return self._store.contains(key)
+
+        return longest_prefix(self._store.shape, job.first, job.first + len(job.hashes), has) - job.first
+
+    def _delete(self, job: FolderJob) -> Iterator[int]:
         if job.call == "clear":
             self._store.clear()
         for key in job.keys:
-            if job.call == "drop":
-                self._store.remove(key)
-            elif not self._store.contains(key):
-                return
+            self._store.remove(key)
             yield 1
 
     def _slot_bytes(self, slot: int, count: int) -> memoryview:

@@ -18,6 +18,11 @@ def block_keys(hashes: Sequence[BlockHash], group: int = 0) -> list[BlockKey]:
     return [BlockKey(block_hash + suffix) for block_hash in hashes]
 
 
+def keys_of_groups(hashes: Sequence[BlockHash], num_groups: int) -> list[BlockKey]:
+    """Return the keys of blocks with these hashes in every group."""
+    return [key for group in range(num_groups) for key in block_keys(hashes, group)]
+
+
 def run_keys(runs: Sequence[BlockRun]) -> list[BlockKey]:
     """Return the keys of all blocks of `runs`, in their order."""
     return [key for run in runs for key in block_keys(run.hashes, run.group)]

@@ -17,7 +17,7 @@ from pagefleet_kv.bell import Bell
 from pagefleet_kv.errors import TransfersDead
 from pagefleet_kv.port import KVPages
 from pagefleet_kv.store.blob_store import BlobStore
-from pagefleet_kv.store.block_io import BlockIO, CopyOutJob, FolderJob, Job, LoadJob, MoveDone, MoveError
+from pagefleet_kv.store.block_io import BlockIO, CopyOutJob, FolderJob, Job, LoadJob, MoveDone, MoveError, ProbeJob
 from pagefleet_kv.store.block_key import BlockKey
 
 FOUND_AT_ONCE = 512
@@ -69,7 +69,7 @@ class BlockMover:
     def start(self, job: Job) -> None:
         """Begin; returns at once."""
         match job:
-            case LoadJob() | FolderJob(call="probe" | "clear"):
+            case LoadJob() | ProbeJob() | FolderJob(call="clear"):
                 self._load.put(job)
             case CopyOutJob():
                 self._copy.put(job)

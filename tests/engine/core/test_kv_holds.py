@@ -32,8 +32,9 @@ def check(pool: BlockPool, holds: KVHolds) -> None:
 def test_a_reservation_keeps_what_was_found_and_takes_the_rest(pool: BlockPool) -> None:
     holds = KVHolds(pool)
     found = cache(pool, 0, 1)
-    reservation = holds.reserve("a", list(found), HASHES[:5])
-    assert (reservation.blocks[:2], reservation.num_cached, len(reservation.blocks)) == (found, 2, 5)
+    blocks = holds.reserve("a", found, HASHES[2:5])
+    assert len(blocks) == 3
+    assert list(holds.reserved("a")) == [*found, *blocks]
     assert (pool.num_free, holds.num_reserved, holds.reserved_for) == (3, 5, {"a"})
     check(pool, holds)
     holds.unreserve("a")
@@ -44,21 +45,19 @@ def test_a_reservation_keeps_what_was_found_and_takes_the_rest(pool: BlockPool) 
 
 def test_only_what_came_is_found(pool: BlockPool) -> None:
     holds = KVHolds(pool)
-    reservation = holds.reserve("a", [], HASHES[:4])
-    holds.publish("a", 2)
-    assert pool.find_prefix(HASHES, 4) == reservation.blocks
-    assert len(reservation.blocks) == 2
+    blocks = holds.reserve("a", [], HASHES[:4])
+    assert not holds.publish("a", 2)
+    assert pool.find_prefix(HASHES, 4) == list(blocks[:2]) == list(holds.reserved("a"))
     assert pool.num_free == 6
     check(pool, holds)
 
 
 def test_what_others_have_published_meanwhile_is_held_instead(pool: BlockPool) -> None:
     holds = KVHolds(pool)
-    reservation = holds.reserve("a", [], HASHES[:3])
-    own = list(reservation.blocks)
+    own = holds.reserve("a", [], HASHES[:3])
     theirs = cache(pool, 0)
-    holds.publish("a", 3)
-    assert reservation.blocks == [*theirs, *own[1:]]
+    assert holds.publish("a", 3)
+    assert list(holds.reserved("a")) == [*theirs, *own[1:]]
     assert pool.num_free == 5
     check(pool, holds)
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pagefleet_engine.core.kv_groups import (
     UNBOUNDED_TOKENS,
     blocks_for_request,
-    first_needed_block,
     group_layers,
     longest_request,
     most_window_blocks,
 )
+from pagefleet_protocol.kv_blob import first_needed_block
 
 from tests.example_counts import examples
 

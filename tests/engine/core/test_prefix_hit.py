@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.core.block_pool import BlockPool
-from pagefleet_engine.core.kv_groups import first_needed_block
 from pagefleet_engine.core.prefix_hit import GroupIndex, find_hit
 from pagefleet_protocol.block_hash import BlockHash
+from pagefleet_protocol.kv_blob import first_needed_block
 
 from tests.example_counts import examples
 

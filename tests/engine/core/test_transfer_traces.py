@@ -82,6 +82,7 @@ class Setting:
     extra: int
     policy: Policy
     depth: int
+    windows: tuple[int | None, ...] = (None,)
 
 
 engines = st.builds(
@@ -92,6 +93,7 @@ engines = st.builds(
     st.integers(0, 24),
     st.sampled_from(["fcfs", "priority"]),
     st.sampled_from([1, 2, 3]),
+    st.sampled_from([(None,), (None,), (None, 5), (9,), (None, 4, 4, 4), (17, 3)]),
 )
 
 
@@ -112,6 +114,7 @@ class TransferTrace(Trace):
             config,
             max_model_len=64,
             max_in_flight=setting.depth,
+            windows=setting.windows,
             connector=self.connector,
         )
         super().__init__(engine)

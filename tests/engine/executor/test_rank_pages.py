@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPages, StepFence, kv_shards
 from pagefleet_engine.models.arch import LatentArch
@@ -40,7 +41,7 @@ def pools_of(layers: int, kv_heads: int, tensor: int, stages: int, blocks: NDArr
     arch = replace(llama_arch(), num_layers=layers, num_heads=16, num_kv_heads=kv_heads)
     parallel = Parallelism(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     pools = []
-    for shard in kv_shards(arch, parallel):
+    for shard in kv_shards(arch, parallel, group_layers([None] * layers)):
         part = blocks[:, shard.layers.start : shard.layers.stop, :, shard.heads.start : shard.heads.stop]
         pools.append((shard, mapped(part, shard)))
     return pools
@@ -76,6 +77,16 @@ def test_blocks_are_those_of_one_rank(layers: int, kv_heads: int, tensor: int, s
         assert (pool.blocks == wanted_pool.blocks).all()
 
 
+def test_stages_of_a_model_with_windows_have_their_own_places_in_a_block() -> None:
+    groups = group_layers([None, 5, 5, None, 5, 5])
+    arch = replace(llama_arch(), num_layers=6, num_heads=4, num_kv_heads=2)
+    assert [group.layers for group in groups.groups] == [(0, 3), (1, 2), (4, 5)]
+    alone = kv_shards(arch, Parallelism(tensor_parallel_size=2), groups)
+    assert [(shard.layers, shard.heads) for shard in alone] == [(range(2), range(1)), (range(2), range(1, 2))]
+    stages = kv_shards(arch, Parallelism(pipeline_parallel_size=2), groups)
+    assert [shard.layers for shard in stages] == [range(2), range(2, 4)]  # at most two of one group in each
+
+
 def test_latents_are_those_of_any_tensor_rank() -> None:
     """Two stages of two ranks that have the same latents: a whole block has them once."""
     whole = np.random.default_rng(1).integers(1, 256, (NUM_BLOCKS, 3, 1, 1, HEAD_BYTES), np.uint8)
@@ -84,7 +95,7 @@ def test_latents_are_those_of_any_tensor_rank() -> None:
     parallel = Parallelism(tensor_parallel_size=2, pipeline_parallel_size=2)
 
     def pools(content: NDArray[np.uint8]) -> list[Part]:
-        shards = kv_shards(arch, parallel)
+        shards = kv_shards(arch, parallel, group_layers([None] * 3))
         return [(shard, mapped(content[:, shard.layers.start : shard.layers.stop], shard)) for shard in shards]
 
     pages = RankPages(pools(whole), IDLE)

@@ -7,8 +7,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from pagefleet_kv.port import BlockRun
 
+from tests.fakes.byte_pages import SHAPE
 from tests.fakes.connector_kinds import Ends, connected
 from tests.fakes.connector_scene import make_request
 
@@ -170,6 +173,41 @@ def test_nothing_rings_while_nothing_happens(ends: Ends) -> None:
             break
         ends.taker.settle()
     assert is_silent()
+
+
+@pytest.mark.parametrize("windows", [(None, 9), (9, 5), (None, None)])
+def test_blocks_of_every_group_come(kind: str, tmp_path: Path, windows: tuple[int | None, ...]) -> None:
+    """Seven blocks of 4 tokens, computed in two steps, of which a group with a window keeps the end alone."""
+    shape = msgspec.structs.replace(SHAPE, windows=windows)
+    with connected(kind, tmp_path, shape=shape) as ends:
+        given, wanted = ends.request(7)
+        giver, taker = ends.giver, ends.taker
+        starts = [shape.needed_from(group, 7) for group in range(2)]
+        for first, stop in ((0, 5), (5, 7)):
+            runs = [giver.compute(given, max(first, starts[group]), stop, group) for group in range(2)]
+            number = giver.connector.save(given, [run for run in runs if run.blocks])
+            if ends.stores and number is not None:
+                giver.wait_for(lambda number=number: number in giver.saved)
+        giver.connector.ended(given, True)
+        assert taker.loadable(wanted) == 28
+        parts = [BlockRun(s, taker.take(7 - s), wanted.block_hashes[s:7], group) for group, s in enumerate(starts)]
+        taker.connector.load(wanted, parts)
+        taker.wait_for(lambda: wanted.request_id in taker.loaded)
+        assert taker.loaded[wanted.request_id].num_blocks == 14 - sum(starts)
+        for run in parts:
+            taker.check(wanted, run, len(run.blocks))
+
+
+@pytest.mark.parametrize("kind", ["file", "offload"])
+def test_a_prefix_is_as_long_as_every_group_has_it(kind: str, tmp_path: Path) -> None:
+    with connected(kind, tmp_path, shape=msgspec.structs.replace(SHAPE, windows=(None, 9))) as ends:
+        given, wanted = ends.request(7)
+        numbers = [ends.giver.connector.save(given, [ends.giver.compute(given)])]
+        assert ends.taker.loadable(wanted) == 0
+        numbers.append(ends.giver.connector.save(given, [ends.giver.compute(given, 2, 4, group=1)]))
+        ends.giver.wait_for(lambda: set(numbers) <= set(ends.giver.saved))
+        later = make_request(wanted.token_ids, "later")
+        assert ends.taker.loadable(later) == 16
 
 
 def test_no_thread_is_left_when_it_is_closed(kind: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.sampling_params import SamplingParams
 
-from tests.fakes.small_model import write_small_model
+from tests.fakes.small_model import WINDOWS, write_small_model
 
 KINDS = ("file", "offload", "p2p,offload", "p2p,file")
 ANSWER = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -24,6 +24,8 @@ ROUNDS = 2
 
 
 def core_of(model: Path, num_kv_blocks: int, parallel: Parallelism | None = None, **kv: Any) -> EngineCore:
+    num_groups = 2 if "qwen2" in (model / "config.json").read_text() else 1
+    num_kv_blocks += 14 * (num_groups - 1)  # of which one request takes as many in the second group
     config = EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),
         cache=CacheConfig(num_kv_blocks=num_kv_blocks),
@@ -54,9 +56,9 @@ def run(core: EngineCore, name: str) -> dict[str, list[int]]:
     return answers
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("small") / "model")
+@pytest.fixture(scope="module", params=["full", *WINDOWS])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("small") / "model", **WINDOWS.get(request.param, {}))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.fakes.kv_engines import (
     prompt_of,
     running_fleet,
 )
-from tests.fakes.small_model import write_small_model
+from tests.fakes.small_model import WINDOWS, write_small_model
 
 pytestmark = pytest.mark.fleet
 TRANSFER = "1" * 32
@@ -66,6 +66,21 @@ def test_tokens_are_those_of_one_engine(
     fleet.until(lambda: prefill.num_held_blocks == 0)  # decode has said that it has all
     assert decode.num_held_blocks == 0
     assert decode.figure("received_blocks_total") == prefill.figure("sent_blocks_total") == 3 * FULL_BLOCKS
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2)])
+def test_windows_travel_between_any_numbers_of_ranks(
+    tmp_path: Path, key_file: Path, windows: str, prefill_ranks: int, decode_ranks: int
+) -> None:
+    model = write_small_model(tmp_path / "model", **WINDOWS[windows])
+    expected = answers_alone(model, (1, 2))
+    with running_fleet(model, key_file) as fleet:
+        prefill, decode = pair(fleet, prefill_ranks, decode_ranks)
+        for number in (1, 2):
+            assert pass_on(fleet, prefill, decode, number) == expected[number]
+            assert decode.num_cached(f"d{number}") == FULL_BLOCKS * 16
+        fleet.until(lambda: prefill.num_held_blocks == decode.num_held_blocks == 0)
 
 
 def test_a_stage_gives_and_takes_its_layers(fleet: Fleet, expected: dict[int, list[int]]) -> None:

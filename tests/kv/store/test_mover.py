@@ -11,10 +11,11 @@ import pytest
 from pagefleet_kv.errors import KVConfigError, TransfersDead
 from pagefleet_kv.store import block_io, mover
 from pagefleet_kv.store.blob_store import BlobStore
-from pagefleet_kv.store.block_io import CopyOutJob, FolderJob, Job, LoadJob, MoveDone, SpillJob, StoreJob
+from pagefleet_kv.store.block_io import CopyOutJob, FolderJob, Job, LoadJob, MoveDone, ProbeJob, SpillJob, StoreJob
 from pagefleet_kv.store.block_key import BlockKey
 from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_kv.store.mover import BlockMover
+from pagefleet_protocol.block_hash import BlockHash
 
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages
 
@@ -89,7 +90,7 @@ def test_pages_are_stored_once_and_probed(scene: Scene) -> None:
     scene.run(StoreJob(1, [0, 1], [key(0), key(1)]))
     scene.pages.poke(0, content(99))
     scene.run(StoreJob(2, [0, 3], [key(0), key(3)]))
-    assert scene.run(FolderJob(3, "probe", [key(number) for number in range(4)])) == [MoveDone(3, 2)]
+    assert scene.run(ProbeJob(3, 0, [BlockHash(key(number)) for number in range(4)])) == [MoveDone(3, 2)]
     buffer = bytearray(SIZE)
     assert scene.store.read(key(0), memoryview(buffer)) is None
     assert buffer == content(0)
@@ -121,7 +122,7 @@ def test_cancelled_load_ends_soon_and_touches_nothing_afterwards(scene: Scene, m
 def test_copies_to_memory_do_not_wait_for_the_disk_and_loads_for_neither(scene: Scene) -> None:
     scene.pages.gate.clear()
     scene.mover.start(CopyOutJob(1, [0], [0]))
-    assert scene.run(FolderJob(2, "probe", [key(0)]), FolderJob(3, "drop", [key(0)])) == [
+    assert scene.run(ProbeJob(2, 0, [BlockHash(key(0))]), FolderJob(3, "drop", [key(0)])) == [
         MoveDone(2, 0),
         MoveDone(3, 1),
     ]
