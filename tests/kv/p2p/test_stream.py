@@ -30,7 +30,7 @@ def test_pieces_make_one_stream_of_which_any_end_is_wanted(
     shape = msgspec.structs.replace(SHAPE, windows=windows)
     stream = BlockStream(shape, num_tokens)
     groups = range(len(windows))
-    computed, sent = 0, []
+    computed, sent = 0, list[int]()
     for chunk in [*chunks, 15]:
         piece = stream.merged([run(group, computed, computed + chunk) for group in groups])
         computed += chunk

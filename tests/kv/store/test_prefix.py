@@ -31,5 +31,5 @@ def test_it_is_the_longest_that_is_whole(
                 for index in range(max(first, shape.needed_from(group, length)), length)
             )
         ]
-        found = longest_prefix(shape, first, LIMIT, lambda group, index, has=blocks: (group, index) in has)
+        found = longest_prefix(shape, first, LIMIT, lambda *place: place in blocks)  # noqa: B023
         assert found == max(whole, default=first)
