@@ -5,7 +5,7 @@ Shapes: I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +28,15 @@ class Matrix(Protocol):
         """The numbers that it stands for, [O, I] in the model's type; memory of its own."""
         ...
 
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """All that it consists of."""
+        ...
+
+    def of(self, stored: Sequence[Tensor]) -> Matrix:
+        """A matrix of the same form and shape that consists of these."""
+        ...
+
 
 class PlainMatrix:
     """A matrix in the model's own type."""
@@ -46,6 +55,15 @@ class PlainMatrix:
     def plain(self) -> Tensor:
         """See Matrix."""
         return self.weight_OI.clone()
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """See Matrix."""
+        return (self.weight_OI,)
+
+    def of(self, stored: Sequence[Tensor]) -> PlainMatrix:
+        """See Matrix."""
+        return PlainMatrix(stored[0], self._traceable)
 
 
 def matrix_slots(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from pagefleet_engine.layers.quantization_scheme import Quantization, Quantizati
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.ranks.group import Alone, RankGroup
 from pagefleet_engine.ranks.parallelism import All2All
+
+if TYPE_CHECKING:
+    from pagefleet_engine.layers.moe.balanced import Balance
 
 MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -51,6 +54,8 @@ class Placement:
     """Ranks have some experts whole, not a part of each."""
     all2all_backend: All2All = "allgather_reducescatter"
     """How rows get to experts of other copies of the model."""
+    balance: Balance | None = None
+    """Where experts move between ranks: collects them."""
     layers: range | None = None
     """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
     machine: RankGroup | None = None

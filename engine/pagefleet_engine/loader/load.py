@@ -110,7 +110,9 @@ def load_model(
 def _whole(arch: ModelArch, placement: Placement) -> Model:
     """The model of which a rank has some layers, or some experts; it takes no memory as long as nothing is filled."""
     alone = Alone()
-    return build_model(arch, replace(placement, layers=None, expert_parallel=False, tensor=alone, data=alone))
+    return build_model(
+        arch, replace(placement, layers=None, expert_parallel=False, tensor=alone, data=alone, balance=None)
+    )
 
 
 def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> torch.dtype:

@@ -15,6 +15,7 @@ from pagefleet_kernels.quantize import Activations
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.layers.moe.balanced import BalancedExperts
 from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slot, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts
@@ -80,17 +81,21 @@ class SparseMLP:
         plain = replace(placement, quantization=None)
         self._router = Router(arch, experts, traits, plain.within(names.router))
         width, count, gate = _width(experts, traits, placement), experts.routing.num_experts, experts.gate
-        numbers, self._exchange = own_experts(count, placement)
-        own = Shard(count, (numbers,))
+        share = own_experts(count, placement)
+        own, self._exchange, self._map = share.experts, share.exchange, share.map
+        moves, stored = share.map is not None, placement
         made: Experts
         if placement.use_kernels:
-            made = GroupedExperts(own.size, gate or arch.activation)
+            made = GroupedExperts(share.num_slots, gate or arch.activation)
         else:
-            made = HostExperts(own.size, hidden, width.size, gate or arch.activation)
+            made = HostExperts(share.num_slots, hidden, width.size, gate or arch.activation, keeps=moves)
+            stored = replace(placement, traceable=placement.traceable or moves)  # what is packed could not move
         self._experts = made
+        if share.map is not None and placement.balance is not None:
+            placement.balance.layers.append(BalancedExperts(share.map, made))
         self._slots = [
-            *expert_slots(names.gate_up, own, hidden, (width, width), placement, made.install_gate_up),
-            *expert_slots(names.down, own, width, (hidden,), placement, made.install_down),
+            *expert_slots(names.gate_up, own, hidden, (width, width), stored, made.install_gate_up),
+            *expert_slots(names.down, own, width, (hidden,), stored, made.install_down),
         ]
         if names.biased:
             # Where ranks add up parts of an expert's width, the first has the bias.
@@ -124,6 +129,8 @@ class SparseMLP:
         routes = self._router(x_TD)
         if self._use_kernels:  # only graphs have padding
             routes = routes.without(step.pages(self._pages).slot_mapping_T < 0)
+        if self._map is not None:
+            routes = self._map.place(routes)
         sent = self._exchange.prepare(x_TD, routes)
         sums_TD = sent.finalize(self._experts(sent.x_RD, sent.routes))
         if self._shared is not None:

@@ -62,6 +62,14 @@ class Parallelism:
     all2all_backend: All2All = "allgather_reducescatter"
     """How tokens get to experts of other data ranks: allgather_reducescatter has every rank see all tokens, all2allv
     sends a rank those that want its experts."""
+    enable_eplb: bool = False
+    """Experts move between ranks as they are wanted, so that all have as much to compute."""
+    num_redundant_experts: Annotated[int, Between(0, 4096)] = 0
+    """Second places of experts in each layer, for those that are wanted most, shared out among the ranks."""
+    eplb_window_size: Annotated[int, Between(1, 1_000_000)] = 1000
+    """Latest steps that tell how much each expert is wanted."""
+    eplb_step_interval: Annotated[int, Between(1, 1_000_000)] = 3000
+    """Steps from one time that experts move to the next."""
     pipeline_parallel_size: _Ranks = 1
     """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
     tensor_parallel_size."""
@@ -99,6 +107,15 @@ class Parallelism:
             raise ConfigError(
                 "enable_expert_parallel divides experts among ranks, and there is one: raise tensor_parallel_size, or "
                 "data_parallel_size of copies behind one port, or leave enable_expert_parallel out"
+            )
+        if self.enable_eplb and not self.enable_expert_parallel:
+            raise ConfigError(
+                "enable_eplb moves whole experts between ranks: give enable_expert_parallel, or leave it out"
+            )
+        if self.num_redundant_experts and not self.enable_eplb:
+            raise ConfigError(
+                f"num_redundant_experts is {self.num_redundant_experts}, and experts stay where they are: give "
+                "enable_eplb, or leave it out"
             )
         self._check_copies()
         self._check_nodes()
@@ -153,6 +170,11 @@ class Parallelism:
             raise ConfigError(
                 f"{num_experts} experts cannot be divided among {ranks} ranks (tensor_parallel_size times "
                 "data_parallel_size): give fewer ranks, or leave enable_expert_parallel out"
+            )
+        if self.num_redundant_experts > num_experts * (ranks - 1):
+            raise ConfigError(
+                f"num_redundant_experts is {self.num_redundant_experts}, and {num_experts} experts on each of {ranks} "
+                f"ranks are {num_experts * (ranks - 1)} more: give that at most"
             )
 
     def stage_layers(self, num_layers: int) -> Sequence[range]:

@@ -12,6 +12,7 @@ from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
+from pagefleet_engine.layers.moe.balanced import Balance
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model, resolve_dtype
 from pagefleet_engine.models.arch import ModelArch
@@ -28,6 +29,7 @@ from pagefleet_engine.worker.device import (
     set_num_threads,
 )
 from pagefleet_engine.worker.empty_step import compute_nothing
+from pagefleet_engine.worker.expert_balance import ExpertBalancer
 from pagefleet_engine.worker.kv_pages import make_kv_pages
 from pagefleet_engine.worker.memory import (
     KVCacheSize,
@@ -89,7 +91,10 @@ class Worker:
         limit_kernel_caches()
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
+        parallel = config.parallel
+        self._balance = Balance(parallel.num_redundant_experts) if parallel.enable_eplb else None
         self._model = self._load(folder)
+        self._balancer = self._make_balancer()
         if config.execution.compile:
             self._model = self._compiled(self._model)
         dtypes, links = (self._dtype, self._kv_dtype), self._communicators.links
@@ -145,6 +150,7 @@ class Worker:
         Raises:
             StepOutOfMemory: the device has no room for this step; others can still run.
         """
+        self._before_step()
         try:
             return self._runner.launch(plan)
         except torch.OutOfMemoryError as error:
@@ -156,7 +162,26 @@ class Worker:
 
     def compute_nothing(self) -> None:
         """Take part in a step without tokens, as one of the data ranks that step together."""
+        self._before_step()
         compute_nothing(self._model, self._device)
+
+    def _before_step(self) -> None:
+        if self._balancer is not None:
+            self._balancer.before_step()
+
+    def _make_balancer(self) -> ExpertBalancer | None:
+        """None where experts stay, or this stage has none."""
+        if self._balance is None or not self._balance.layers:
+            return None
+        parallel, data = self._config.parallel, self._communicators.data
+        is_data = data.size > 1
+        return ExpertBalancer(
+            self._balance.layers,
+            data if is_data else self._communicators.tensor,
+            same_rows=not is_data,
+            window=parallel.eplb_window_size,
+            interval=parallel.eplb_step_interval,
+        )
 
     def give_up(self, plan: StepPlan) -> None:
         """Let other stages of the pipeline go on after a plan whose launch failed here."""
@@ -189,6 +214,7 @@ class Worker:
             sequence_parallel=self._config.parallel.enable_sequence_parallelism,
             expert_parallel=self._config.parallel.enable_expert_parallel,
             all2all_backend=self._config.parallel.all2all_backend,
+            balance=self._balance,
             layers=None if self._part.num_stages == 1 else self._layers,
             machine=self._communicators.everyone,
             data=self._communicators.data,
@@ -240,6 +266,7 @@ class Worker:
             copies = self._communicators.data.size
             activations = activation_bytes(self._model.arch, *sizes, self._dtype.itemsize, copies)
             kept = self._config.kv_transfer.host_memory // parallel.world_size
+            kept += 0 if self._balancer is None else self._balancer.spare_bytes
             memory = self._memory().shared_by(parallel.data_parallel_size).without(kept)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         with self._times.phase("profile"):

@@ -114,15 +114,15 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
         place = Placement(torch.float32, torch.device("cpu"), kind == "grouped", quantization, tensor=ranks)
         place = replace(place, expert_parallel=exchange != "width")
         width = own_share(WIDTH, ranks, "experts", BLOCK) if exchange == "width" else shard_of(WIDTH)
-        numbers, way = own_experts(NUM_EXPERTS, place)
-        own = Shard(NUM_EXPERTS, (numbers,))
+        share = own_experts(NUM_EXPERTS, place)
+        own, way = share.experts, share.exchange
         experts, names = EXPERTS[kind](own.size, width.size), EXPERT_NAMES
         slots = [
             *expert_slots(names.gate_up, own, HIDDEN, (width, width), place, experts.install_gate_up),
             *expert_slots(names.down, own, width, (HIDDEN,), place, experts.install_down),
         ]
         destinations = weight_map(slots)
-        assert destinations.keys() == {name for name in tensors if int(name.split(".")[1]) in numbers}
+        assert destinations.keys() == {name for name in tensors if int(name.split(".")[1]) in own.ranges[0]}
         for name, destination in destinations.items():
             destination.weight.fill(destination.part, tensors[name])
         sent = way.prepare(x, routes())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pagefleet_engine.layers.moe.exchange import Exchange, own_experts
+from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
@@ -60,9 +60,9 @@ def routed(num_rows: int, dice: torch.Generator) -> tuple[Tensor, Routes]:
     return x, Routes(torch.rand(num_rows, TOP_K, generator=dice), experts)
 
 
-def through(exchange: Exchange, own: range, x_TD: Tensor, routes: Routes) -> Tensor:
+def through(share: OwnExperts, x_TD: Tensor, routes: Routes) -> Tensor:
     """Experts that multiply by their number plus one."""
-    sent = exchange.prepare(x_TD, routes)
+    (own,), sent = share.experts.ranges, share.exchange.prepare(x_TD, routes)
     assert ((sent.routes.experts_TK < len(own)) & (sent.routes.experts_TK >= NOWHERE)).all()
     return sent.finalize(sent.x_RD * _factors(sent.routes, own.start)[:, None])
 
@@ -75,11 +75,11 @@ def _factors(routes: Routes, first: int = 0) -> Tensor:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ten_thousand_steps_with_ranks_that_have_no_tokens(backend: All2All) -> None:
     def rank(ranks: RankGroup) -> float:
-        own, exchange = own_experts(NUM_EXPERTS, placed(backend, data=ranks))
+        share = own_experts(NUM_EXPERTS, placed(backend, data=ranks))
         dice, generator, worst = random.Random(ranks.index), torch.Generator().manual_seed(ranks.index), 0.0
         for _ in range(10_000):
             x_TD, routes = routed(dice.choice((0, 0, 1, 2, 9)), generator)
-            out_TD = through(exchange, own, x_TD, routes)
+            out_TD = through(share, x_TD, routes)
             assert out_TD.shape == x_TD.shape
             if len(x_TD):
                 worst = max(worst, float((out_TD - x_TD * _factors(routes)[:, None]).abs().max()))
@@ -97,9 +97,9 @@ def test_copies_of_several_tensor_ranks(backend: All2All) -> None:
         copy, number = divmod(world.index, 2)
         tensor, _ = gloo_group(stores[f"tensor {copy}"], number, 2, timedelta(seconds=60))
         data, _ = gloo_group(stores[f"data {number}"], copy, 2, timedelta(seconds=60))
-        own, exchange = own_experts(NUM_EXPERTS, placed(backend, data=data, tensor=tensor))
+        share = own_experts(NUM_EXPERTS, placed(backend, data=data, tensor=tensor))
         x_TD, routes = routed(6 + copy, torch.Generator().manual_seed(copy))
-        sums_TD = tensor.all_reduce(through(exchange, own, x_TD, routes).contiguous())
+        sums_TD = tensor.all_reduce(through(share, x_TD, routes).contiguous())
         return float((sums_TD - x_TD * _factors(routes)[:, None]).abs().max())
 
     assert max(on_ranks(4, rank)) < 1e-5
@@ -158,9 +158,9 @@ def test_rows_that_nobody_wants_elsewhere_do_not_travel() -> None:
             sent.append(rows)
             return x
 
-    own, exchange = own_experts(4, placed("all2allv", data=Counted()))
+    share = own_experts(4, placed("all2allv", data=Counted()))
     experts = torch.tensor([[0, 1], [1, 0], [NOWHERE, NOWHERE]], dtype=torch.int32)
-    delivery = exchange.prepare(torch.ones(3, HIDDEN), Routes(torch.ones(3, 2), experts))
-    assert own == range(2)
+    delivery = share.exchange.prepare(torch.ones(3, HIDDEN), Routes(torch.ones(3, 2), experts))
+    assert share.experts.ranges == (range(2),)
     assert sent == [[[2, 0], [0, 0]]] * 2
     assert delivery.finalize(delivery.x_RD)[:, 0].tolist() == [1, 1, 0]

@@ -10,7 +10,6 @@ exchange rows, S rows that this one sends.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagefleet_engine.layers.moe.expert_map import ExpertMap
+from pagefleet_engine.layers.moe.expert_places import slot_ranges
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
+from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.ranks.group import RankGroup
 
@@ -58,7 +60,7 @@ class TensorExchange:
     __slots__ = ("_own",)
 
     def __init__(self, own: range) -> None:
-        """`own`: the experts of this rank."""
+        """`own`: the slots of this rank."""
         self._own = own
 
     def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
@@ -75,7 +77,7 @@ class GatherExchange:
     __slots__ = ("_own", "_ranks")
 
     def __init__(self, ranks: RankGroup, own: range) -> None:
-        """`own`: the experts of this rank."""
+        """`own`: the slots of this rank."""
         self._ranks, self._own = ranks, own
 
     def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
@@ -97,10 +99,10 @@ class AllToAllExchange:
 
     __slots__ = ("_own", "_ranges", "_ranks")
 
-    def __init__(self, ranks: RankGroup, experts: Sequence[range]) -> None:
-        """`experts`: of each rank."""
-        self._ranks, self._own = ranks, experts[ranks.index]
-        self._ranges = torch.tensor([(own.start, own.stop) for own in experts], dtype=torch.int32)[..., None, None]
+    def __init__(self, ranks: RankGroup, slots: Sequence[range]) -> None:
+        """`slots`: of each rank."""
+        self._ranks, self._own = ranks, slots[ranks.index]
+        self._ranges = torch.tensor([(own.start, own.stop) for own in slots], dtype=torch.int32)[..., None, None]
 
     def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
         """See Exchange."""
@@ -141,21 +143,32 @@ def _as_they_are(sums_RD: Tensor) -> Tensor:
     return sums_RD
 
 
-def expert_ranges(num_experts: int, num_ranks: int) -> list[range]:
-    """Each rank's experts: as many, or one more for some."""
-    ends = [num_experts * rank // num_ranks for rank in range(num_ranks + 1)]
-    return list(itertools.starmap(range, itertools.pairwise(ends)))
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnExperts:
+    """What a rank has of a layer's experts."""
+
+    experts: Shard
+    """Those that it reads."""
+    num_slots: int
+    """As many, or more where experts move."""
+    exchange: Exchange
+    """Between slots, which are numbered over all ranks."""
+    map: ExpertMap | None = None
+    """Where experts move; else an expert's slot is its number."""
 
 
-def own_experts(num_experts: int, placement: Placement) -> tuple[range, Exchange]:
-    """A rank's experts of a layer, and how rows get to them."""
+def own_experts(num_experts: int, placement: Placement) -> OwnExperts:
+    """Of the rank that is placed so."""
     if not placement.expert_parallel:
-        return range(num_experts), WidthExchange()
-    tensor, data = placement.tensor, placement.data
-    of_copies = expert_ranges(num_experts, tensor.size * data.size)[tensor.index :: tensor.size]
-    own = of_copies[data.index]
-    if data.size == 1:
-        return own, TensorExchange(own)
-    if placement.all2all_backend == "all2allv":
-        return own, AllToAllExchange(data, of_copies)
-    return own, GatherExchange(data, own)
+        return OwnExperts(Shard(num_experts, (range(num_experts),)), num_experts, WidthExchange())
+    tensor, data, balance = placement.tensor, placement.data, placement.balance
+    rank, size = data.index * tensor.size + tensor.index, data.size * tensor.size
+    slots = slot_ranges(num_experts, 0 if balance is None else balance.num_redundant, size)
+    own, of_copies = slots[rank], slots[tensor.index :: tensor.size]
+    exchange: Exchange = TensorExchange(own)
+    if data.size > 1:
+        gathers = placement.all2all_backend == "allgather_reducescatter"
+        exchange = GatherExchange(data, own) if gathers else AllToAllExchange(data, of_copies)
+    experts = Shard(num_experts, (slot_ranges(num_experts, 0, size)[rank],))
+    moving = None if balance is None else ExpertMap(num_experts, slots, placement.device)
+    return OwnExperts(experts, len(own), exchange, moving)

@@ -10,9 +10,11 @@ D hidden size, G width of an expert.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from pagefleet_kernels.expert_gates import Gate
 from torch import Tensor
 
@@ -40,6 +42,14 @@ class Experts(Protocol):
         """[E, D], where experts have biases."""
         ...
 
+    def stored(self, expert: int) -> list[Tensor]:
+        """All that there is of an expert, for `take`; of the same shapes and types for all of a layer."""
+        ...
+
+    def take(self, expert: int, stored: Sequence[Tensor]) -> None:
+        """From now on the number is that of another expert."""
+        ...
+
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
         """A new tensor [R, D] in x's dtype: over each row's experts, `weight * down(act(gate(x)) * up(x))` or what
         else the `Gate` makes of gate and up, added up in float32. Rows that go NOWHERE are zero."""
@@ -52,9 +62,11 @@ class HostExperts:
     Rows are sorted by expert, so that each matrix is read once; what follows a product is done for all rows at once.
     """
 
-    __slots__ = ("_down", "_down_bias_ED", "_gate", "_gate_up", "_gate_up_bias_EO", "_hidden", "_width")
+    __slots__ = ("_down", "_down_bias_ED", "_gate", "_gate_up", "_gate_up_bias_EO", "_hidden", "_kept", "_width")
 
-    def __init__(self, num_experts: int, hidden_size: int, width: int, gate: Gate) -> None:
+    def __init__(self, num_experts: int, hidden_size: int, width: int, gate: Gate, *, keeps: bool = False) -> None:
+        """`keeps`: matrices besides what multiplies by them, so that experts may move."""
+        self._kept: tuple[dict[int, Matrix], dict[int, Matrix]] | None = ({}, {}) if keeps else None
         self._hidden, self._width, self._gate = hidden_size, width, gate
         self._gate_up_bias_EO: Tensor | None = None
         self._down_bias_ED: Tensor | None = None
@@ -64,18 +76,41 @@ class HostExperts:
     def install_gate_up(self, expert: int, matrix: Matrix) -> None:
         """See Experts."""
         self._gate_up[expert] = matrix.kernel(0, 2 * self._width)
+        if self._kept is not None:
+            self._kept[0][expert] = matrix
 
     def install_down(self, expert: int, matrix: Matrix) -> None:
         """See Experts."""
         self._down[expert] = matrix.kernel(0, self._hidden)
+        if self._kept is not None:
+            self._kept[1][expert] = matrix
 
     def install_gate_up_bias(self, bias_EO: Tensor) -> None:
         """See Experts."""
-        self._gate_up_bias_EO = bias_EO
+        self._gate_up_bias_EO = with_room(bias_EO, len(self._gate_up))
 
     def install_down_bias(self, bias_ED: Tensor) -> None:
         """See Experts."""
-        self._down_bias_ED = bias_ED
+        self._down_bias_ED = with_room(bias_ED, len(self._down))
+
+    def stored(self, expert: int) -> list[Tensor]:
+        """See Experts."""
+        assert self._kept is not None, "what moves is kept"
+        matrices = [part for kept in self._kept for part in kept[expert].stored]
+        return matrices + [bias_EO[expert] for bias_EO in self._biases()]
+
+    def take(self, expert: int, stored: Sequence[Tensor]) -> None:
+        """See Experts."""
+        assert self._kept is not None, "what moves is kept"
+        left = iter(stored)
+        for kept, install in zip(self._kept, (self.install_gate_up, self.install_down), strict=True):
+            like = next(iter(kept.values()))
+            install(expert, like.of([next(left) for _ in like.stored]))
+        for bias_EO in self._biases():
+            bias_EO[expert] = next(left)
+
+    def _biases(self) -> list[Tensor]:
+        return [bias_EO for bias_EO in (self._gate_up_bias_EO, self._down_bias_ED) if bias_EO is not None]
 
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
         """See Experts."""
@@ -92,6 +127,12 @@ class HostExperts:
         placed_PD[order_P] = out_PD
         placed_RKD = placed_PD.view(num_rows, top_k, self._hidden).float()
         return torch.bmm(routes.weights_TK[:, None], placed_RKD)[:, 0].to(x_RD.dtype)
+
+
+def with_room(bias_EO: Tensor, num_slots: int) -> Tensor:
+    """The same, with rows for experts that come later."""
+    missing = num_slots - len(bias_EO)
+    return F.pad(bias_EO, (0, 0, 0, missing)) if missing else bias_EO
 
 
 def _joined(gate_PG: Tensor, up_PG: Tensor, kind: Gate) -> Tensor:

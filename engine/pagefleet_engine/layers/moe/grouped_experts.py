@@ -5,6 +5,8 @@ Shapes: R rows, K experts of each, E experts, I inputs, O outputs, D hidden size
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix
+from pagefleet_engine.layers.moe.experts import with_room
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
@@ -38,11 +41,21 @@ class GroupedExperts:
 
     def install_gate_up_bias(self, bias_EO: Tensor) -> None:
         """See Experts."""
-        self._gate_up.bias_EO = bias_EO
+        self._gate_up.bias_EO = with_room(bias_EO, self._num_experts)
 
     def install_down_bias(self, bias_ED: Tensor) -> None:
         """See Experts."""
-        self._down.bias_EO = bias_ED
+        self._down.bias_EO = with_room(bias_ED, self._num_experts)
+
+    def stored(self, expert: int) -> list[Tensor]:
+        """See Experts."""
+        return [*self._gate_up.stored(expert), *self._down.stored(expert)]
+
+    def take(self, expert: int, stored: Sequence[Tensor]) -> None:
+        """See Experts."""
+        left = iter(stored)
+        for stack in (self._gate_up, self._down):
+            stack.take(expert, left)
 
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
         """See Experts."""
@@ -87,6 +100,20 @@ class _Stack:
         if scales is not None and self._scales is not None:
             self._scales[expert].copy_(scales)
 
+    def stored(self, expert: int) -> list[Tensor]:
+        """All that there is of an expert; a fixed scale of inputs is that of all."""
+        of_each = (self._values_EOI, self._scales, self.bias_EO)
+        found = [one[expert] for one in of_each if one is not None]
+        return found if self._input_scale is None else [*found, self._input_scale]
+
+    def take(self, expert: int, stored: Iterator[Tensor]) -> None:
+        """Copy what `stored` gave in another rank, in place."""
+        for one in (self._values_EOI, self._scales, self.bias_EO):
+            if one is not None:
+                one[expert].copy_(next(stored))
+        if self._input_scale is not None:
+            torch.maximum(self._input_scale, next(stored), out=self._input_scale)
+
     def product(self, x_RI: Tensor, blocks: ExpertBlocks, top_k: int = 1, gate: Gate | None = None) -> Tensor:
         """See `grouped_matmul`; inputs are rounded first where the experts' scheme says so."""
         assert self._values_EOI is not None, "the loader fills every expert"
@@ -102,7 +129,8 @@ class _Stack:
         if scheme.input_scales == "none":
             return
         if matrix.input_scale is not None:  # inputs are rounded before they part: with the widest range of any expert
-            seen = matrix.input_scale if self._input_scale is None else self._input_scale
-            self._input_scale = torch.maximum(seen, matrix.input_scale)
+            if self._input_scale is None:
+                self._input_scale = matrix.input_scale.clone()
+            torch.maximum(self._input_scale, matrix.input_scale, out=self._input_scale)
         group = self._block if scheme.input_scales == "group" else None
         self._rounding = QuantizeSpec(scheme.storage, self._input_scale, group)

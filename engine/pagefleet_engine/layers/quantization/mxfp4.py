@@ -5,6 +5,7 @@ Shapes: I inputs, O outputs, J = I / 2 bytes, C = I / 32 scales.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,16 @@ class Mxfp4Matrix:
     def plain(self) -> Tensor:
         """See Matrix."""
         return dequantize_mxfp4(self.codes_OJ, self.scales_OC).to(self.dtype)
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """See Matrix."""
+        return self.codes_OJ, self.scales_OC
+
+    def of(self, stored: Sequence[Tensor]) -> Mxfp4Matrix:
+        """See Matrix."""
+        codes_OJ, scales_OC = stored
+        return Mxfp4Matrix(codes_OJ, scales_OC, self.dtype)
 
 
 def check_scales(scales: Tensor, path: str) -> None:

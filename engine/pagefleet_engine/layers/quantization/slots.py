@@ -5,8 +5,8 @@ Shapes: I inputs, O outputs, B blocks of outputs by C blocks of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -64,6 +64,16 @@ class QuantizedMatrix:
     def plain(self) -> Tensor:
         """See Matrix."""
         return dequantize(self.values_OI, self.scales, self.scheme.block).to(self.dtype)
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """See Matrix."""
+        return (self.values_OI, self.scales, *(() if self.input_scale is None else (self.input_scale,)))
+
+    def of(self, stored: Sequence[Tensor]) -> QuantizedMatrix:
+        """See Matrix."""
+        values_OI, scales, *input_scale = stored
+        return replace(self, values_OI=values_OI, scales=scales, input_scale=next(iter(input_scale), None))
 
     def _scales(self, start: int, stop: int) -> Tensor:
         if self.scheme.block is None:

@@ -1,0 +1,89 @@
+"""Moves experts between ranks while they serve, so that none has more to compute than others (EPLB).
+
+Every so many steps ranks add up what each expert was wanted in a window of steps, and each works out by itself, from
+the same numbers, what all should hold. Then before each step one layer's experts move, until all have: no step waits
+for more than one. Ranks of an expert group compute the same steps, so they do all this at the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pagefleet_engine.layers.moe.balanced import BalancedExperts
+from pagefleet_engine.layers.moe.expert_places import busiest_over_mean, place_experts
+from pagefleet_engine.ranks.group import RankGroup
+
+_PARTS = 8
+"""Of a window: what is older than it goes in these."""
+_log = logging.getLogger(__name__)
+
+
+class ExpertBalancer:
+    """One rank's side; `before_step` is called before every step by all ranks.
+
+    Args:
+        layers: with experts, of this rank's stage.
+        ranks: that share them out.
+        same_rows: every rank counts the rows of all.
+        window: steps whose load counts.
+        interval: steps from one plan to the next.
+    """
+
+    def __init__(
+        self, layers: Sequence[BalancedExperts], ranks: RankGroup, *, same_rows: bool, window: int, interval: int
+    ) -> None:
+        self._layers, self._ranks, self._same_rows = layers, ranks, same_rows
+        self._part, self._interval = max(1, window // _PARTS), interval
+        self._seen: deque[Tensor] = deque(maxlen=max(1, window // self._part))
+        self._steps = 0
+        self._moves: Iterator[None] = iter(())
+
+    @property
+    def spare_bytes(self) -> int:
+        """What empty slots of this rank will take."""
+        return sum(layer.spare_bytes(self._ranks.index) for layer in self._layers)
+
+    @torch.inference_mode()
+    def before_step(self) -> None:
+        """Count a step, and do what is due."""
+        self._steps += 1
+        if self._steps % self._part == 0:
+            self._seen.append(torch.stack([layer.map.wanted_E for layer in self._layers]))
+            for layer in self._layers:
+                layer.map.wanted_E.zero_()
+        if self._steps % self._interval == 0:
+            self._moves = self._rebalance()
+        next(self._moves, None)
+
+    def _rebalance(self) -> Iterator[None]:
+        """A layer at a time."""
+        if not self._seen:
+            return
+        load_LE = torch.stack(list(self._seen)).sum(0)
+        if not self._same_rows:
+            load_LE = self._ranks.all_reduce(load_LE)
+        before, after, moved = [], [], 0
+        for layer, load_E in zip(self._layers, load_LE.tolist(), strict=True):
+            slots, held = layer.map.slots, layer.map.held
+            found = place_experts(load_E, slots, held)
+            before.append(busiest_over_mean(load_E, slots, held))
+            after.append(busiest_over_mean(load_E, slots, found))
+            changed = sum(one != other for one, other in zip(held, found, strict=True))
+            if changed:
+                layer.move(found, self._ranks)
+                moved += changed
+            yield
+        _log.info(
+            "experts: the busiest rank had %.2f of the mean (%.2f in the worst layer), %.2f after %d of %d slots "
+            "changed",
+            sum(before) / len(before),
+            max(before),
+            sum(after) / len(after),
+            moved,
+            sum(len(layer.map.held) for layer in self._layers),
+        )
