@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine.layers.moe.balanced import Balance
 from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
+from pagefleet_engine.layers.moe.expert_places import busiest_over_mean, place_experts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
@@ -19,10 +22,13 @@ from pagefleet_engine.models.model import Model
 from pagefleet_engine.ranks.group import Alone, RankGroup, gloo_group
 from pagefleet_engine.ranks.parallelism import All2All
 from pagefleet_engine.worker.empty_step import compute_nothing
+from pagefleet_engine.worker.expert_balance import ExpertBalancer
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.paged_step import paged_step
+from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 from tests.fakes.ranks import in_memory, on_ranks
 
 Make = Callable[..., Path]
@@ -144,23 +150,135 @@ def test_each_copy_computes_what_one_rank_would(
             assert (one - expected).abs().max() < 1e-4
 
 
+class Counted(Alone):
+    """The first of two ranks, whose other one has nothing to send."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        return torch.cat([x, torch.zeros_like(x)])
+
+    def all_to_all(self, x: Tensor, rows: Any) -> Tensor:
+        self.sent.append(rows)
+        return x
+
+
+@dataclass
+class Moving:
+    """A model whose experts move every third step, by the steps before."""
+
+    model: Model
+    balance: Balance
+    balancer: ExpertBalancer
+
+    @classmethod
+    def load(cls, folder: Path, place: Placement, ranks: RankGroup, redundant: int) -> Moving:
+        balance = Balance(redundant)
+        model = load(folder, replace(place, balance=balance))
+        same_rows = place.data.size == 1
+        return cls(model, balance, ExpertBalancer(balance.layers, ranks, same_rows=same_rows, window=3, interval=3))
+
+    def logits(self, prompts: list[Tensor]) -> list[Tensor]:
+        """See `logits`."""
+        found = []
+        for prompt in prompts:
+            self.balancer.before_step()
+            found += logits(self.model, [prompt])
+        return found
+
+    @property
+    def held(self) -> list[tuple[int, ...]]:
+        return [layer.map.held for layer in self.balance.layers]
+
+
+MOVED = [torch.arange(3, 43), torch.full((32,), 7), torch.full((24,), 9), torch.arange(8), torch.full((16,), 7)] * 3
+"""Steps that want a few experts more than others."""
+FORMS = {
+    "plain": None,
+    "fp8 block": Recipe("float", "block", "group", (16, 16)),
+    "fp8 fixed": Recipe("float", "tensor", "tensor"),
+    "int8": Recipe("int", "channel", "token"),
+}
+
+
+@pytest.mark.parametrize("redundant", [0, 3])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("way", "size"), [("tensor", 2), ("tensor", 4), *((backend, 3) for backend in BACKENDS)])
+def test_experts_that_move_compute_the_same(
+    way: str, size: int, form: str, redundant: int, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    folder, recipe = make_checkpoint("qwen2_moe"), FORMS[form]
+    if recipe is not None:
+        folder = quantize_checkpoint(folder, tmp_path / "quantized", recipe)
+    expected = torch.cat(logits(load(folder, Placement(torch.float32, CPU, use_kernels=False)), MOVED))
+
+    def rank(ranks: RankGroup) -> tuple[Tensor, list[tuple[int, ...]], list[tuple[int, ...]]]:
+        backend = next((each for each in BACKENDS if each == way), BACKENDS[0])
+        place = placed(backend, data=ranks)
+        if way == "tensor":
+            place = placed(backend, data=Alone(), tensor=ranks)
+        moving = Moving.load(folder, place, ranks, redundant)
+        before = moving.held
+        return torch.cat(moving.logits(MOVED)), before, moving.held
+
+    found = on_ranks(size, rank)
+    for got, before, after in found:
+        distances = (got - expected).abs().amax(-1)
+        assert (distances < 1e-4).float().mean() > (0.99 if form == "plain" else 0.7)
+        assert before != after, "some moved"
+        assert after == found[0][2], "all know it"
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_experts_of_a_gpu_that_move_compute_the_same(family: str, make_checkpoint: Make) -> None:
+    """On the kernels' twins, in place; biases move too."""
+    folder, prompts = make_checkpoint(family), MOVED[:9]
+
+    @torch.inference_mode()
+    def run(model: Model, before: Callable[[], None]) -> Tensor:
+        found = []
+        for prompt in prompts:
+            before()
+            positions = torch.arange(len(prompt))
+            step = paged_step(model.arch, len(prompt))
+            found.append(model.logits(model.forward(prompt, positions, step)))
+        return torch.cat(found)
+
+    place = Placement(torch.float32, CPU, use_kernels=True)
+    expected = run(load(folder, place), lambda: None)
+
+    def rank(ranks: RankGroup) -> tuple[Tensor, bool]:
+        moving = Moving.load(folder, replace(place, tensor=ranks, expert_parallel=True), ranks, 2)
+        before = moving.held
+        return run(moving.model, moving.balancer.before_step), before != moving.held
+
+    for got, has_moved in on_ranks(2, rank):
+        assert (got - expected).abs().max() < 1e-4
+        assert has_moved
+
+
+def test_load_that_a_model_had_is_balanced(make_checkpoint: Make) -> None:
+    """A recorded trace: what every layer's experts were wanted by texts of few tokens."""
+    balance = Balance(2)
+    place = replace(placed(BACKENDS[0], data=Alone(), tensor=Counted()), balance=balance)
+    model = load(make_checkpoint("qwen3_moe"), place)
+    logits(model, MOVED)
+    for layer in balance.layers:
+        load_E = layer.map.wanted_E.tolist()
+        assert sum(load_E) == 3 * sum(map(len, MOVED))
+        found = place_experts(load_E, layer.map.slots, layer.map.held)
+        assert busiest_over_mean(load_E, layer.map.slots, found) < 1.1
+
+
 def test_rows_that_nobody_wants_elsewhere_do_not_travel() -> None:
     """Every row's experts are at home."""
-    sent: list[Any] = []
-
-    class Counted(Alone):
-        size = 2
-
-        def gather_rows(self, x: Tensor) -> Tensor:
-            return torch.cat([x, torch.zeros_like(x)])
-
-        def all_to_all(self, x: Tensor, rows: Any) -> Tensor:
-            sent.append(rows)
-            return x
-
-    share = own_experts(4, placed("all2allv", data=Counted()))
+    other = Counted()
+    share = own_experts(4, placed("all2allv", data=other))
     experts = torch.tensor([[0, 1], [1, 0], [NOWHERE, NOWHERE]], dtype=torch.int32)
     delivery = share.exchange.prepare(torch.ones(3, HIDDEN), Routes(torch.ones(3, 2), experts))
     assert share.experts.ranges == (range(2),)
-    assert sent == [[[2, 0], [0, 0]]] * 2
+    assert other.sent == [[[2, 0], [0, 0]]] * 2
     assert delivery.finalize(delivery.x_RD)[:, 0].tolist() == [1, 1, 0]
