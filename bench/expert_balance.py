@@ -22,7 +22,7 @@ from pagefleet_engine.layers.moe.expert_places import busiest_over_mean, first_p
 
 from bench.report import write_report
 
-INTERVALS, LAYERS, TOKENS = 8, 12, 32_768
+INTERVALS, LAYERS, TOKENS = 6, 3, 16_384
 """Tokens of a window, and of what it is judged by."""
 
 
@@ -48,11 +48,11 @@ DRIFT = 0.05
 """Deviation by which the logarithm of a share changes from one interval to the next."""
 
 
-def wanted(logs_E: np.ndarray, top_k: int, dice: np.random.Generator) -> list[int]:
+def wanted(logs: np.ndarray, top_k: int, dice: np.random.Generator) -> list[int]:
     """How many of the tokens want each expert: as many different ones each, drawn by their shares."""
-    keys_TE = logs_E + dice.gumbel(size=(TOKENS, len(logs_E)))
-    chosen_TK = np.argpartition(-keys_TE, top_k - 1, axis=1)[:, :top_k]
-    counts: list[int] = np.bincount(chosen_TK.ravel(), minlength=len(logs_E)).tolist()
+    keys = logs + dice.gumbel(size=(TOKENS, len(logs)))
+    chosen = np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]
+    counts: list[int] = np.bincount(chosen.ravel(), minlength=len(logs)).tolist()
     return counts
 
 
@@ -62,17 +62,17 @@ def measure(shape: Shape, skew: float) -> dict[str, float]:
     start = first_places(shape.experts, slots)
     before, after, moved, seconds = [], [], [], []
     for _ in range(LAYERS):
-        logs_E, held = dice.permutation(-skew * np.log(np.arange(1, shape.experts + 1))), start
+        logs, held = dice.permutation(-skew * np.log(np.arange(1, shape.experts + 1))), start
         for _ in range(INTERVALS):
-            seen_E, began = wanted(logs_E, shape.top_k, dice), time.perf_counter()
-            found = place_experts(seen_E, slots, held)
+            seen, began = wanted(logs, shape.top_k, dice), time.perf_counter()
+            found = place_experts(seen, slots, held)
             seconds.append(time.perf_counter() - began)
             moved.append(sum(one != other for one, other in zip(held, found, strict=True)))
             held = found
-            logs_E = logs_E + dice.normal(0.0, DRIFT, shape.experts)
-            load_E = wanted(logs_E, shape.top_k, dice)
-            before.append(busiest_over_mean(load_E, slots, start))
-            after.append(busiest_over_mean(load_E, slots, held))
+            logs = logs + dice.normal(0.0, DRIFT, shape.experts)
+            later = wanted(logs, shape.top_k, dice)
+            before.append(busiest_over_mean(later, slots, start))
+            after.append(busiest_over_mean(later, slots, held))
     return {
         "busiest over mean before": round(float(np.mean(before)), 3),
         "worst before": round(max(before), 3),

@@ -65,19 +65,24 @@ def test_tokens_are_those_of_one_rank(ranks: int) -> None:
     run(test)
 
 
+MOVING = {"enable_eplb": True, "num_redundant_experts": 3, "eplb_window_size": 8, "eplb_step_interval": 8}
+
+
 @pytest.mark.parametrize(
-    ("family", "ranks", "backend"), [("qwen3_moe", 2, "allgather_reducescatter"), ("deepseek_v3", 3, "all2allv")]
+    ("family", "ranks", "settings"),
+    [("qwen3_moe", 2, MOVING), ("deepseek_v3", 3, {"all2all_backend": "all2allv"})],
 )
 def test_copies_that_have_each_expert_once_among_them(
-    family: str, ranks: int, backend: str, make_checkpoint: Callable[..., Path]
+    family: str, ranks: int, settings: dict[str, object], make_checkpoint: Callable[..., Path]
 ) -> None:
+    """And where experts move among them meanwhile."""
     model = str(make_checkpoint(family))
 
     async def test() -> None:
         alone = await start(1, CORE_COMMAND, model=model)
         expected = await all_tokens(alone)
         await alone.close()
-        together = await start(ranks, CORE_COMMAND, model=model, enable_expert_parallel=True, all2all_backend=backend)
+        together = await start(ranks, CORE_COMMAND, model=model, enable_expert_parallel=True, **settings)
         assert await all_tokens(together) == expected
         told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
         assert len(told) == ranks, "each rank computed some"

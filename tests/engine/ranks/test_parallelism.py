@@ -67,6 +67,14 @@ def test_experts_among_ranks() -> None:
         Parallelism(enable_expert_parallel=True)
     with pytest.raises(ConfigError, match=r"^enable_expert_parallel divides experts, and the model has none: leave"):
         Parallelism(tensor_parallel_size=4, enable_expert_parallel=True).check_experts(0)
+    with pytest.raises(ConfigError, match=r"^enable_eplb moves whole experts between ranks: give enable_expert_paral"):
+        Parallelism(tensor_parallel_size=2, enable_eplb=True)
+    with pytest.raises(ConfigError, match=r"^num_redundant_experts is 2, and experts stay where they are: give enable"):
+        Parallelism(tensor_parallel_size=2, enable_expert_parallel=True, num_redundant_experts=2)
+    moving = Parallelism(tensor_parallel_size=2, enable_expert_parallel=True, enable_eplb=True, num_redundant_experts=5)
+    moving.check_experts(5)
+    with pytest.raises(ConfigError, match=r"^num_redundant_experts is 5, and 4 experts on each of 2 ranks are 4 more"):
+        moving.check_experts(4)
     both = Parallelism(tensor_parallel_size=4, data_parallel_size=2, enable_expert_parallel=True)
     with pytest.raises(ConfigError, match=r"^6 experts cannot be divided among 8 ranks .*: give fewer ranks, or leave"):
         both.check_experts(6)

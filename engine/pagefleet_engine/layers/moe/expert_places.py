@@ -14,7 +14,7 @@ from collections.abc import Sequence
 EMPTY = -1
 """In the place of an expert: the slot has none."""
 _WORTHWHILE = 0.02
-"""Of the mean: what the busiest rank has to gain, for weights to be moved."""
+"""Of the mean: what the busiest rank has to gain, for more weights to be moved."""
 _SMALLEST_MOVE = 1e-3
 """Of half the difference between two ranks."""
 _MOST_EXCHANGES = 256
@@ -56,7 +56,8 @@ def busiest_over_mean(load_E: Sequence[float], slots: Sequence[range], held: Seq
 
 
 def place_experts(load_E: Sequence[float], slots: Sequence[range], held: Sequence[int]) -> list[int]:
-    """Per slot, the expert that should be in it, or EMPTY: what is held, where nothing better is found.
+    """Per slot, the expert that should be in it, or EMPTY: what is held, or that with a few exchanges, where anything
+    else is hardly better.
 
     Each expert has a slot, and no rank has one twice. There are at least as many slots as experts; no rank has more
     slots than there are experts.
@@ -66,8 +67,12 @@ def place_experts(load_E: Sequence[float], slots: Sequence[range], held: Sequenc
     ranks = _give_out(share_E, counts_E, [len(own) for own in slots])
     _exchange(ranks, share_E)
     found = _in_slots(ranks, slots, held)
-    gained = busiest_over_mean(load_E, slots, held) - busiest_over_mean(load_E, slots, found)
-    return found if gained >= _WORTHWHILE else list(held)
+    kept = [{held[slot] for slot in own} - {EMPTY} for own in slots]
+    _exchange(kept, _shares(load_E, held))
+    for less in (held, _in_slots(kept, slots, held)):  # fewer weights move
+        if busiest_over_mean(load_E, slots, less) < busiest_over_mean(load_E, slots, found) + _WORTHWHILE:
+            return list(less)
+    return found
 
 
 def _shares(load_E: Sequence[float], held: Sequence[int]) -> list[float]:
