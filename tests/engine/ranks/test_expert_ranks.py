@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.paged_step import paged_step
-from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
+from tests.fakes.quantized_checkpoints import Recipe, mxfp4_checkpoint, quantize_checkpoint
 from tests.fakes.ranks import in_memory, on_ranks
 
 Make = Callable[..., Path]
@@ -232,10 +232,16 @@ def test_experts_that_move_compute_the_same(
         assert after == found[0][2], "all know it"
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
-def test_experts_of_a_gpu_that_move_compute_the_same(family: str, make_checkpoint: Make) -> None:
-    """On the kernels' twins, in place; biases move too."""
+@pytest.mark.parametrize("use_kernels", [False, True])
+@pytest.mark.parametrize("family", ["gpt_oss", "gpt_oss mxfp4", "qwen3_moe"])
+def test_experts_in_pages_that_move_compute_the_same(
+    family: str, use_kernels: bool, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    """Also on the kernels' twins, in place; biases move too."""
+    family, _, form = family.partition(" ")
     folder, prompts = make_checkpoint(family), MOVED[:9]
+    if form:
+        folder = mxfp4_checkpoint(folder, tmp_path / "mxfp4")
 
     @torch.inference_mode()
     def run(model: Model, before: Callable[[], None]) -> Tensor:
@@ -247,7 +253,7 @@ def test_experts_of_a_gpu_that_move_compute_the_same(family: str, make_checkpoin
             found.append(model.logits(model.forward(prompt, positions, step)))
         return torch.cat(found)
 
-    place = Placement(torch.float32, CPU, use_kernels=True)
+    place = Placement(torch.float32, CPU, use_kernels=use_kernels)
     expected = run(load(folder, place), lambda: None)
 
     def rank(ranks: RankGroup) -> tuple[Tensor, bool]:

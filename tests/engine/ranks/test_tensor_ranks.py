@@ -51,6 +51,7 @@ MIXTURES = (
     "granitemoe",
     "phimoe",
     "gpt_oss",
+    "gpt_oss",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
