@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,15 +20,25 @@ from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.ranks.group import Alone, RankGroup
 from pagefleet_engine.ranks.parallelism import All2All
 
-if TYPE_CHECKING:
-    from pagefleet_engine.layers.moe.balanced import Balance
-
 MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "w13": ("w1", "w3"),
 }
 """Layers that hold several of the checkpoint's in one matrix, in this order."""
+
+
+class MovingExperts(Protocol):
+    """Collects experts that move between ranks, layer by layer as they are built."""
+
+    @property
+    def num_redundant(self) -> int:
+        """Slots of a layer beyond one for each expert."""
+        ...
+
+    def add(self, layer: object) -> None:
+        """`layers.moe.balanced.BalancedExperts`, of which this module knows nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,8 @@ class Placement:
     """Ranks have some experts whole, not a part of each."""
     all2all_backend: All2All = "allgather_reducescatter"
     """How rows get to experts of other copies of the model."""
-    balance: Balance | None = None
-    """Where experts move between ranks: collects them."""
+    balance: MovingExperts | None = None
+    """Where experts move between ranks."""
     layers: range | None = None
     """Of the model, those of this rank's stage; the first has the embedding besides, the last the head. None: all."""
     machine: RankGroup | None = None

@@ -92,7 +92,7 @@ class SparseMLP:
             stored = replace(placement, traceable=placement.traceable or moves)  # what is packed could not move
         self._experts = made
         if share.map is not None and placement.balance is not None:
-            placement.balance.layers.append(BalancedExperts(share.map, made))
+            placement.balance.add(BalancedExperts(share.map, made))
         self._slots = [
             *expert_slots(names.gate_up, own, hidden, (width, width), stored, made.install_gate_up),
             *expert_slots(names.down, own, width, (hidden,), stored, made.install_down),

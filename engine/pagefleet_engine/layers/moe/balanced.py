@@ -74,8 +74,12 @@ def _parts(packed: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Balance:
-    """All of a rank's experts that move; layers join as they are built."""
+    """Implements `MovingExperts`: all of a rank's."""
 
     num_redundant: int
-    """Slots of a layer beyond one for each expert."""
     layers: list[BalancedExperts] = field(default_factory=list)
+
+    def add(self, layer: object) -> None:
+        """See MovingExperts."""
+        assert isinstance(layer, BalancedExperts), "there is no other kind"
+        self.layers.append(layer)
