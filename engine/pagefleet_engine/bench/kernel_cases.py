@@ -20,6 +20,7 @@ from pagefleet_kernels.attention import paged_attention, varlen_attention
 from pagefleet_kernels.attention_tuning import AttentionWorkload, RandomPages
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.decode_attention import decode_attention
+from pagefleet_kernels.experts import ExpertWeights, align_experts, combine_experts, grouped_matmul
 from pagefleet_kernels.few_rows_matmul import few_rows_matmul
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import Order
@@ -77,6 +78,15 @@ class Heads:
 LLAMA_HEADS = Heads(32, 8, 128)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of one layer; experts are as wide as the hidden state, as in gpt-oss."""
+
+    num_experts: int
+    top_k: int
+    width: int
+
+
 def all_cases(*, small: bool) -> Iterator[KernelCase]:
     """Every kernel over its sizes; `small` for machines without a GPU, to see that all run."""
     yield from _attention_cases(small)
@@ -99,6 +109,11 @@ def all_cases(*, small: bool) -> Iterator[KernelCase]:
         yield KernelCase("product of few rows", f"{rows} x {inputs} x {outputs}", case)
     for rows in (2,) if small else (1, 16, 256, 4096):
         yield KernelCase("fp8 product", f"{rows} x {inputs} x {outputs}", partial(_product, rows, inputs, outputs))
+    of = ExpertSizes(4, 2, 64) if small else ExpertSizes(32, 4, 2880)
+    for rows in (2,) if small else (1, 8, 64, 512, 4096):
+        for family, in_four_bits in (("experts", False), ("experts in mxfp4", True)):
+            size = f"{rows} x {of.width}, {of.top_k} of {of.num_experts}"
+            yield KernelCase(family, size, partial(_experts, rows, of, in_four_bits))
     for batch, context in ((1, 4096), (64, 4096), (256, 2048)) * (not small):
         yield KernelCase(f"{FLASH_BESIDE}: decode", f"{batch} x {context}", partial(flash_case, [1] * batch, context))
     for length in (2048, 16384) * (not small):
@@ -329,6 +344,43 @@ def _few_rows(rows: int, inputs: int, outputs: int, device: torch.device) -> Pre
     num_bytes = weight_OI.nbytes + x_TI.nbytes + 2.0 * rows * outputs
     flops = 2.0 * rows * inputs * outputs
     return Prepared(lambda: few_rows_matmul(x_TI, weight_OI), lambda: F.linear(x_TI, weight_OI), num_bytes, flops)
+
+
+def _experts(rows: int, of: ExpertSizes, in_four_bits: bool, device: torch.device) -> Prepared:
+    """All from the routes to the sums. The peer is dense products in bfloat16 of the experts that are in use, each over
+    as many rows as it has on average, without what is between them."""
+    shapes = (of.num_experts, 2 * of.width, of.width), (of.num_experts, of.width, of.width)
+    up, down = (_expert_weights(shape, in_four_bits, device) for shape in shapes)
+    x_TD = torch.randn(rows, of.width, device=device).bfloat16()
+    weights_TK, chosen_TK = torch.rand(rows, of.num_experts, device=device).topk(of.top_k, -1)
+    experts_TK = chosen_TK.to(torch.int32)
+
+    def ours() -> Tensor:
+        blocks = align_experts(experts_TK, of.num_experts)
+        gated = grouped_matmul(x_TD, up, blocks, x_TD.dtype, top_k=of.top_k, gate="swigluoai")
+        return combine_experts(grouped_matmul(gated, down, blocks, x_TD.dtype), weights_TK, experts_TK)
+
+    used = len(set(experts_TK.flatten().tolist()))
+    average = x_TD[:1].repeat(max(1, round(rows * of.top_k / used)), 1)
+    dense = [torch.randn(used, *shape[1:], device=device).bfloat16() for shape in shapes]
+
+    def peer() -> list[Tensor]:
+        return [F.linear(average, weight) for weights in dense for weight in weights]
+
+    num_bytes = sum(each.nbytes for one in (up, down) for each in (one.values_EOI, one.scales) if each is not None)
+    flops = 6.0 * rows * of.top_k * of.width * of.width
+    return Prepared(ours, peer, num_bytes * used / of.num_experts + 2.0 * x_TD.nbytes, flops)
+
+
+def _expert_weights(shape: tuple[int, int, int], in_four_bits: bool, device: torch.device) -> ExpertWeights:
+    num_experts, outputs, inputs = shape
+    bias = torch.randn(num_experts, outputs, device=device).bfloat16()
+    if not in_four_bits:
+        return ExpertWeights(torch.randn(shape, device=device).bfloat16() * inputs**-0.5, bias_EO=bias)
+    codes = torch.randint(0, 256, (*shape[:2], inputs // 2), dtype=torch.uint8, device=device)
+    return ExpertWeights(
+        codes, torch.full((*shape[:2], inputs // 32), 120, dtype=torch.uint8, device=device), bias_EO=bias
+    )
 
 
 class _Pages:
