@@ -210,6 +210,9 @@ def _triton_grouped_matmul(
         multiply_mxfp4(out_PO, x, stored, (blocks.pairs_BM, blocks.experts_B), top_k, gate, tile)
         return out_PO
     block_n = tile.block_n if gate is None else max(16, tile.block_n // 2)  # of each of two products
+    native = has_native_fp8(x.device)
+    if x.dtype == FP8 and block is not None and not native:  # decoded numbers and scaled sums take the registers
+        block_n = max(16, block_n // 2)
     block_k = tile.block_k // max(1, x.element_size() // 2)  # tables are sized for two bytes at most
     num_blocks = len(blocks.experts_B)
     any_scale = blocks.pairs_BM if weights.scales is None else weights.scales
@@ -237,7 +240,7 @@ def _triton_grouped_matmul(
         HAS_BIAS=weights.bias_EO is not None,
         X_IS_FP8=x.dtype == FP8,
         WEIGHT_IS_FP8=values.dtype == FP8,
-        NATIVE=has_native_fp8(x.device),
+        NATIVE=native,
         dot_type=multiplied_type(x),
         BLOCK_M=tile.block_m,
         BLOCK_N=block_n,
