@@ -2,7 +2,8 @@
 
 How loading goes is said in the model's name, e.g. `fake?fault=config&rank=1`. A request named `die-1` has rank 1
 do that in each of its steps; `-all` has all do it. `late-0` has the first stage of several fail once its step is out,
-at SIGUSR1.
+at SIGUSR1. With a request `meet` the ranks of each stage then wait for each other, and with `pass` each stage for the
+one before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -24,9 +26,22 @@ from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, Ste
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import BuiltRank
 from pagefleet_engine.executor.rank_process import run_rank
+from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
+from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
+from pagefleet_engine.ranks.shared_memory import SharedGroup
+from pagefleet_engine.ranks.stages import StageLinks
 from pagefleet_engine.startup import StartupTimes
 
 from tests.fakes.scripted_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, CountingExecutor
+
+ERRORS = {
+    "config": ConfigError("one thing is wrong: do another"),
+    "model": ModelLoadError("/m is damaged: download it again"),
+    "memory": MemoryError(),
+    "oom": StepOutOfMemory("no room"),
+    "raise": ValueError("a bad step"),
+    "astray": EngineDead("a step came that was not to come"),
+}
 
 
 def _refuse() -> None:
@@ -41,18 +56,12 @@ def misbehave(fault: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "hang":
             threading.Event().wait()
-        case "config":
-            raise ConfigError("one thing is wrong: do another")
-        case "model":
-            raise ModelLoadError("/m is damaged: download it again")
-        case "memory":
-            raise MemoryError
-        case "oom":
-            raise StepOutOfMemory("no room")
-        case "raise":
-            raise ValueError("a bad step")
-        case "astray":
-            raise EngineDead("a step came that was not to come")
+        case "spin" | "long":
+            until = time.process_time() + (3.0 if fault == "long" else 1e9)
+            while time.process_time() < until:
+                pass
+        case _ if fault in ERRORS:
+            raise ERRORS[fault]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class EarlierStage(CountingExecutor):
         return PassedOn(plan)
 
 
-def build(start: RankStart, times: StartupTimes) -> BuiltRank:
+def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
     options = dict(parse_qsl(start.config.model.model.partition("?")[2]))
     is_meant = options.get("rank", "0") == str(start.rank)
     with times.phase("weights"):
@@ -88,11 +97,26 @@ def build(start: RankStart, times: StartupTimes) -> BuiltRank:
         if is_meant:
             misbehave(options.get("fault", ""))
 
+    shared, stage = start.shared, signs.awaiting(Awaited.STAGE)
+    links = StageLinks(
+        None if shared.inlet is None else RingInlet(shared.inlet, stage),
+        None if shared.outlet is None else RingOutlet(shared.outlet, stage),
+    )
+    peers, tensor = signs.awaiting(Awaited.TENSOR), shared.tensor
+    group = None if tensor is None else SharedGroup(tensor, start.part.tensor, awaiting=peers)
+
     def before(plan: StepPlan) -> None:
-        for row in plan.rows:
-            fault, _, rank = row.request_id.partition("-")
+        names = [row.request_id for row in plan.rows]
+        if "pass" in names and links.inlet is not None:
+            links.inlet.receive(plan.step_id, torch.empty(1))
+        for name in names:
+            fault, _, rank = name.partition("-")
             if rank in (str(start.rank), "all"):
                 misbehave(fault)
+        if "meet" in names and group is not None:
+            group.barrier()
+        if "pass" in names and links.outlet is not None:
+            links.outlet.send(plan.step_id, torch.zeros(1))
 
     other = is_meant and options.get("fault")
     if other == "trace":

@@ -26,6 +26,7 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
+from pagefleet_engine.executor.hang_watch import HangWatch
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.local_rank import RANK_COMMAND
 from pagefleet_engine.executor.machines import Machines, ThisMachine
@@ -50,7 +51,7 @@ from pagefleet_engine.executor.rank_loop import describe
 from pagefleet_engine.executor.rank_pages import RankPages, StepFence, kv_shards
 from pagefleet_engine.executor.rank_traces import RankTraces
 from pagefleet_engine.executor.ring import Buffer
-from pagefleet_engine.executor.vital_signs import HangWatch, least_progress
+from pagefleet_engine.executor.vital_signs import least_progress
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device

@@ -21,13 +21,14 @@ from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
 from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
+from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, nccl_group
 from pagefleet_engine.ranks.peers import PeerGroup, open_peers, watch_peers
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
-from pagefleet_engine.ranks.stages import StageLinks
+from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting, StageLinks
 from pagefleet_engine.ranks.store import RankStore
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
@@ -41,14 +42,14 @@ _log = logging.getLogger(__name__)
 _SHM = Path("/dev/shm")  # noqa: S108 - NCCL's place, and only looked at
 
 
-def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
+def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
     """Meet the other ranks, and load this one's part of the model.
 
     Raises:
         ModelLoadError: the weights cannot be loaded.
         ConfigError: the settings do not fit the model or the device, or the ranks cannot meet.
     """
-    communicators, end_loading = _join_all(start)
+    communicators, end_loading = _join_all(start, signs)
     config = replace(start.config, model=replace(start.config.model, num_threads=start.num_threads))
     folder = Path(start.folder)
     worker = Worker(config, folder, read_arch(folder), times, communicators, start.pool)
@@ -69,29 +70,31 @@ def build_rank(start: RankStart, times: StartupTimes) -> BuiltRank:
     return BuiltRank(worker, loaded, end_loading)
 
 
-def _join_all(start: RankStart) -> tuple[Communicators, Callable[[], None]]:
+def _join_all(start: RankStart, signs: OwnSigns) -> tuple[Communicators, Callable[[], None]]:
     """A rank's groups, and what ends the patience of loading."""
     part, shared, meeting = start.part, start.shared, _Meeting(start)
-    tensor, end_loading = meeting.group(f"stage {part.stage}", part.tensor, part.tensor_size, shared.tensor)
+    stage, awaiting = f"stage {part.stage}", signs.awaiting(Awaited.TENSOR)
+    tensor, end_loading = meeting.group(stage, part.tensor, part.tensor_size, shared.tensor, awaiting)
     if meeting.on_gpu and part.tensor_size > 1:
         tensor, end_loading = meeting.with_peers(tensor, end_loading)
     if part.num_stages == 1:
         return Communicators(part=part, tensor=tensor), end_loading
     world, _ = meeting.group("world", start.rank, start.size, shared.world)
-    return Communicators(part=part, tensor=tensor, links=_links(start, meeting), world=world), end_loading
+    links = _links(start, meeting, signs.awaiting(Awaited.STAGE))
+    return Communicators(part=part, tensor=tensor, links=links, world=world), end_loading
 
 
-def _links(start: RankStart, meeting: _Meeting) -> StageLinks:
+def _links(start: RankStart, meeting: _Meeting, awaiting: Awaiting) -> StageLinks:
     """Through shared memory to neighbours on CPUs of this machine, else by a group of one rank of each stage.
 
     They are waited for as long as a step takes: whether they live is seen otherwise.
     """
     part, shared = start.part, start.shared
-    inlet = None if shared.inlet is None else RingInlet(shared.inlet)
-    outlet = None if shared.outlet is None else RingOutlet(shared.outlet)
+    inlet = None if shared.inlet is None else RingInlet(shared.inlet, awaiting)
+    outlet = None if shared.outlet is None else RingOutlet(shared.outlet, awaiting)
     if not meeting.on_gpu and not start.config.parallel.is_networked:
         return StageLinks(inlet, outlet)
-    column, _ = meeting.torch_group(f"column {part.tensor}", part.stage, part.num_stages)
+    column, _ = meeting.torch_group(f"column {part.tensor}", part.stage, part.num_stages, awaiting)
     far = column.links()
     return StageLinks(inlet or far.inlet, outlet or far.outlet)
 
@@ -104,20 +107,29 @@ class _Meeting:
         self._start = start
         self._store = RankStore(socket.socket(fileno=start.store), _LOAD_PATIENCE)
 
-    def group(self, name: str, index: int, size: int, handles: SharedHandles | None) -> _Joined:
-        """Join a group; `handles`: of its memory, where it has some."""
+    def group(
+        self,
+        name: str,
+        index: int,
+        size: int,
+        handles: SharedHandles | None,
+        awaiting: Awaiting = NOBODY_LOOKS,
+    ) -> _Joined:
+        """Join a group; `handles`: of its memory, where it has some; `awaiting`: what the rank waits for it in."""
         if size == 1:
             return Alone(), lambda: None
         if handles is None:
-            return self.torch_group(name, index, size)
-        group = SharedGroup(handles, index)
+            return self.torch_group(name, index, size, awaiting)
+        group = SharedGroup(handles, index, awaiting=awaiting)
 
         def end_loading() -> None:
             group.patience_s = PATIENCE_S
 
         return group, end_loading
 
-    def torch_group(self, name: str, index: int, size: int) -> tuple[TorchGroup, Callable[[], None]]:
+    def torch_group(
+        self, name: str, index: int, size: int, awaiting: Awaiting
+    ) -> tuple[TorchGroup, Callable[[], None]]:
         """Join a group of ranks that have a GPU each, which is the only one that this process sees, or that compute on
         CPUs of several machines.
 
@@ -131,7 +143,7 @@ class _Meeting:
                 group.all_reduce(torch.zeros(1, device="cuda"))
                 torch.cuda.synchronize()
             else:
-                group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._start.address)
+                group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._start.address, awaiting)
         except RuntimeError as error:
             raise ConfigError(self._remedy(" ".join(str(error).split())[:300])) from error
         return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))

@@ -29,7 +29,7 @@ from pagefleet_engine.executor.messages import (
 )
 from pagefleet_engine.executor.ring import RingReader, RingWriter
 from pagefleet_engine.executor.trace import ThreadTrace
-from pagefleet_engine.executor.vital_signs import OwnSigns
+from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.ranks.parallelism import RankPart
 
 PATIENCE_S = 9.0
@@ -97,6 +97,7 @@ class RankLoop:
         self._replies = replies
         self._signs = signs
         self._trace = trace
+        self._idle = signs.awaiting(Awaited.EXECUTOR)
         self._steps: deque[_Step] = deque()
         self._newest: _Step | None = None
         self._to_tell: _Step | None = None
@@ -105,7 +106,8 @@ class RankLoop:
     def run(self) -> None:
         """Serve for ever."""
         while True:
-            parts = self._commands.receive(_LOOK_S if self._is_looking else None)
+            with self._idle:
+                parts = self._commands.receive(_LOOK_S if self._is_looking else None)
             self._tell_computed()
             self._take_unasked()
             if parts is None:
@@ -183,7 +185,8 @@ class RankLoop:
 
     def _tell_traced(self, do: Callable[[], object]) -> None:
         try:
-            do()
+            with self._idle:  # it is no step, and disks may be slow
+                do()
         except ProfileRefused as error:
             self._reply(Traced(str(error)))
         else:

@@ -23,12 +23,12 @@ from pagefleet_engine.executor.messages import RankStart, StartFailed, StartFaul
 from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, describe, wait_on
 from pagefleet_engine.executor.ring import RingReader, RingWriter
 from pagefleet_engine.executor.trace import ThreadTrace
-from pagefleet_engine.executor.vital_signs import STAMP_S, VitalSigns
+from pagefleet_engine.executor.vital_signs import STAMP_S, OwnSigns
 from pagefleet_engine.startup import StartupTimes
 
 _log = logging.getLogger(__name__)
 
-BuildRank = Callable[[RankStart, StartupTimes], BuiltRank]
+BuildRank = Callable[[RankStart, StartupTimes, OwnSigns], BuiltRank]
 
 
 def run_rank(build: BuildRank) -> int:
@@ -49,13 +49,13 @@ def run_rank(build: BuildRank) -> int:
         os.set_inheritable(fd, False)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
-    signs = VitalSigns(start.signs, start.num_places)
+    signs = OwnSigns(start.signs, start.num_places, start.place)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    threading.Thread(target=_stamp, args=(signs, start.place), daemon=True).start()
+    threading.Thread(target=_stamp, args=(signs,), daemon=True).start()
     replies = RingWriter(start.replies)
-    times = StartupTimes(tell=lambda phase, done, total: signs.loading(start.place, phase, done, total))
+    times = StartupTimes(tell=signs.loading)
     try:
-        built = build(start, times)
+        built = build(start, times, signs)
     except Exception as error:  # the process's top: the user gets one line, the log gets the rest
         failed = _explain(error)
         if failed.fault == "other":
@@ -66,7 +66,7 @@ def run_rank(build: BuildRank) -> int:
     built.end_loading()
     commands = RingReader(start.commands, start.place)
     trace = ThreadTrace(f"-rank{start.rank}")
-    RankLoop(start.part, built.worker, commands, replies, signs.of(start.place), trace).run()
+    RankLoop(start.part, built.worker, commands, replies, signs, trace).run()
     return 1
 
 
@@ -81,9 +81,9 @@ def _explain(error: Exception) -> StartFailed:
     return StartFailed(fault, str(error) if fault in ("model", "config") else describe(error))
 
 
-def _stamp(signs: VitalSigns, rank: int) -> None:
+def _stamp(signs: OwnSigns) -> None:
     while True:
-        signs.stamp(rank)
+        signs.stamp()
         time.sleep(STAMP_S)
 
 
@@ -100,12 +100,12 @@ def main() -> int:
     return run_rank(_import_and_build)
 
 
-def _import_and_build(start: RankStart, times: StartupTimes) -> BuiltRank:
+def _import_and_build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
     open_ahead(start.config.model.device)
     with times.importing():
         from pagefleet_engine.executor.rank import build_rank  # noqa: PLC0415 torch is slow: the parent is watched
 
-    return build_rank(start, times)
+    return build_rank(start, times, signs)
 
 
 if __name__ == "__main__":

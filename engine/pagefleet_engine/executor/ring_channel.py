@@ -7,8 +7,8 @@ import struct
 import torch
 from torch import Tensor
 
-from pagefleet_engine.executor.ring import RingHandles, RingReader, RingWriter
-from pagefleet_engine.ranks.stages import check_step
+from pagefleet_engine.executor.ring import Buffer, RingHandles, RingReader, RingWriter
+from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting, check_step
 
 _NUMBER = struct.Struct("=q")
 """Of the step."""
@@ -17,12 +17,14 @@ _NUMBER = struct.Struct("=q")
 class RingInlet:
     """Implements `Inlet`."""
 
-    def __init__(self, handles: RingHandles) -> None:
+    def __init__(self, handles: RingHandles, awaiting: Awaiting = NOBODY_LOOKS) -> None:
         self._ring = RingReader(handles)
+        self._awaiting = awaiting
 
     def receive(self, step_id: int, into: Tensor) -> None:
         """See Inlet."""
-        parts = self._ring.receive()
+        with self._awaiting:
+            parts = self._ring.receive()
         assert parts is not None, "it waits for ever"
         number, part = parts
         check_step(step_id, *_NUMBER.unpack(number))
@@ -32,12 +34,15 @@ class RingInlet:
 class RingOutlet:
     """Implements `Outlet`."""
 
-    def __init__(self, handles: RingHandles) -> None:
+    def __init__(self, handles: RingHandles, awaiting: Awaiting = NOBODY_LOOKS) -> None:
         self._ring = RingWriter(handles)
+        self._awaiting = awaiting
 
     def send(self, step_id: int, x: Tensor) -> None:
         """See Outlet."""
-        self._ring.send([_NUMBER.pack(step_id), x.view(-1).view(torch.uint8).numpy().data], _wait_on)
+        parts: list[Buffer] = [_NUMBER.pack(step_id), x.view(-1).view(torch.uint8).numpy().data]
+        with self._awaiting:
+            self._ring.send(parts, _wait_on)
 
 
 def _wait_on() -> None:

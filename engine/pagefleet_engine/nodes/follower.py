@@ -281,8 +281,7 @@ class Follower:
         if (local := self._local) is None:
             return
         now = time.monotonic()
-        signs = [(now - one.stamped_at, one.launched) for one in local.signs()]
-        self._say(Beat(signs, local.progress()))
+        self._say(Beat([one.moved(-now) for one in local.signs()], local.progress()))
 
     def ask(self, request: bytes, answer: Callable[[bytes], None]) -> None:
         """Implements `Rendezvous` for the ranks of this machine: the leader is asked."""

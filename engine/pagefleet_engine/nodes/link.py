@@ -87,7 +87,7 @@ class RemoteNode:
         self._lock = threading.Lock()
         self._replies: deque[tuple[int, Reply]] = deque()
         self._ended: tuple[int, str] | None = None
-        self._signs: Sequence[Signs] = [Signs(0.0, 0)] * len(ranks)
+        self._signs: Sequence[Signs] = [Signs()] * len(ranks)
         self._progress: Sequence[RankProgress] = [("starting", 0, 0)] * len(ranks)
 
     # --- the executor's side
@@ -163,7 +163,7 @@ class RemoteNode:
         if len(beat.signs) != len(self.ranks) or len(beat.progress) != len(self.ranks):
             return
         with self._lock:
-            self._signs = [Signs(now - age, launched) for age, launched in beat.signs]
+            self._signs = [one.moved(now) for one in beat.signs]
             self._progress = beat.progress
 
     def lost(self, rank: int, status: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.executor.vital_signs import RankProgress
+from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -44,8 +44,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """How the follower's ranks are, every half second."""
 
-    signs: Sequence[tuple[float, int]]
-    """Of each: seconds since its last stamp, steps launched."""
+    signs: Sequence[Signs]
+    """Of each, by a clock that is 0 now."""
     progress: Sequence[RankProgress]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 # torch.distributed has these too, but its types do not say so.
 from torch._C._distributed_c10d import Store, Work
 
-from pagefleet_engine.ranks.stages import StageLinks, check_step
+from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting, StageLinks, check_step
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -137,16 +137,17 @@ class TorchGroup:
     A rank that is gone, or silent for longer than the process group's timeout, is a RuntimeError of torch's.
     """
 
-    __slots__ = ("_group", "index", "size")
+    __slots__ = ("_awaiting", "_group", "index", "size")
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, awaiting: Awaiting = NOBODY_LOOKS) -> None:
         self._group = group
+        self._awaiting = awaiting
         self.size: int = group.size()
         self.index: int = group.rank()
 
     def all_reduce(self, x: Tensor, reduction: Reduction = "sum") -> Tensor:
         """See RankGroup."""
-        self._group.allreduce([x], _OPERATIONS[reduction]).wait()
+        self._finish(self._group.allreduce([x], _OPERATIONS[reduction]))
         return x
 
     def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -154,7 +155,7 @@ class TorchGroup:
         widest = max(widths)
         sent = torch.nn.functional.pad(x, (0, widest - x.shape[-1])) if x.shape[-1] < widest else x.contiguous()
         received = [torch.empty_like(sent) for _ in widths]
-        self._group.allgather([received], [sent]).wait()
+        self._finish(self._group.allgather([received], [sent]))
         return torch.cat([part[..., :width] for part, width in zip(received, widths, strict=True)], -1)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -162,67 +163,80 @@ class TorchGroup:
         each = rows_each(len(x), self.size)
         padded = torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, each * self.size - len(x)))
         out = x.new_empty(each, *x.shape[1:])
-        self._group._reduce_scatter_base(out, padded).wait()
+        self._finish(self._group._reduce_scatter_base(out, padded))
         return out
 
     def gather_rows(self, x: Tensor) -> Tensor:
         """See RankGroup."""
         out = x.new_empty(self.size * len(x), *x.shape[1:])
-        self._group._allgather_base(out, x).wait()
+        self._finish(self._group._allgather_base(out, x))
         return out
 
     def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
         """See RankGroup."""
         received = [sent[self.index] for sent in rows]
         out = x.new_empty(sum(received), *x.shape[1:])
-        self._group.alltoall_base(out, x, received, list(rows[self.index])).wait()
+        self._finish(self._group.alltoall_base(out, x, received, list(rows[self.index])))
         return out
 
     def barrier(self) -> None:
         """See RankGroup."""
-        self._group.barrier().wait()
+        self._finish(self._group.barrier())
 
     def links(self) -> StageLinks:
         """Return channels to the neighbours, for a group of the ranks that have the same number in each stage."""
         before, after = self.index - 1, self.index + 1
-        inlet = TorchChannel(self._group, before) if before >= 0 else None
-        return StageLinks(inlet, TorchChannel(self._group, after) if after < self.size else None)
+        inlet = TorchChannel(self._group, before, self._awaiting) if before >= 0 else None
+        outlet = TorchChannel(self._group, after, self._awaiting) if after < self.size else None
+        return StageLinks(inlet, outlet)
+
+    def _finish(self, work: Work) -> None:
+        with self._awaiting:
+            work.wait()
 
 
 class TorchChannel:
     """Implements `Inlet` and `Outlet` over a process group, from or to one of its ranks."""
 
-    __slots__ = ("_group", "_peer")
+    __slots__ = ("_awaiting", "_group", "_peer")
 
-    def __init__(self, group: ProcessGroup, peer: int) -> None:
+    def __init__(self, group: ProcessGroup, peer: int, awaiting: Awaiting) -> None:
         self._group = group
         self._peer = peer
+        self._awaiting = awaiting
 
     def receive(self, step_id: int, into: Tensor) -> None:
         """See Inlet."""
         number = torch.empty(1, dtype=torch.int64, device=into.device)
         numbered, received = self._group.recv([number], self._peer, 0), self._group.recv([into], self._peer, 1)
-        numbered.wait()
-        if number.is_cpu:
-            check_step(step_id, int(number))
-        received.wait()
+        with self._awaiting:
+            numbered.wait()
+            if number.is_cpu:
+                check_step(step_id, int(number))
+            received.wait()
         if not number.is_cpu:
             into.masked_fill_(number != step_id, math.nan)
 
     def send(self, step_id: int, x: Tensor) -> None:
         """See Outlet. Nothing is held on the way: it ends when the other side receives."""
         number = torch.full((1,), step_id, dtype=torch.int64, device=x.device)
-        for sent in (self._group.send([number], self._peer, 0), self._group.send([x], self._peer, 1)):
-            sent.wait()
+        with self._awaiting:
+            for sent in (self._group.send([number], self._peer, 0), self._group.send([x], self._peer, 1)):
+                sent.wait()
 
 
 def gloo_group(
-    store: Store, index: int, size: int, timeout: timedelta, address: str = "127.0.0.1"
+    store: Store,
+    index: int,
+    size: int,
+    timeout: timedelta,
+    address: str = "127.0.0.1",
+    awaiting: Awaiting = NOBODY_LOOKS,
 ) -> tuple[TorchGroup, Callable[[timedelta], None]]:
     """Ranks on CPUs, which meet in `store`; and what sets the timeout anew. Waits until all have come.
 
     `timeout` is for that, and for every call later. `address`: of this machine, by which the others reach it;
-    GLOO_SOCKET_IFNAME names the network interface instead.
+    GLOO_SOCKET_IFNAME names the network interface instead. `awaiting`: what the rank waits in.
 
     Raises:
         RuntimeError: they did not come in time, or the address is none of this machine's.
@@ -234,7 +248,7 @@ def gloo_group(
     options._devices = [device]
     options._timeout = timeout
     group = gloo(store, index, size, options)
-    return TorchGroup(group), group._set_default_timeout
+    return TorchGroup(group, awaiting), group._set_default_timeout
 
 
 def nccl_group(

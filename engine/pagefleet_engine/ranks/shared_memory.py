@@ -17,6 +17,7 @@ from torch import Tensor
 from pagefleet_engine.ranks.doorbell import Doorbell
 from pagefleet_engine.ranks.group import Reduction, own_rows, rows_each
 from pagefleet_engine.ranks.shared_handles import PAGE, SLOT_BYTES, SharedHandles
+from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting
 
 SPIN_S = 2e-5
 """Ranks do the same work, so they come within microseconds of each other, if they have a core each.
@@ -33,16 +34,20 @@ class SharedGroup:
         handles: of the group.
         index: of this rank.
         spin_s: how long to look for the others before going to sleep.
+        awaiting: what it waits in.
 
     Attributes:
         patience_s: how long the others are waited for while this process runs; None: for ever.
     """
 
-    def __init__(self, handles: SharedHandles, index: int, spin_s: float = SPIN_S) -> None:
+    def __init__(
+        self, handles: SharedHandles, index: int, spin_s: float = SPIN_S, awaiting: Awaiting = NOBODY_LOOKS
+    ) -> None:
         self.size = handles.size
         self.index = index
         self.patience_s: float | None = None
         self._spin_s = spin_s
+        self._awaiting = awaiting
         memory = mmap.mmap(handles.memory, PAGE + 2 * self.size * SLOT_BYTES)
         self._rounds = memoryview(memory)[:PAGE].cast("Q")
         """Per rank: how often it has rung. Tells who is late; nothing else hangs on it."""
@@ -152,12 +157,13 @@ class SharedGroup:
         for bell in self._others[turn]:
             bell.ring()
         missing = self.size - 1
-        while missing:
-            came = self._hear(self._own[turn])
-            if not came:
-                late = [str(rank) for rank in range(self.size) if self._rounds[rank] < self._round]
-                raise RuntimeError(f"waited {self.patience_s:g} s for rank {', '.join(late)}")
-            missing -= came
+        with self._awaiting:
+            while missing:
+                came = self._hear(self._own[turn])
+                if not came:
+                    late = [str(rank) for rank in range(self.size) if self._rounds[rank] < self._round]
+                    raise RuntimeError(f"waited {self.patience_s:g} s for rank {', '.join(late)}")
+                missing -= came
 
     def _hear(self, bell: Doorbell) -> int:
         """Wait for others to ring; 0 when none did in time. Time in which this process was stopped does not count:

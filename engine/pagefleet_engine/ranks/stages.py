@@ -9,12 +9,17 @@ the one before it sends.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from pagefleet_engine.errors import EngineDead
+
+Awaiting = AbstractContextManager[None]
+"""What a rank waits for others in, which says that it does."""
+NOBODY_LOOKS: Awaiting = nullcontext()
 
 
 def check_step(expected: int, came: int) -> None:

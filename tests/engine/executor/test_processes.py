@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pagefleet_engine.config import EngineConfig, ModelConfig
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.engine_core.step_queue import StepQueue
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, ProfileRefused, StepOutOfMemory
-from pagefleet_engine.executor import processes, vital_signs
+from pagefleet_engine.executor import hang_watch, processes
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
@@ -286,7 +286,7 @@ def end_of(executor: ProcessExecutor, step: PendingStep | None = None) -> None:
     if step is not None:
         step.result()
     while True:
-        select.select(executor.bells, [], [], 10)
+        select.select(executor.bells, [], [], 0.5)
         executor.check()
 
 
@@ -337,27 +337,65 @@ def test_an_executor_that_is_over_touches_no_descriptor(start: Start) -> None:
         os.close(fd)
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [("stop-1", "rank 1 .* gave no sign of life"), ("hang-1", "rank 1 .* did not come out of a step")],
+SILENT, IDLE, AWAITED, LONG = (
+    "gave no sign of life",
+    "has done nothing within a step",
+    "did not come to the other ranks of its stage",
+    "did not come out of a step",
 )
-def test_a_rank_that_hangs_is_noticed(start: Start, fault: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vital_signs, "HANG_S", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        (["stop-1"], SILENT),
+        (["hang-1"], IDLE),
+        (["spin-1"], LONG),
+        (["stop-1", "meet"], SILENT),
+        (["hang-1", "meet"], f"({IDLE}|{AWAITED})"),
+        (["spin-1", "meet"], AWAITED),
+    ],
+)
+def test_a_tensor_rank_that_hangs_is_noticed(
+    start: Start, faults: Sequence[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     executor = start()
-    executor.launch(plan(0, fault)).result()  # which rank 0 computes
-    step = executor.launch(plan(1, "hang-0"))
-    with pytest.raises(EngineDead, match=says):
+    executor.launch(plan(0, "meet")).result()
+    step = executor.launch(plan(1, *faults))
+    with pytest.raises(EngineDead, match=f"rank 1 on {HOST} {says} for . s: the engine must be started again"):
+        end_of(executor, step)
+    assert are_gone(executor)
+
+
+@pytest.mark.parametrize(("fault", "says"), [("stop-0", SILENT), ("hang-0", IDLE), ("hang-1", IDLE), ("spin-1", LONG)])
+def test_a_stage_that_hangs_is_noticed_while_the_other_waits_for_it(
+    start: Start, fault: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 3.0)
+    executor = start(size=1, stages=2)
+    assert executor.launch(plan(0, "pass")).result().sampled == [[6]]
+    step, _ = executor.launch(plan(1, fault, "pass")), executor.launch(plan(2, "pass"))
+    with pytest.raises(EngineDead, match=f"rank {fault[-1]} on {HOST} {says} for . s"):
         step.result()
     assert are_gone(executor)
 
 
-def test_a_step_that_no_stage_comes_out_of_is_noticed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the first one hangs, and the others wait for what it gives."""
-    monkeypatch.setattr(vital_signs, "STAGE_HANG_S", 2.0)
-    executor = start(size=1, stages=2)
-    with pytest.raises(EngineDead, match=r"rank 0 .* did not come out of a step"):
-        executor.launch(plan(0, "hang-all")).result()
+def test_a_stage_whose_ranks_wait_for_one_of_them_is_not_blamed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    executor = start(size=2, stages=2)
+    executor.launch(plan(0, "meet", "pass")).result()
+    with pytest.raises(EngineDead, match=f"rank 1 on {HOST} {AWAITED} for . s"):
+        executor.launch(plan(1, "spin-1", "meet", "pass")).result()
     assert are_gone(executor)
+
+
+def test_a_long_step_is_not_taken_for_one_that_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that computes may take longer than one that does nothing."""
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    executor = start(size=1, stages=2)
+    assert executor.launch(plan(0, "long-1", "pass")).result().sampled == [[6], [6]]
 
 
 def test_ranks_end_with_a_parent_that_is_killed() -> None:

@@ -3,79 +3,77 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
+import pytest
 from pagefleet_engine.executor.rank_cores import CoreShare, allowed_cores, share_cores
-from pagefleet_engine.executor.vital_signs import HANG_S, HangWatch, Signs, VitalSigns, least_progress, make_signs
-
-
-def look_each_second(watch: HangWatch, start: int, seconds: int, launched: list[int], stamps: bool = True) -> object:
-    for now in range(start, start + seconds):
-        found = watch.look([Signs(now if stamps or rank == 0 else start, n) for rank, n in enumerate(launched)], now)
-        if found is not None:
-            return now - start, *found
-    return None
-
-
-def test_ranks_that_stamp_and_are_level_are_well() -> None:
-    assert look_each_second(HangWatch(2), 100, 60, [7, 7]) is None
-
-
-def test_a_rank_without_stamps_hangs() -> None:
-    assert look_each_second(HangWatch(2), 100, 60, [7, 7], stamps=False) == (9, 1, "gave no sign of life for 9 s")
-
-
-def test_a_rank_that_others_leave_behind_hangs() -> None:
-    assert look_each_second(HangWatch(3), 100, 60, [8, 7, 8]) == (9, 1, "did not come out of a step for 9 s")
-
-
-def test_a_rank_that_is_behind_and_moves_is_well() -> None:
-    watch = HangWatch(2)
-    for now in range(100, 200):
-        assert watch.look([Signs(now, now), Signs(now, now - 1)], now) is None
-
-
-def test_stages_are_steps_apart() -> None:
-    """A stage may take long where the one before it is done with more; its own tensor ranks are level."""
-    assert look_each_second(HangWatch(1), 100, 60, [9, 7]) is None
-    assert look_each_second(HangWatch(1), 100, 90, [9, 7]) == (61, 1, "did not come out of a step for 61 s")
-    assert look_each_second(HangWatch(2), 100, 60, [9, 9, 7, 7]) is None
-    assert look_each_second(HangWatch(2), 100, 60, [9, 9, 7, 6]) == (9, 3, "did not come out of a step for 9 s")
-
-
-def test_the_first_stage_hangs_where_all_others_wait_for_it() -> None:
-    watch = HangWatch(2)
-    watch.num_given = 7
-    assert look_each_second(watch, 100, 90, [7, 7, 7, 7]) is None
-    watch.num_given = 9
-    assert look_each_second(watch, 190, 60, [7, 7, 7, 7]) is None
-    assert look_each_second(watch, 250, 5, [7, 7, 7, 7]) == (1, 0, "did not come out of a step for 61 s")
-
-
-def test_who_was_stopped_itself_blames_nobody() -> None:
-    watch = HangWatch(2)
-    watch.look([Signs(100.0, 1), Signs(100.0, 1)], 100.0)
-    assert watch.look([Signs(100.0, 1), Signs(100.0, 1)], 500.0) is None
-    assert watch.look([Signs(501.0, 1), Signs(100.0, 1)], 501.0) is None
-    assert watch.is_due(502.0)
-    assert HANG_S < 10
+from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns, VitalSigns, least_progress, make_signs
 
 
 def test_signs_cross_memory() -> None:
     memory = make_signs(2)
-    theirs, ours = VitalSigns(memory, 2), VitalSigns(memory, 2)
+    first, second, ours = OwnSigns(memory, 2, 0), OwnSigns(memory, 2, 1), VitalSigns(memory, 2)
     os.close(memory)
-    theirs.stamp(1)
-    theirs.of(1).launch()
-    assert ours.read()[1].launched == 1
-    assert abs(ours.read()[1].stamped_at - time.monotonic()) < 60
-    theirs.loading(0, "weights", 3, 10)
-    theirs.loading(1, "weights", 4, 12)
+    second.stamp()
+    second.launch()
+    second.launch()
+    second.finish()
+    first.finish()
+    told = ours.read()[1]
+    assert (told.launched, told.finished, ours.num_finished) == (2, 1, 1)
+    assert abs(told.stamped_at - time.monotonic()) < 60
+    assert ours.read()[0].stamped_at == 0
+    first.loading("weights", 3, 10)
+    second.loading("weights", 4, 12)
     assert least_progress(ours.progress()) == ("weights", 7, 22)
-    theirs.loading(1, "warm_up", 0, 0)
+    second.loading("warm_up", 0, 0)
     assert least_progress(ours.progress()) == ("weights", 3, 10)
-    theirs.loading(0, "other", 0, 0)
+    first.loading("other", 0, 0)
     assert least_progress(ours.progress()) == ("warm_up", 0, 0)
+
+
+def test_a_rank_tells_whom_it_waits_for_and_since_when() -> None:
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    awaiting = own.awaiting(Awaited.TENSOR)
+    for _ in range(2):
+        before = time.monotonic()
+        with awaiting:
+            (told,) = ours.read()
+            assert told.awaits is Awaited.TENSOR
+            assert before - 1e-6 <= told.awaits_since <= time.monotonic()
+        (told,) = ours.read()
+        assert told.awaits is Awaited.NOBODY
+    with pytest.raises(RuntimeError), awaiting:
+        raise RuntimeError
+    assert ours.read()[0].awaits is Awaited.NOBODY
+
+
+def test_a_stamp_tells_whether_other_threads_computed() -> None:
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    turns, stamped = threading.Semaphore(0), threading.Semaphore(0)
+
+    def stamp() -> None:
+        for _ in range(3):
+            turns.acquire()
+            own.stamp()
+            stamped.release()
+
+    threading.Thread(target=stamp, daemon=True).start()
+    found = []
+    for work_s in (0.0, 0.0, 0.01):
+        until = time.thread_time() + work_s
+        while time.thread_time() < until:
+            pass
+        turns.release()
+        stamped.acquire()
+        found.append(ours.read()[0])
+    assert found[0].worked_at == found[0].stamped_at, "as it has started"
+    assert found[2].worked_at == found[2].stamped_at > found[1].stamped_at
 
 
 def test_cores_are_shared_evenly() -> None:
