@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 from pagefleet_engine import LLM, SamplingParams, StructuredOutputsParams
+from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.executor import hang_watch
 
 from tests.fakes.fleet_processes import all_gone, child_pids
 
@@ -63,6 +65,21 @@ def test_an_llm_in_stages(alone: list[tuple[int, ...]], ranks: int) -> None:
 
 def test_an_llm_whose_ranks_have_tokens_of_their_own(alone: list[tuple[int, ...]]) -> None:
     assert answers(2, enable_sequence_parallelism=True) == alone
+
+
+def test_a_stage_that_sleeps_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    plugin = Path(__file__).parent / "plugin"
+    monkeypatch.syspath_prepend(plugin)
+    monkeypatch.setenv("PYTHONPATH", str(plugin))
+    processors = ["asleep"]
+    llm = LLM("builtin://tiny", pipeline_parallel_size=2, logits_processors=processors, **SETTINGS)
+    llm.generate("Once", SamplingParams(max_tokens=4), use_tqdm=False)
+    ranks = child_pids(os.getpid())
+    with pytest.raises(EngineDead, match=r"rank 1 on \S+ has done nothing within a step for . s: the engine must be"):
+        llm.generate("Once", SamplingParams(max_tokens=4, extra_args={"sleep": True}), use_tqdm=False)
+    assert all_gone(ranks)
+    llm.shutdown()
 
 
 class Stream(threading.Thread):

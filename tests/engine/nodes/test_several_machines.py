@@ -20,6 +20,7 @@ import pytest
 from pagefleet_engine.config import EngineConfig, ExecutionConfig, ModelConfig
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepMasks, StepPlan
 from pagefleet_engine.errors import AddressTaken, ConfigError, EngineDead, EngineError, ModelLoadError
+from pagefleet_engine.executor import hang_watch
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
@@ -371,3 +372,15 @@ def test_a_follower_that_is_stopped_is_noticed(scene: Scene) -> None:
     with pytest.raises(EngineDead, match=f"rank 1 on {HOST} gave no sign of life for"):
         end_of(executor)
     follower.end()
+
+
+def test_a_rank_that_hangs_in_a_step_on_another_machine_is_noticed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    executor, follower = scene.pair()
+    with pytest.raises(
+        EngineDead, match=f"rank 1 on {HOST} has done nothing within a step for . s: the engine must be"
+    ):
+        end_of(executor, executor.launch(plan(0, "hang-1")))
+    assert "the leader has ended (rank 1 on" in follower.end()

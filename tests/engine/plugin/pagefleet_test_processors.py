@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,3 +93,22 @@ class Unmade(Faulty):
 def _fail(arguments: Mapping[str, Any], place: str) -> None:
     if arguments.get("fail") == place:
         raise KeyError(place)
+
+
+class Asleep:
+    """With `sleep` a step never ends."""
+
+    argument_names = ("sleep",)
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        pass
+
+    @staticmethod
+    def check(arguments: Mapping[str, Any]) -> None:
+        pass
+
+    def enter(self, request: EnteringRequest) -> bool | None:
+        return True if request.arguments.get("sleep") else None
+
+    def edit(self, logits_RV: Tensor, rows: EditedRows) -> None:
+        threading.Event().wait()
