@@ -165,7 +165,7 @@ def test_functions_of_a_request_are_refused() -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["nobody"], "--logits-processors 'nobody' is unknown: give one of asleep, broken, empty, faulty, no_repeat, only"),
+        (["nobody"], "--logits-processors 'nobody' is unknown: give one of asleep, broken, empty, faulty, no_repeat"),
         (["only", "only"], "names only twice"),
         (["broken"], "broken cannot be loaded"),
         (["empty"], "empty is no processor: its package must name a ProcessorKind"),
