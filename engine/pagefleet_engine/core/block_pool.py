@@ -247,7 +247,7 @@ class BlockPool:
         self.hold(blocks)
 
     def leave_windows(self, blocks: Sequence[int], to_be_published: bool = False) -> None:
-        """As `release`, of what is in a request's window; whose promise goes on without these."""
+        """As `release`, of what is in a request's window, for each of which another is promised to it again."""
         self.release(blocks, to_be_published)
         for block in blocks:
             if self._refs[block] != self._kept[block]:

@@ -282,7 +282,7 @@ class KVCache:
     def _taken_by_admission(self, request: Request, hit: PrefixHit, span: Span) -> int:
         """Over all groups; what a load holds for the request alone goes over into its windows."""
         taken = 0
-        reserved = self.holds.reserved(request.request_id)
+        reserved = set(self.holds.reserved(request.request_id))
         for index, group, found in zip(self._indexes, self._groups, hit.blocks, strict=True):
             taken += group.taken_by_admission(found, span)
             if reserved and index.window is not None:

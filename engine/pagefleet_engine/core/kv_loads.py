@@ -171,10 +171,9 @@ class KVLoads:
             holds.unreserve(request_id)
             return request
         is_whole = holds.publish(request_id, load.num_blocks)
-        self._requeue(request)
-        if not is_whole:  # which windows may have no use for: it holds nothing that it may not find, and asks no more
-            del self._ready[request_id]
+        if not is_whole:  # a window may have no use for a part: nothing is held that its request does not find
             holds.unreserve(request_id)
+        self._requeue(request, holds=is_whole)
         return None
 
     def _ask_again(self) -> None:
@@ -221,7 +220,7 @@ class KVLoads:
                 return
             del self._wanting[0]
             if not runs:  # others have computed it meanwhile
-                self._requeue(request)
+                self._requeue(request, holds=True)
                 continue
             self._loading[request.request_id] = request
             self._connector.load(request, runs)
@@ -253,9 +252,10 @@ class KVLoads:
         num_blocks = min(num_tokens, request.num_tokens - 1) // self._kv_cache.block_size
         return num_blocks if num_blocks * self._kv_cache.block_size > num_cached else 0
 
-    def _requeue(self, request: Request) -> None:
-        """Put a request with a reservation back into the queue."""
-        self._ready[request.request_id] = request
+    def _requeue(self, request: Request, *, holds: bool) -> None:
+        """Put a request back into the queue, with its reservation if it `holds` one."""
+        if holds:
+            self._ready[request.request_id] = request
         self._tried.add(request.request_id)
         self._unpark(request)
 

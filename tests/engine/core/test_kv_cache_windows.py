@@ -362,3 +362,55 @@ def test_alone_in_the_pool_a_request_of_the_capacity_always_fits(
     cache.free("a")
     assert cache.num_free_blocks == needed
     assert cache.usage == 0.0
+
+
+def test_a_load_of_a_window_model_brings_what_each_group_lacks() -> None:
+    cache = make_cache(40, FULL_AND_WINDOW)
+    first = make_request("first", range(16))
+    compute_prompt(cache, first, 16)
+    cache.free("first")
+    longer = make_request("longer", range(30))
+    runs = cache.reserve(longer, 7, 0)  # of tokens 0 to 27; those from 28 on see 21 and later ones
+    assert runs is not None
+    assert [(run.group, run.first, len(run.blocks)) for run in runs] == [(0, 4, 3), (1, 5, 2)]
+    assert cache.num_blocks_of(7) == 9 == cache.holds.num_reserved
+    cache.check_integrity([])
+    assert cache.holds.publish("longer", 5)
+    grant = cache.admit(longer, 0)
+    assert grant is not None
+    assert grant.num_cached_tokens == 28
+    cache.holds.unreserve("longer")
+    cache.check_integrity([longer])
+    cache.free("longer")
+    assert cache.num_available_blocks == 40
+
+
+def test_what_a_save_keeps_of_a_window_is_not_what_its_request_was_promised() -> None:
+    most = most_window_blocks(8, 16, 4)
+    cache = make_cache(most + 4, WINDOW)
+    request = make_request("a", range(100))
+    request.limit(104)
+    admit(cache, request, 16)
+    schedule(cache, request, 16)
+    cache.publish_computed(request, 16)
+    runs, staying = cache.pinnable(request, cache.block_runs(request, 0, 4))
+    assert (len(runs[0].blocks), staying) == (4, set())
+    cache.holds.pin(1, runs[0].blocks, staying)
+    assert cache.num_available_blocks == 0  # it took what nobody was promised
+    cache.check_integrity([request])
+    schedule(cache, request, 16)
+    cache.publish_computed(request, 32)
+    assert cache.pinnable(request, cache.block_runs(request, 4, 8)) == ([], set())  # for more there is no room
+    while request.num_computed_tokens < 100:
+        schedule(cache, request, min(16, 100 - request.num_computed_tokens))
+        cache.publish_computed(request, request.num_computed_tokens)
+        cache.check_integrity([request])
+    last, staying = cache.pinnable(request, cache.block_runs(request, 23, 25))
+    assert set(last[0].blocks) == staying  # which its window holds to its end in any case
+    cache.holds.pin(2, last[0].blocks, staying)
+    cache.check_integrity([request])
+    cache.holds.unpin(1)
+    cache.free("a")
+    assert cache.num_available_blocks == cache.num_blocks - len(staying)
+    cache.holds.unpin(2)
+    cache.check_integrity([])

@@ -32,7 +32,7 @@ from tests.fakes.kv_engines import (
     prompt_of,
     running_fleet,
 )
-from tests.fakes.small_model import write_small_model
+from tests.fakes.small_model import WINDOWS, write_small_model
 
 
 @pytest.fixture(scope="module")
@@ -425,3 +425,23 @@ def test_a_thread_that_ends_by_a_mistake_ends_the_engine(fleet: Fleet, monkeypat
     monkeypatch.setattr(P2PSource, "tick", broken)  # which its thread calls ten times a second
     with pytest.raises(TransfersDead, match="passes K/V has ended"):
         fleet.until(lambda: False, engine)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_windows_come_whole_from_engines_whose_pools_are_full(tmp_path: Path, key_file: Path, windows: str) -> None:
+    """Twelve prompts at once, of which a pool holds two or three: what waits for its receiver is spilled."""
+    model, numbers = write_small_model(tmp_path / "model", **WINDOWS[windows]), range(1, 13)
+    expected = answers_alone(model, numbers)
+    with running_fleet(model, key_file) as fleet:
+        prefill = fleet.engine("a", num_tokens=640, kv_role="prefill")
+        decode = fleet.engine("d", num_tokens=640, kv_role="decode", kv_peers=prefill.address)
+        for number in numbers:
+            one, two = legs(number, prefill, decode)
+            prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, one)
+            decode.add(f"d{number}", prompt_of(number), transfer=two)
+        fleet.until(lambda: all(decode.ended(f"d{number}") for number in numbers))
+        for number in numbers:
+            assert decode.tokens(f"d{number}") == expected[number]
+            assert decode.num_cached(f"d{number}") == FULL_BLOCKS * 16
+        fleet.until(lambda: prefill.num_held_blocks == decode.num_held_blocks == 0)
+        assert decode.figure("recomputed_tokens_total") == 0
