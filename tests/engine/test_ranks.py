@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,23 @@ def test_a_stage_that_sleeps_in_a_step_ends_the_engine(monkeypatch: pytest.Monke
         llm.generate("Once", SamplingParams(max_tokens=4, extra_args={"sleep": True}), use_tqdm=False)
     assert all_gone(ranks)
     llm.shutdown()
+
+
+def test_an_llm_whose_ranks_have_whole_experts(make_checkpoint: Callable[..., Path]) -> None:
+    """In stages too, and while they move."""
+    model, sampling = str(make_checkpoint("qwen2_moe")), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [(7 * number + place) % 250 for place in range(3 + number)]} for number in range(6)]
+
+    def tokens(**settings: Any) -> list[tuple[int, ...]]:
+        llm = LLM(model, skip_tokenizer_init=True, **SETTINGS, **settings)
+        try:
+            return [tuple(one.outputs[0].token_ids) for one in llm.generate(prompts, sampling, use_tqdm=False)]
+        finally:
+            llm.shutdown()
+
+    moving = {"enable_eplb": True, "num_redundant_experts": 2, "eplb_window_size": 8, "eplb_step_interval": 8}
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True}
+    assert tokens(**ranks, **moving) == tokens()
 
 
 class Stream(threading.Thread):
