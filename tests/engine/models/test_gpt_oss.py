@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,19 @@ def test_ranks_do_not_cut_blocks(folder: Path) -> None:
 
 
 def test_memory_is_reckoned_as_it_is_kept(folder: Path) -> None:
-    """Of three layers with eight experts of 3 * 64 * 96 numbers: four bits and a scale for 32, or the model's type."""
+    """Of three layers with eight experts of 3 * 64 * 96 numbers: four bits and a scale for 32, or the model's type;
+    both where experts move."""
     numbers = 3 * 8 * 3 * 64 * 96
     arch, plain = read_arch(folder), read_arch(Path(f"{folder}-plain"))
-    for kernels, kept in ((False, 2 * numbers), (True, numbers // 2 + numbers // 32)):
-        place = Placement(torch.bfloat16, CPU, use_kernels=kernels)
+    four_bits = numbers // 2 + numbers // 32
+    for kernels, moves, kept in (
+        (False, False, 2 * numbers),
+        (False, True, 2 * numbers + four_bits),
+        (True, False, four_bits),
+    ):
+        place = Placement(torch.bfloat16, CPU, use_kernels=kernels, traceable=moves)
         float_bytes = weight_bytes(plain, build_model(plain, place).weights(), place)
-        quantized = Placement(torch.bfloat16, CPU, use_kernels=kernels, quantization=arch.quantization)
+        quantized = replace(place, quantization=arch.quantization)
         own_bytes = weight_bytes(arch, build_model(arch, quantized).weights(), quantized)
         assert own_bytes == float_bytes - 2 * numbers + kept
 

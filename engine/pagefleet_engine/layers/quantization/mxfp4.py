@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
-from pagefleet_engine.layers.quantization.form import Form, form_on, kept_dtype
+from pagefleet_engine.layers.quantization.form import Form, form_on
 from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Kept, Placement
@@ -68,7 +68,9 @@ def mxfp4_columns(inputs: Shard, path: str) -> tuple[Shard, Shard]:
 
 
 def mxfp4_kept(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Kept, Kept]:
-    """What stays in memory of codes and of scales: themselves, or the numbers alone, two of a byte."""
-    form = form_on(scheme, inputs, placement)[0]
-    dtype, is_plain = kept_dtype(scheme, form, placement.dtype), form is Form.EXPANDED
-    return Kept(dtype, numbers=2 if is_plain else 1), Kept(dtype, numbers=0 if is_plain else 1)
+    """What stays in memory of codes and of scales: themselves, or the numbers alone, two of a byte; of experts that
+    move, both."""
+    if form_on(scheme, inputs, placement)[0] is not Form.EXPANDED:
+        return Kept(scheme.storage), Kept(scheme.storage)
+    numbers, stored = 2 * placement.dtype.itemsize, int(placement.traceable)
+    return Kept(scheme.storage, numbers=numbers + stored), Kept(scheme.storage, numbers=stored)
