@@ -31,14 +31,14 @@ class ExpertBalancer:
         ranks: that share them out.
         same_rows: every rank counts the rows of all.
         window: steps whose load counts.
-        interval: steps from one plan to the next.
+        interval: steps from one plan to the next; more where there are more layers.
     """
 
     def __init__(
         self, layers: Sequence[BalancedExperts], ranks: RankGroup, *, same_rows: bool, window: int, interval: int
     ) -> None:
         self._layers, self._ranks, self._same_rows = layers, ranks, same_rows
-        self._part, self._interval = max(1, window // _PARTS), interval
+        self._part, self._interval = max(1, window // _PARTS), max(interval, len(layers) + 1)
         self._seen: deque[Tensor] = deque(maxlen=max(1, window // self._part))
         self._steps = 0
         self._moves: Iterator[None] = iter(())

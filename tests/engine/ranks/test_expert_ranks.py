@@ -168,7 +168,7 @@ class Counted(Alone):
 
 @dataclass
 class Moving:
-    """A model whose experts move every third step, by the steps before."""
+    """A model whose experts move all the time, by the steps before."""
 
     model: Model
     balance: Balance
@@ -179,7 +179,7 @@ class Moving:
         balance = Balance(redundant)
         model = load(folder, replace(place, balance=balance))
         same_rows = place.data.size == 1
-        return cls(model, balance, ExpertBalancer(balance.layers, ranks, same_rows=same_rows, window=3, interval=3))
+        return cls(model, balance, ExpertBalancer(balance.layers, ranks, same_rows=same_rows, window=3, interval=1))
 
     def logits(self, prompts: list[Tensor]) -> list[Tensor]:
         """See `logits`."""
@@ -228,7 +228,7 @@ def test_experts_that_move_compute_the_same(
     for got, before, after in found:
         distances = (got - expected).abs().amax(-1)
         assert (distances < 1e-4).float().mean() > (0.99 if form == "plain" else 0.7)
-        assert before != after, "some moved"
+        assert all(one != other for one, other in zip(before, after, strict=True)), "some of each layer moved"
         assert after == found[0][2], "all know it"
 
 

@@ -87,6 +87,7 @@ class GatherExchange:
         if not most:
             return Delivery(x_TD, on_rank(routes, self._own), _as_they_are)
         missing = most - num_tokens
+        # Weights of rows that go nowhere are no numbers, and nobody reads what becomes of them.
         packed = F.pad(_packed(routes), (0, 0, 0, missing), value=NOWHERE)
         x_RD = self._ranks.gather_rows(F.pad(x_TD, (0, 0, 0, missing)).contiguous())
         all_routes = on_rank(_unpacked(self._ranks.gather_rows(packed)), self._own)
