@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -45,16 +47,22 @@ def check_memory(needed: int, free: int, placement: Placement) -> None:
 def free_bytes(device: torch.device, ranks: RankGroup | None = None) -> int:
     """Memory that can still be taken: of the GPU, or of this machine within the limit of this process's container.
 
-    Of a machine's memory each of its `ranks` gets an equal part; all of them must ask at once.
+    Of a machine's memory each of the `ranks` on it gets an equal part; all of them must ask at once.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if ranks is None or ranks.size == 1:
         return _machine_free_bytes()
-    ranks.barrier()
+    sharing = ranks_on(socket.gethostname(), ranks)
     free = _machine_free_bytes()
     ranks.barrier()
-    return free // ranks.size
+    return free // sharing
+
+
+def ranks_on(machine: str, ranks: RankGroup) -> int:
+    """How many of the ranks are on a machine, of which each names its own; waits for all of them."""
+    own = torch.tensor([zlib.crc32(machine.encode())])
+    return int((ranks.all_gather(own, [1] * ranks.size) == own).sum())
 
 
 def _machine_free_bytes() -> int:
