@@ -142,7 +142,8 @@ class SharedGroup:
             if len(self._views) > 256:  # lengths come and go with the sizes of steps
                 self._views.clear()
             num_bytes = length * dtype.itemsize
-            views = self._views[key] = [slot[:num_bytes].view(dtype) for slot in self._slots[key[0]]]
+            with torch.inference_mode(False):  # they are written to within that mode and without
+                views = self._views[key] = [slot[:num_bytes].view(dtype) for slot in self._slots[key[0]]]
         return views
 
     def _meet(self) -> None:

@@ -37,6 +37,18 @@ def test_extremes_are_those_of_all_ranks(reduction: Reduction, expected: float, 
 
 
 @KINDS
+def test_what_ranks_exchange_may_be_computed_in_inference_mode_or_not(on: On) -> None:
+    def sums(group: RankGroup) -> list[float]:
+        found = []
+        for inference in (True, True, False, False, True):
+            with torch.inference_mode(inference):
+                found.append(float(group.all_reduce(torch.ones(1))))
+        return found
+
+    assert on(2, sums) == [[2.0] * 5] * 2
+
+
+@KINDS
 def test_ranks_of_different_widths_are_joined_in_order(on: On) -> None:
     widths = (3, 2, 1)
 
