@@ -28,7 +28,7 @@ CAPABILITIES = {
     "Stop strings", "Logits processors", "Prefix cache", "Preemption", "Chunked prefill", "Prefill and decode apart",
     "K/V in host memory and on disk", "K/V in a shared folder", "KV events", "Quantization", "Windows (Gemma, Mistral)",
     "Speculative decoding", "Tensor ranks", "Pipeline stages", "Behind a gateway, as endpoint picker",
-    "Ranks on several machines",
+    "Ranks on several machines", "Ranks placed by Ray (tests: 2.60)",
 }  # fmt: skip
 """That each have a row at least."""
 WORKS = re.compile(r"\[works\]\[(test_\w+)\]")

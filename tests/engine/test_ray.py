@@ -1,12 +1,18 @@
-"""Ranks that the real Ray places: answers, and an actor that is killed. Skipped where Ray is not installed."""
+"""Ranks that the real Ray places, offline and served, and an actor that is killed. Skipped where there is no Ray."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from pagefleet_engine import LLM, SamplingParams
@@ -59,3 +65,32 @@ def test_ranks_under_ray_answer_as_one_process_and_end_with_an_actor(cluster: No
     llm.shutdown()
     _, left = psutil.wait_procs(placed, 60)
     assert not left
+
+
+def test_a_server_whose_ranks_ray_places() -> None:
+    """Ray's own, on this machine: there is no other."""
+    alone = made()
+    expected = answer_of(alone)
+    alone.shutdown()
+    flags = ["-tp", "2", "--distributed-executor-backend", "ray", "--port", "0", "--device", "cpu"]
+    flags += ["--dtype", "float32", "--num-kv-blocks", "256", "--num-threads", "2"]
+    command = [sys.executable, "-m", "pagefleet_engine.cli", "builtin://tiny", *flags]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        said = iter(server.stderr)
+        url = next(found[1] for line in said if (found := re.search(r"serving tiny on (http://\S+)", line)))
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        with httpx.Client(base_url=url, timeout=120) as http:
+            while http.get("/readyz").status_code != 200:
+                assert server.poll() is None
+                time.sleep(0.05)
+            body = {"model": "tiny", "prompt": "What is pagefleet?", "temperature": 0, "max_tokens": 24}
+            told = http.post("/v1/completions", json={**body, "ignore_eos": True, "return_token_ids": True}).json()
+        assert tuple(told["choices"][0]["token_ids"]) == expected
+        server.terminate()
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()
