@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def build_core(
         config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
-    executor, waves = _load(config, folder, arch, times, identity, group)
+    executor, waves = _load(_of_copy(config, data_rank), folder, arch, times, identity, group)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
     kv_cache = _kv_cache(config, cache, cache_events)
@@ -115,6 +116,14 @@ def _kv_cache(config: EngineConfig, cache: CacheFacts, events: CacheEvents | Non
         config.scheduler.max_num_batched_tokens,
         events,
     )
+
+
+def _of_copy(config: EngineConfig, data_rank: int) -> EngineConfig:
+    """What the ranks of one of several copies are told, so that they can say of which they are."""
+    parallel = config.parallel
+    if parallel.is_alone or parallel.data_ranks == 1:
+        return config
+    return replace(config, parallel=replace(parallel, data_parallel_rank=data_rank))
 
 
 def _load(

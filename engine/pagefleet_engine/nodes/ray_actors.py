@@ -57,7 +57,7 @@ class RankActor:
     def run(self) -> str:
         """Follow to the end; returns what ended it."""
         place = self._place
-        set_up_logging(f"rank {place.rank}", "pagefleet_engine")
+        set_up_logging(place.config.parallel.name(place.rank), "pagefleet_engine")
         logging.getLogger("pagefleet_engine").setLevel(place.log_level)
         leader = LeaderAddress(place.host, place.port, FleetKey(place.secret))
         follower = Follower(place.config, place.rank, leader)

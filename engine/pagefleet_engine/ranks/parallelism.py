@@ -159,6 +159,19 @@ class Parallelism:
         stage, tensor = divmod(rank, self.tensor_parallel_size)
         return RankPart(stage, self.pipeline_parallel_size, tensor, self.tensor_parallel_size)
 
+    def name(self, rank: int) -> str:
+        """What a rank is called in the log: by its number, and by its copy, stage and node where there are several."""
+        part, more = self.part(rank), []
+        if self.data_parallel_rank is not None:
+            more.append(f"copy {self.data_parallel_rank}")
+        if part.num_stages > 1:
+            more.append(f"stage {part.stage}")
+            if part.tensor_size > 1:
+                more.append(f"tensor rank {part.tensor}")
+        if self.nnodes > 1:
+            more.append(f"node {rank * self.nnodes // self.world_size}")
+        return f"rank {rank} ({', '.join(more)})" if more else f"rank {rank}"
+
     def check_experts(self, num_experts: int) -> None:
         """Raises ConfigError where these cannot be divided as was asked for; 0: the model has none."""
         if not self.enable_expert_parallel:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,14 @@ def test_a_rank_that_cannot_load_is_one_line(start: Start, fault: str, kind: typ
     assert str(refused.value).startswith(says)
     assert "\n" not in str(refused.value)
     assert type(refused.value) is kind
+
+
+def test_a_line_of_the_log_says_which_copy_and_stage_a_rank_is(capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_of("fake?fault=raise&rank=1", 1, stages=2)
+    parallel = replace(config.parallel, data_parallel_size=4, data_parallel_rank=3)
+    with pytest.raises(ConfigError):
+        ProcessExecutor(replace(config, parallel=parallel), Path("/m"), llama_arch(), None, COMMAND)
+    assert "ERROR rank 1 (copy 3, stage 1): rank 1 could not start" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("room", [0, 2, 5, 9, 12, 15, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28])

@@ -21,6 +21,18 @@ def test_numbers_run_over_the_tensor_ranks_of_the_first_stage_then_of_the_next()
     assert RankPart().tells
 
 
+def test_a_rank_s_name_says_what_its_number_does_not() -> None:
+    assert Parallelism(tensor_parallel_size=2).name(1) == "rank 1"
+    assert Parallelism(pipeline_parallel_size=3).name(2) == "rank 2 (stage 2)"
+    copies = Parallelism(tensor_parallel_size=2, data_parallel_size=4, data_parallel_rank=3)
+    assert copies.name(0) == "rank 0 (copy 3)"
+    nodes = Parallelism(tensor_parallel_size=2, pipeline_parallel_size=2, nnodes=2, master_addr="node-0")
+    assert [nodes.name(rank) for rank in (1, 2)] == [
+        "rank 1 (stage 0, tensor rank 1, node 0)",
+        "rank 2 (stage 1, tensor rank 0, node 1)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("stages", "num_layers", "sizes"),
     [(1, 7, [7]), (2, 12, [6, 6]), (2, 13, [7, 6]), (3, 13, [4, 5, 4]), (3, 14, [5, 5, 4]), (4, 30, [7, 8, 8, 7])],
