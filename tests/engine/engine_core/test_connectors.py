@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig
 from pagefleet_engine.engine_core.build import build_core
-from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.errors import ConfigError
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
 
@@ -33,26 +32,6 @@ def test_names_are_looked_at_before_the_model() -> None:
 def test_connectors_need_the_prefix_cache() -> None:
     with pytest.raises(ConfigError, match="needs the prefix cache"):
         build_core(config("file", enable_prefix_caching=False))
-
-
-def test_windows_are_refused_before_the_weights_are_looked_for(tmp_path: Path) -> None:
-    mistral = {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 64,
-        "max_position_embeddings": 512,
-        "sliding_window": 64,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(mistral))
-    made = EngineConfig(model=ModelConfig(model=str(tmp_path)), kv_transfer=KVTransferConfig(kv_connector="offload"))
-    with pytest.raises(ConfigError, match="some of this one's have a sliding window") as refused:
-        build_core(made)
-    assert not isinstance(refused.value, ModelLoadError)
 
 
 def test_what_a_connector_needs_is_asked_for_before_the_model() -> None:
