@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
+from pathlib import Path
 from typing import Self, get_args
 
 import msgspec
@@ -80,10 +81,11 @@ class OwnSigns:
         self._worked_ns = 0
 
     def stamp(self) -> None:
-        """Say that the process runs, and whether other threads than this one have computed since; of one thread."""
+        """Say that the process runs, and whether other threads than this one, or a compiler that they started, have
+        computed since; of one thread."""
         now = time.monotonic_ns()
         worked_ns = time.process_time_ns() - time.thread_time_ns()
-        if worked_ns - self._worked_ns > _LEAST_WORK_NS:
+        if worked_ns - self._worked_ns > _LEAST_WORK_NS or _has_children():
             self._worked_ns = worked_ns
             self._words[_WORKED] = now
         self._words[_STAMP] = now
@@ -104,6 +106,14 @@ class OwnSigns:
     def awaiting(self, whom: Awaited) -> AbstractContextManager[None]:
         """Return a context to wait in, as often as need be, by the thread that computes."""
         return _Awaiting(self._words, whom)
+
+
+def _has_children() -> bool:
+    """Whether the main thread has started a process that goes on; False where the system does not tell."""
+    try:
+        return bool(Path(f"/proc/self/task/{os.getpid()}/children").read_bytes())
+    except OSError:
+        return False
 
 
 class _Awaiting:

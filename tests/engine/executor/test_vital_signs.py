@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 
@@ -74,6 +75,17 @@ def test_a_stamp_tells_whether_other_threads_computed() -> None:
         found.append(ours.read()[0])
     assert found[0].worked_at == found[0].stamped_at, "as it has started"
     assert found[2].worked_at == found[2].stamped_at > found[1].stamped_at
+
+
+def test_a_child_process_works_for_its_parent() -> None:
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE):
+        for _ in range(3):
+            own.stamp()
+            (told,) = ours.read()
+            assert told.worked_at == told.stamped_at
 
 
 def test_cores_are_shared_evenly() -> None:
