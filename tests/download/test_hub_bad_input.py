@@ -63,7 +63,7 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(hub: HubServer, tmp_pat
         ({"config.json": b""}, "has 0 bytes"),
         ({"config.json": b" " * (5 << 20)}, "at most 4194304"),
         ({"config.json": b'{"a":' * 100_000}, "is nested too deeply"),
-        ({"config.json": b'{"model_type": "mamba"}'}, "pagefleet runs deepseek_v2, "),
+        ({"config.json": b'{"model_type": "mamba"}'}, "pagefleet runs bloom, "),
         ({"model-00001-of-00002.safetensors": b"<html>not found</html>"}, "not a safetensors file"),
         ({"model-00001-of-00002.safetensors": b"12345678"}, "not a safetensors file"),
         ({"model.safetensors.index.json": b'{"weight_map": {"a": "b.safetensors"}}'}, "lacks b.safetensors"),

@@ -102,7 +102,7 @@ async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> float
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 200))
 
 
 async def whole_outputs(client: AsyncEngineClient) -> None:
