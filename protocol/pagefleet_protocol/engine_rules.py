@@ -51,8 +51,11 @@ OWN_FLAGS = {
 ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload, or give it one node"
 ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
 BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
-_PORTS_OF_A_POOL = 8
+PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
+LESS_THAN_RANKS = (
+    f"an InferencePool has {PORTS_OF_A_POOL} ports, one for each data rank: lower it, or leave out router.inferencePool"
+)
 LEAST_ROOM = "1Mi"
 """Of kvOffload: less is a number without its unit."""
 
@@ -99,7 +102,7 @@ def _kv_is_of_one_node(spec: InferenceServiceSpec) -> bool:
 
 
 def _fits_a_pool(spec: InferenceServiceSpec) -> bool:
-    return spec.router.inference_pool is None or (spec.parallelism.data or 1) <= _PORTS_OF_A_POOL
+    return spec.router.inference_pool is None or (spec.parallelism.data or 1) <= PORTS_OF_A_POOL
 
 
 def _kv_of_ranks_goes_by_tcp(spec: InferenceServiceSpec) -> bool:
@@ -180,9 +183,8 @@ RANK_RULES = (
     ),
     Rule(
         _SPEC,
-        f"!has(self.router.inferencePool) || {_cel_or_one(_DATA)} <= {_PORTS_OF_A_POOL}",
-        f"an InferencePool has {_PORTS_OF_A_POOL} ports, one for each data rank: lower it, or leave out "
-        "router.inferencePool",
+        f"!has(self.router.inferencePool) || {_cel_or_one(_DATA)} <= {PORTS_OF_A_POOL}",
+        LESS_THAN_RANKS,
         _fits_a_pool,
         "parallelism.data",
     ),

@@ -5,10 +5,10 @@ An engine has `tensor * pipeline * data` ranks. Its nodes have equal parts of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from pagefleet_protocol.engine_rules import BY_TCP, ONE_COPY, ONE_NODE
+from pagefleet_protocol.engine_rules import BY_TCP, LESS_THAN_RANKS, ONE_COPY, ONE_NODE, PORTS_OF_A_POOL
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
@@ -53,7 +53,8 @@ def find_ranks(service: InferenceService, profile: InferenceProfile | None, note
     if isinstance(found, str):
         return found
     offloaded = bool(service.spec.engine.kv_offload or (profile and profile.spec.engine.kv_offload))
-    return _wrong(found) or _kv_stays(found, service, offloaded) or found
+    args = (*(profile.spec.engine.args if profile else ()), *service.spec.engine.args)
+    return _wrong(found) or _kv_stays(found, service, offloaded) or _misfit(found, service, args) or found
 
 
 def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
@@ -63,6 +64,18 @@ def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
         return f"with {ranks.nodes} nodes {ONE_NODE}"
     if both and ranks.each > 1 and both.data_plane not in ("auto", "tcp"):
         return f"with {ranks.each} ranks {BY_TCP}"
+    return ""
+
+
+def _misfit(ranks: Ranks, service: InferenceService, args: Collection[str]) -> str:
+    """Return what else is asked for that engines of these ranks cannot do; empty: nothing."""
+    if service.spec.router.inference_pool is not None and ranks.data > PORTS_OF_A_POOL:
+        return f"with {ranks.data} data ranks {LESS_THAN_RANKS}"
+    if ranks.tensor == 1 and not {"-ep", "--enable-expert-parallel"}.isdisjoint(args):
+        return (
+            "gives an engine one tensor rank, and data ranks that are engines by themselves share no experts: "
+            "raise parallelism.tensor, or leave --enable-expert-parallel out of engine.args"
+        )
     return ""
 
 

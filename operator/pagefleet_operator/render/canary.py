@@ -148,7 +148,7 @@ def _replacing(before: CanaryStatus | None, stable: Child, left: tuple[Object, .
     """Keep what is left of the trial until the engines that replace the old ones serve."""
     if before is None or before.revision != revision or before.phase != "Promoted":
         return None
-    return Trial(before, (), () if _is_rolled_out(stable.body) else left)
+    return Trial(before, (), () if is_rolled_out(stable.body) else left)
 
 
 def _left(service: InferenceService, kind: str, revision: str, observed: Observed) -> tuple[Object, ...]:
@@ -169,7 +169,7 @@ def _deployment(service: InferenceService, wanted: Object, revision: str, count:
     return with_applied({**wanted, "metadata": metadata, "spec": {**wanted["spec"], **match, "replicas": count}})
 
 
-def _is_rolled_out(engines: Mapping[str, Any]) -> bool:
+def is_rolled_out(engines: Mapping[str, Any]) -> bool:
     """Whether all engines are of the template that is wanted, and take requests."""
     status, wanted = engines.get("status") or {}, engines["spec"].get("replicas", 1)
     seen = status.get("observedGeneration", 0) >= engines["metadata"].get("generation", 0)

@@ -11,6 +11,7 @@ from pagefleet_protocol.kube_names import GROUP, LABEL_COMPONENT, LABEL_SERVICE,
 from pagefleet_operator.plan.engine_sets import (
     DEPLOYMENT,
     LEADER_WORKER_SET,
+    engine_sets,
     is_grouped,
     replicas_in,
     surge_in,
@@ -20,13 +21,14 @@ from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Child, ChildKey, Component
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
-from pagefleet_operator.render.canary import Trial
+from pagefleet_operator.render.canary import Trial, is_rolled_out
 from pagefleet_operator.render.drift import differences
 from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments, most_data_ranks
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import engine_set
 from pagefleet_operator.render.model_job import model_claim, model_job, needs_job
 from pagefleet_operator.render.network_policies import network_policies
+from pagefleet_operator.render.ports import endpoints_of
 from pagefleet_operator.render.revision import as_found, as_seen, with_applied
 from pagefleet_operator.render.router_deployment import router_deployment
 from pagefleet_operator.render.services import (
@@ -75,13 +77,19 @@ def wanted_children(
     """
     with_job = needs_job(resolved)
     engines = _engines(service, resolved, settings, context)
-    ranks = most_data_ranks(resolved, context.parts)
+    ranks = _data_ranks(service, resolved, context)
     followers: list[Component] = ["follower"] if any(map(is_grouped, engines)) else []
     fresh = [
         *access(service),
         openai_config(service),
         *network_policies(
-            service, resolved, settings, with_job=with_job, parts=context.parts, groups=_groups(engines, context)
+            service,
+            resolved,
+            settings,
+            with_job=with_job,
+            ranks=ranks,
+            parts=context.parts,
+            groups=_groups(engines, context),
         ),
         client_service(service),
         engine_service(service, ranks, context.trial.share if context.trial else {}),
@@ -94,6 +102,17 @@ def wanted_children(
     ]
     job = _job(service, resolved, settings, context) if with_job else None
     return (*map(with_applied, fresh), *_policies_left(service, context), *([job] if job else []), *engines)
+
+
+def _data_ranks(service: InferenceService, resolved: Resolved, context: ChildContext) -> int:
+    """Return how many data ranks any of the pods has: those that stay as they are, or leave, serve until they end."""
+    deployed = [child.body for _, child in engine_sets(context.children)]
+    sets = [one for one in deployed if one["metadata"].get("labels", {}).get(LABEL_COMPONENT) == "engine"]
+    ranks = max([most_data_ranks(resolved, context.parts), *map(endpoints_of, sets)])
+    front = context.children.get(("Service", names_of(service).engine))
+    if front and not all(map(is_rolled_out, sets)):  # the template tells nothing of pods that were made before it
+        ranks = max(ranks, len(front.body["spec"].get("ports") or ()))
+    return ranks
 
 
 def _policies_left(service: InferenceService, context: ChildContext) -> Iterator[Object]:

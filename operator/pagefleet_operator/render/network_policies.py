@@ -15,7 +15,7 @@ from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Component
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
-from pagefleet_operator.render.engine_pairs import Part, most_data_ranks
+from pagefleet_operator.render.engine_pairs import Part
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import group_selector
 from pagefleet_operator.render.ports import event_ports, kv_ports, serving_ports
@@ -36,17 +36,18 @@ def network_policies(
     settings: ClusterSettings,
     *,
     with_job: bool,
+    ranks: int = 1,
     parts: Sequence[Part] = (),
     groups: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Object, ...]:
     """Return the policies of engines, routers and, where there are any, of the model job and the engines' parts.
 
     Args:
+        ranks: data ranks that any of the pods has.
         groups: of pods that are one engine each, how many there may be: by the LeaderWorkerSet.
     """
     if not settings.network_policies:
         return ()
-    ranks = most_data_ranks(resolved, parts)
     engines = _policy(service, "engine", _engine_rules(service, resolved, settings, ranks))
     routers = _policy(service, "router", _router_rules(service, resolved, settings, ranks))
     job = _policy(service, "model", _job_rules(resolved, settings))

@@ -100,6 +100,16 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
         ({"gpusPerNode": 8, "parallelism": {"tensor": 16}}, {"disaggregation": {}}, "with 2 nodes an engine passes"),
         (None, {"nodes": 2, "engine": {"kvOffload": {"memory": "8Gi"}}}, "with 2 nodes an engine passes its K/V to"),
         (None, {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 2}}, "with 2 ranks K/V of several"),
+        (
+            {"parallelism": {"data": 9}},
+            {"router": {"inferencePool": {}}},
+            "with 9 data ranks an InferencePool has 8 ports, one for each data rank: lower it",
+        ),
+        (
+            None,
+            {"parallelism": {"data": 2}, "engine": {"args": ["--enable-expert-parallel"]}},
+            "gives an engine one tensor rank, and data ranks that are engines by themselves share no experts",
+        ),
     ],
 )
 def test_ranks_that_do_not_add_up_are_refused_with_numbers(profiled: Any, spec: Any, words: str) -> None:

@@ -246,6 +246,30 @@ def test_engines_that_may_not_change_stay_as_they_are(model_ready: bool, engine_
     assert ENGINE not in by_key(replace(changed, children=foreign).wanted())
 
 
+@pytest.mark.parametrize("state", ["refused", "downloads", "rolls", "has rolled"])
+def test_ranks_that_still_serve_keep_their_ports(state: str) -> None:
+    observed = seen(TINY.changed(parallelism={"data": 2}, resources={"gpus": 2}))
+    changed = replace(TINY, children=observed, engine_allowed=state != "refused", model_ready=state != "downloads")
+    body = dict(observed[ENGINE].body)
+    if state in ("rolls", "has rolled"):
+        body["spec"] = engine(changed)["spec"]
+        count = body["spec"]["replicas"] = 1
+        old = 1 if state == "rolls" else 0
+        body["status"] = {
+            "observedGeneration": 9,
+            "updatedReplicas": count,
+            "availableReplicas": count,
+            "replicas": count + old,
+        }
+        observed[ENGINE] = replace(observed[ENGINE], body=body)
+    wanted = by_key(changed.wanted())
+    ports = [port["name"] for port in wanted["Service", "qwen-engine"]["spec"]["ports"]]
+    allowed = str(wanted["NetworkPolicy", "qwen-engine"]["spec"]["ingress"])
+    serves = state != "has rolled"
+    assert ports == (["http", "http-1"] if serves else ["http"])
+    assert ("8001" in allowed) == serves
+
+
 def test_what_comes_from_a_list_is_named_again() -> None:
     observed = seen(TINY)
     body = {name: value for name, value in observed[ENGINE].body.items() if name not in ("kind", "apiVersion")}
