@@ -199,10 +199,7 @@ class KVCache:
         return runs if are_spare or not leaving else [run for run in staying if run.blocks], blocks
 
     def grow(self, request: Request, num_new_tokens: int) -> Sequence[Sequence[int]] | None:
-        """Make room for the request's next tokens; returns what each group adds, or None when too few are free.
-
-        While known tokens are left after these, there is always room.
-        """
+        """Make room for the request's next tokens; returns what each group adds, or None when too few are free."""
         end = request.num_computed_tokens + num_new_tokens
         return NO_BLOCKS if end <= request.room else self._extend(self._tables[request.request_id], request, end)
 

@@ -344,7 +344,7 @@ class ProcessExecutor:
             while len(answers) < self._size:
                 if time.monotonic() > until:
                     late = min(set(range(self._size)) - answers.keys())
-                    self._die(f"{self._name(late)} did not write its profile: the engine must be started again")
+                    self._die(f"{self._name(late)} did not answer about its profile: the engine must be started again")
                 self._take_in(LOOK_S)
         finally:
             self._traced = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,4 +78,5 @@ class ThreadTrace:
         """End it, if it records, and write nothing."""
         profile, self._profile = self._profile, None
         if profile is not None:
-            profile.stop()
+            with suppress(Exception):  # as in `start`; nobody asked for what it recorded
+                profile.stop()

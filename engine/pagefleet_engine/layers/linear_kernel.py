@@ -8,11 +8,11 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from pagefleet_kernels.activation import gated_activation
+from pagefleet_kernels.activation import Kind, gated_activation
 from pagefleet_kernels.few_rows_matmul import few_rows_matmul, takes_few_rows
 from torch import Tensor
 
@@ -20,8 +20,7 @@ ROWS_HINT = 32
 """Rows that oneDNN assumes when it chooses the packed layout. Layouts chosen for 1 to 256 rows were equally fast in
 bfloat16; the one for a single row was twice as slow at 16 rows in float32."""
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
-"""SiLU, GELU in its tanh approximation or exact, ReLU."""
+Activation = Kind
 
 # oneDNN's name and algorithm for each
 _POST_OPS = {

@@ -59,7 +59,7 @@ class Placement:
     sequence_parallel: bool = False
     """Each of them adds up and normalises tokens of its own."""
     data: RankGroup = field(default_factory=Alone)
-    """The copies of the model that step together, see `ModelArch.steps_together`."""
+    """The copies of the model that step together, by `ModelArch.steps_together` or for experts that they share."""
     expert_parallel: bool = False
     """Ranks have some experts whole, not a part of each."""
     all2all_backend: All2All = "allgather_reducescatter"

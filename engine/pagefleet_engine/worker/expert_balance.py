@@ -48,6 +48,11 @@ class ExpertBalancer:
         """What empty slots of this rank will take."""
         return sum(layer.spare_bytes(self._ranks.index) for layer in self._layers)
 
+    def start(self) -> None:
+        """Forget what no request wanted: rehearsals have counted."""
+        for layer in self._layers:
+            layer.map.wanted_E.zero_()
+
     @torch.inference_mode()
     def before_step(self) -> None:
         """Count a step, and do what is due."""

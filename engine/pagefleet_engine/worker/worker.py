@@ -150,8 +150,8 @@ class Worker:
         Raises:
             StepOutOfMemory: the device has no room for this step; others can still run.
         """
-        self._before_step()
         try:
+            self._before_step()
             return self._runner.launch(plan)
         except torch.OutOfMemoryError as error:
             reason = str(error)
@@ -303,6 +303,8 @@ class Worker:
                 "the model's output is not a number: the checkpoint is damaged, or overflows in %s; try --dtype",
                 _name(self._dtype),
             )
+        if self._balancer is not None:
+            self._balancer.start()
 
 
 def _max_in_flight(config: EngineConfig, device: torch.device) -> int:

@@ -86,7 +86,6 @@ def wanted_children(
             service,
             resolved,
             settings,
-            with_job=with_job,
             ranks=ranks,
             parts=context.parts,
             groups=_groups(engines, context),

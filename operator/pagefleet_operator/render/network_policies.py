@@ -18,6 +18,7 @@ from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated
 from pagefleet_operator.render.engine_pairs import Part
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import group_selector
+from pagefleet_operator.render.model_job import needs_job
 from pagefleet_operator.render.ports import event_ports, kv_ports, serving_ports
 from pagefleet_operator.render.settings import ClusterSettings
 
@@ -35,7 +36,6 @@ def network_policies(
     resolved: Resolved,
     settings: ClusterSettings,
     *,
-    with_job: bool,
     ranks: int = 1,
     parts: Sequence[Part] = (),
     groups: Mapping[str, int] = MappingProxyType({}),
@@ -54,7 +54,7 @@ def network_policies(
     own = [_group_policy(service, name, group) for name, count in groups.items() for group in range(count)]
     followers = [_policy(service, "follower", _follower_rules(resolved))] if own else []
     return (
-        *(engines, routers, *([job] if with_job else []), *followers, *own),
+        *(engines, routers, *([job] if needs_job(resolved) else []), *followers, *own),
         *(_part_policies(service, parts, ranks) if parts else ()),
     )
 
