@@ -48,6 +48,7 @@ class ExpertBalancer:
         """What empty slots of this rank will take."""
         return sum(layer.spare_bytes(self._ranks.index) for layer in self._layers)
 
+    @torch.inference_mode()
     def start(self) -> None:
         """Forget what no request wanted: rehearsals have counted."""
         for layer in self._layers:
