@@ -54,6 +54,8 @@ KV_EVENTS_PORT = 8100
 """Where engines in pods publish KV events; the next one answers for what was missed."""
 KV_CONTROL_PORT = 8102
 """Where prefill engines in pods answer those that want K/V; the next one takes data."""
+PORT_NAME = "http"
+"""Of the port of pods where requests go."""
 RANK_PORTS_APART = 4
 """Of data ranks that serve on ports of their own, from one rank's KV ports to the next one's: KV_EVENTS_PORT and
 KV_CONTROL_PORT of all of them fit between each other."""
@@ -68,3 +70,13 @@ COMPILED_FOLDER = ".compiled"
 """In the folder of a model that was downloaded: what engines have compiled for it, as a claim keeps it."""
 FLEET_KEY_ENTRY = "key"
 """Of the Secret that holds a service's fleet key."""
+
+
+def rank_port_name(rank: int) -> str:
+    """Return the name of the port of a data rank that serves on a port of its own."""
+    return f"{PORT_NAME}-{rank}" if rank else PORT_NAME
+
+
+def rank_id(engine: str, rank: int) -> str:
+    """Return what routers call such a rank of an engine's pod or process."""
+    return f"{engine}.{rank}" if rank else engine

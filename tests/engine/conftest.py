@@ -20,6 +20,14 @@ def same_threads_after() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def one_thread(same_threads_after: None) -> None:
+    """Ranks of a test share the machine."""
+    import torch  # as above
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`make_checkpoint("qwen3", dtype="bfloat16", shard_size="50KB", **config)`: made once, read only."""

@@ -26,7 +26,7 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
-from pagefleet_engine.executor.hang_watch import HangWatch
+from pagefleet_engine.executor.hang_watch import LOOK_S, HangWatch
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.local_rank import RANK_COMMAND
 from pagefleet_engine.executor.machines import Machines, ThisMachine
@@ -57,7 +57,6 @@ from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
 
 LOAD_LOOK_S = 0.1
-LOOK_S = 0.5
 END_S = 3.0
 """That ranks get to end by themselves."""
 TRACE_S = 120.0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pagefleet_protocol.exit_status import MISTAKE, MODEL_NOT_LOADED
+from pagefleet_protocol.kube_names import rank_id
 from pagefleet_protocol.load_progress import LoadProgress
 
 from pagefleet_operator.errors import OperatorError
@@ -89,7 +90,7 @@ class Supervisor:
     @property
     def endpoint_urls(self) -> dict[str, str]:
         """Where requests go, by the name that routers have for it; pods of several data ranks are called so too."""
-        return {self.name + (f".{rank}" if rank else ""): url for rank, url in enumerate(self.endpoints)}
+        return {rank_id(self.name, rank): url for rank, url in enumerate(self.endpoints)}
 
     @property
     def pid(self) -> int | None:

@@ -13,6 +13,7 @@ from pagefleet_protocol.kube_names import (
     KV_EVENTS_PORT,
     LABEL_REVISION,
     LABEL_SERVICE,
+    PORT_NAME,
     RANKS_PORT,
     SERVING_PORT,
 )
@@ -26,7 +27,7 @@ from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_spec
 from pagefleet_operator.plan.workloads import Workload, engine_workload
 from pagefleet_operator.render.fleet_key import fleet_key
-from pagefleet_operator.render.labels import PORT_NAME, Object, child_object, labels, selector
+from pagefleet_operator.render.labels import Object, child_object, labels, selector
 from pagefleet_operator.render.model_files import cache_args, keeps_one_node, model_files, model_location, same_node
 from pagefleet_operator.render.pod import (
     TMP_PATH,

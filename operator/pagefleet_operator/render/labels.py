@@ -24,7 +24,6 @@ Object = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON has it."""
 
 PROGRAM = "pagefleet"
-PORT_NAME = "http"
 PICKER_NAME = "picker"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pagefleet_protocol.exit_status import MISTAKE
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import COMPILED_FOLDER, LABEL_REVISION, SERVING_PORT
+from pagefleet_protocol.kube_names import COMPILED_FOLDER, LABEL_REVISION, PORT_NAME, SERVING_PORT
 
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import DOWNLOAD
@@ -21,7 +21,7 @@ from pagefleet_operator.render.downloads import (
     job_tmp_volume,
 )
 from pagefleet_operator.render.engine_deployment import tolerations_of
-from pagefleet_operator.render.labels import PORT_NAME, Object, child_object, labels
+from pagefleet_operator.render.labels import Object, child_object, labels
 from pagefleet_operator.render.model_files import (
     VOLUME,
     claim_volume,

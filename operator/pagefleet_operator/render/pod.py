@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagefleet_protocol.kube_names import LIVE_PATH, READY_PATH, SERVING_PORT
+from pagefleet_protocol.kube_names import LIVE_PATH, PORT_NAME, READY_PATH, SERVING_PORT
 
-from pagefleet_operator.render.labels import PORT_NAME, PROGRAM, Object
+from pagefleet_operator.render.labels import PROGRAM, Object
 from pagefleet_operator.render.revision import with_revision
 from pagefleet_operator.render.settings import ClusterSettings
 from pagefleet_operator.render.strategic_merge import strategic_merge

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagefleet_protocol.kube_names import KV_CONTROL_PORT, KV_EVENTS_PORT, RANK_PORTS_APART, SERVING_PORT
+from pagefleet_protocol.kube_names import (
+    KV_CONTROL_PORT,
+    KV_EVENTS_PORT,
+    RANK_PORTS_APART,
+    SERVING_PORT,
+    rank_port_name,
+)
 from pagefleet_protocol.parallelism import MAX_RANKS
 
-from pagefleet_operator.render.labels import PORT_NAME, Object
+from pagefleet_operator.render.labels import Object
 
 STATE_NAME = "state"
 
 
 def serving_ports(ranks: int) -> dict[str, int]:
     """Return the ports for requests by their names, by which routers know them."""
-    return {PORT_NAME if rank == 0 else f"{PORT_NAME}-{rank}": SERVING_PORT + rank for rank in range(ranks)}
+    return {rank_port_name(rank): SERVING_PORT + rank for rank in range(ranks)}
 
 
 def state_port(ranks: int) -> dict[str, int]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pagefleet_protocol.inference_service import InferenceService
-from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE, PICKER_PORT, SERVING_PORT
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_SERVICE, PICKER_PORT, PORT_NAME, SERVING_PORT
 
 from pagefleet_operator.plan.names import names_of
 from pagefleet_operator.plan.observed import Component
-from pagefleet_operator.render.labels import PICKER_NAME, PORT_NAME, Object, child_object, selector
+from pagefleet_operator.render.labels import PICKER_NAME, Object, child_object, selector
 from pagefleet_operator.render.ports import kv_ports, serving_ports
 
 CLIENT_PORT = 80

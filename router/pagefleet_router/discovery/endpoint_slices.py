@@ -13,11 +13,11 @@ from itertools import product
 
 import msgspec
 from pagefleet_protocol.endpoints import Endpoint, OnTrial
-from pagefleet_protocol.kube_names import LABEL_CANARY
+from pagefleet_protocol.kube_names import LABEL_CANARY, PORT_NAME, rank_id, rank_port_name
+from pagefleet_protocol.parallelism import MAX_RANKS
 
-PORT_NAME = "http"
-_OF_RANK = re.compile(PORT_NAME + r"-([1-9][0-9]?)")
-"""Name of the port of a data rank but the first, each of which is an engine."""
+_RANKS = {rank_port_name(rank): rank for rank in range(MAX_RANKS)}
+"""Data ranks by the names of their ports: each is an engine."""
 _ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]{0,252}")
 _OF_SERVICE = "kubernetes.io/service-name"
 _TRIAL = re.compile(r"([0-9a-z]{1,40})\.([0-9]{1,2})")
@@ -126,7 +126,7 @@ def _engine(entry: SliceEndpoint, rank: int, port: int, model: str) -> Endpoint 
         return None
     # An address that belongs to no pod is its own name.
     pod = None if entry.target_ref is None else entry.target_ref.name
-    engine_id = url.removeprefix("http://") if pod is None else f"{pod}.{rank}" if rank else pod
+    engine_id = url.removeprefix("http://") if pod is None else rank_id(pod, rank)
     return Endpoint(engine_id, url, model, draining=terminating, coming=coming)
 
 
@@ -160,11 +160,5 @@ def _base_url(entry: SliceEndpoint, port: int) -> str | None:
 def ports_of_ranks(ports: Iterable[SlicePort]) -> Mapping[int, int]:
     """Return the port of each data rank: they are named `http`, `http-1` and so on; else the only one, as rank 0's."""
     usable = [one for one in ports if one.protocol in (None, "TCP") and one.port is not None and 0 < one.port < 65536]
-    named = {rank: one.port for one in usable if one.port and (rank := _rank(one.name)) is not None}
+    named = {rank: one.port for one in usable if one.port and (rank := _RANKS.get(one.name or "")) is not None}
     return named or ({0: usable[0].port} if len(usable) == 1 and usable[0].port else {})
-
-
-def _rank(port: str | None) -> int | None:
-    """Return whose port is called so; None: no engine's."""
-    found = _OF_RANK.fullmatch(port or "")
-    return int(found[1]) if found else 0 if port == PORT_NAME else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -90,12 +90,7 @@ def expected(x: Tensor, meant: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     return out
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_each() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("exchange", "size"), [("width", 1), ("width", 2), ("tensor", 2), ("tensor", 4)])

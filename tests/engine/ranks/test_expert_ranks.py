@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,12 +37,7 @@ BACKENDS: tuple[All2All, ...] = ("allgather_reducescatter", "all2allv")
 NUM_EXPERTS, TOP_K, HIDDEN = 7, 3, 5
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_each() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def placed(backend: All2All, *, data: RankGroup, tensor: RankGroup | None = None) -> Placement:

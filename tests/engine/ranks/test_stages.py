@@ -28,7 +28,6 @@ from tests.engine.ranks.test_tensor_ranks import (
     CPU,
     RECIPES,
     Make,
-    _one_thread_each,
     generate,
     load,
     mostly_near,
@@ -37,7 +36,7 @@ from tests.fakes.quantized_checkpoints import quantize_checkpoint
 from tests.fakes.ranks import on_ranks
 from tests.fakes.staged_model import StagedModel, load_stages
 
-__all__ = ["_one_thread_each"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPLITS = {"2": Parallelism(pipeline_parallel_size=2), "3": Parallelism(pipeline_parallel_size=3)}
 SPLITS["1,2"] = Parallelism(pipeline_parallel_size=2, pipeline_layers="1,2")

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,7 @@ RECIPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_each() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(folder: Path, ranks: RankGroup, arch: ModelArch | None = None, *, kernels: bool = False, **ways: Any) -> Model:
