@@ -28,8 +28,11 @@ class BlobError(ValueError):
     """Bytes that are no blob of this version, shape or length; the message says which."""
 
 
-def first_needed_block(num_computed_tokens: int, window: int, block_size: int) -> int:
-    """Return the first block that tokens from position `num_computed_tokens` on can see."""
+def first_needed_block(num_computed_tokens: int, window: int, block_size: int, *, chunked: bool = False) -> int:
+    """Return the first block that tokens from position `num_computed_tokens` on can see; `chunked`: of their chunk of
+    `window` tokens, else over a window that slides."""
+    if chunked:
+        return num_computed_tokens // window * window // block_size
     return max(0, num_computed_tokens - window + 1) // block_size
 
 
@@ -50,6 +53,8 @@ class KvShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Order of the axes within a block."""
     windows: tuple[int | None, ...] = (None,)
     """Of each KV group: tokens that each token sees at most, itself included; None for all."""
+    chunked: bool = False
+    """Windows are chunks: tokens see what is of their own, from its start."""
     parts: tuple[int, ...] = ()
     """Where stages share several groups: layers that each has in a block, whose bytes are theirs one by one."""
 
@@ -60,8 +65,8 @@ class KvShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def needed_from(self, group: int, num_blocks: int) -> int:
         """Return the first block of a group that the tokens after a prefix of so many blocks can see."""
-        window = self.windows[group]
-        return 0 if window is None else first_needed_block(num_blocks * self.block_size, window, self.block_size)
+        window, num_tokens = self.windows[group], num_blocks * self.block_size
+        return 0 if window is None else first_needed_block(num_tokens, window, self.block_size, chunked=self.chunked)
 
     def differences(self, other: KvShape) -> str:
         """Return what differs, as the end of a sentence: `block_size 16 here, 32 there`; empty where nothing does."""

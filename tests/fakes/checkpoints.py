@@ -38,6 +38,7 @@ _CLASSES = {
     "granite": "Granite",
     "granitemoe": "GraniteMoe",
     "llama": "Llama",
+    "llama4_text": "Llama4",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "mpt": "Mpt",
@@ -54,7 +55,7 @@ _CLASSES = {
     "stablelm": "StableLm",
 }
 FAMILIES = tuple(_CLASSES)
-_CONFIGS = {"gemma3_text": "Gemma3TextConfig"}
+_CONFIGS = {"gemma3_text": "Gemma3TextConfig", "llama4_text": "Llama4TextConfig"}
 # The same under the names that these kinds have for it
 _SPELLINGS = {
     "gpt2": {"intermediate_size": "n_inner"},
@@ -170,6 +171,18 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 2.0,
         "residual_multiplier": 0.7,
         "logits_scaling": 1.5,
+    },
+    "llama4_text": {
+        "head_dim": 32,
+        "intermediate_size": 48,
+        "intermediate_size_mlp": 80,
+        "num_hidden_layers": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 1, 0, 1],
+        "attention_chunk_size": 24,
+        "floor_scale": 16,
     },
     "mistral": {"sliding_window": 24},
     "mixtral": {"intermediate_size": 48, "num_local_experts": 4, "sliding_window": 24},

@@ -45,6 +45,8 @@ class DenseSequence:
         hidden = column > row
         if spec.window is not None:
             hidden |= column <= row - spec.window
+        if spec.chunk is not None:
+            hidden |= column < row // spec.chunk * spec.chunk
         scores_NTC = scores_NTC.masked_fill(hidden, -torch.inf)
         if spec.sinks_N is not None:
             sinks_NT1 = spec.sinks_N[:, None, None].expand(*scores_NTC.shape[:2], 1)

@@ -71,6 +71,8 @@ class StaticStep:
         seen_TC &= (token_T < starts_S1[-1])[:, None]
         if spec.window is not None:
             seen_TC &= column_C > position_T[:, None] - spec.window
+        if spec.chunk is not None:
+            seen_TC &= column_C >= position_T[:, None] // spec.chunk * spec.chunk
 
         per_kv_head = q_TNH.shape[1] // k_SCKH.shape[2]
         q_TKGH = q_TNH.view(len(q_TNH), -1, per_kv_head, q_TNH.shape[2])

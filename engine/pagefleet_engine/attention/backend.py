@@ -63,6 +63,8 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     """Each token sees itself and the `window - 1` tokens before it; None: all."""
+    chunk: int | None = None
+    """Each token sees those of its own chunk of so many positions; None: all."""
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)`, before anything is hidden."""
     sinks_N: Tensor | None = None
@@ -76,11 +78,17 @@ class AttentionSpec:
     """Pages hold latents: one vector [W] of each token for all heads, scaled by `k_scale`."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether a token may see less than everything before it."""
+        return self.window is not None or self.chunk is not None
+
+    @property
     def rule(self) -> ScoreRule:
         """The same for the kernels."""
         return ScoreRule(
             scale=self.scale,
             window=self.window,
+            chunk=self.chunk,
             softcap=self.softcap,
             sinks_N=self.sinks_N,
             alibi_slopes_N=self.alibi_slopes_N,

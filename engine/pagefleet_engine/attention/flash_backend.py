@@ -95,7 +95,7 @@ class FlashAttentionStep:
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
         batch = self.triton.batch
-        has_prefix = batch.num_common_blocks > 0 and spec.window is None
+        has_prefix = batch.num_common_blocks > 0 and not spec.is_local
         if not self.backend.takes(spec) or has_prefix:
             return self.triton.attend(spec, q_TNH)
         group, index = self.triton.places[spec.layer]
@@ -177,6 +177,11 @@ def _why_not_pool(pool: Tensor, layout: KVLayout, version: FlashVersion) -> str 
 
 
 def _why_not_layer(spec: AttentionSpec) -> str | None:
-    kinds = {"a soft cap": spec.softcap, "attention sinks": spec.sinks_N, "ALiBi": spec.alibi_slopes_N}
+    kinds = {
+        "attention within chunks": spec.chunk,
+        "a soft cap": spec.softcap,
+        "attention sinks": spec.sinks_N,
+        "ALiBi": spec.alibi_slopes_N,
+    }
     found = next((name for name, value in kinds.items() if value is not None), None)
     return None if found is None else f"layer {spec.layer} has {found}, which torch does not pass to FlashAttention"

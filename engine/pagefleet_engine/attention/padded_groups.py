@@ -2,7 +2,7 @@
 
 Rows of like length form a group, where the padding saved is worth one more launch. Long queries are cut into blocks
 that fit the cache and see only the context up to their end. Lengths are rounded up where kernels are made for each.
-Worked out once per step and shared by all layers of a window.
+Worked out once per step and shared by all layers that see as far.
 
 Shapes: T tokens, S rows of a group, Q queries of a row (padded), C context (padded), K key/value heads, H head size.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import BatchGeometry
+from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -146,19 +146,29 @@ def write_index(layout: KVLayout, slot_mapping_T: Tensor) -> Tensor:
 
 
 def make_groups(
-    layout: KVLayout, batch: BatchGeometry, tables: Int32Array, window: int | None, dtype: torch.dtype
+    layout: KVLayout, batch: BatchGeometry, tables: Int32Array, spec: AttentionSpec, dtype: torch.dtype
 ) -> list[PaddedGroup]:
-    """The rows of `batch` in groups; `tables` are those of the layers' KV group, `dtype` that of the scores."""
+    """The rows of `batch` in groups, for layers that see as far as `spec` says; `tables` are those of their KV group,
+    `dtype` that of the scores."""
     query_lens = np.asarray(batch.query_lens, dtype=np.int64)
     seq_lens = np.asarray(batch.seq_lens, dtype=np.int64)
-    # With a window a row's context starts at the block that holds the first token its first query sees.
-    first_seen = np.maximum(seq_lens - query_lens - window + 1, 0) if window is not None else np.zeros_like(seq_lens)
-    first_block = first_seen // layout.block_size
+    # A row's context starts at the block that holds the first token its first query sees.
+    first_block = first_seen(seq_lens - query_lens, spec) // layout.block_size
     context_lens = seq_lens - first_block * layout.block_size
     starts = batch.query_start_loc_S1.numpy()
-    lengths = _Lengths(query_lens, seq_lens, first_block, context_lens, window)
+    lengths = _Lengths(query_lens, seq_lens, first_block, context_lens, spec)
     groups = group_rows(query_lens, context_lens)
     return [_make_group(layout, lengths, rows, starts, tables, dtype) for rows in groups]
+
+
+def first_seen(positions: Int64Array, spec: AttentionSpec) -> Int64Array:
+    """The first position that a query at each of these sees."""
+    first = np.zeros_like(positions)
+    if spec.window is not None:
+        first = np.maximum(first, positions - spec.window + 1)
+    if spec.chunk is not None:
+        first = np.maximum(first, positions // spec.chunk * spec.chunk)
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +179,7 @@ class _Lengths:
     seq: Int64Array
     first_block: Int64Array
     context: Int64Array
-    window: int | None
+    spec: AttentionSpec
 
 
 def _make_group(
@@ -198,33 +208,39 @@ def _make_group(
         token_index=None if in_order else torch.from_numpy(tokens_SQ.reshape(-1)),
         kept=None if all_real else torch.from_numpy(np.flatnonzero(real_SQ)),
         kept_tokens=None if in_order and all_real else torch.from_numpy(tokens_SQ[real_SQ]),
-        blocks=_query_blocks(lengths, rows, query_len, num_blocks * layout.block_size, dtype),
+        blocks=_query_blocks(lengths, rows, query_len, num_blocks, layout.block_size, dtype),
     )
 
 
 def _query_blocks(
-    lengths: _Lengths, rows: Int64Array, query_len: int, width: int, dtype: torch.dtype
+    lengths: _Lengths, rows: Int64Array, query_len: int, num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> list[QueryBlock]:
     """Cut the group's `query_len` queries into blocks, each with the columns it can see.
 
-    Columns count from a row's first gathered block; `width` of them are gathered.
+    Columns count from a row's first gathered block; those of `num_blocks` are gathered.
     """
+    width = num_blocks * block_size
     last_query = lengths.query[rows, None] - 1
     first_column = lengths.context[rows, None] - lengths.query[rows, None]
     column_SQ = first_column + np.minimum(np.arange(query_len), last_query)
+    seen_SQ = None
+    if lengths.spec.is_local:
+        skipped = lengths.first_block[rows, None] * block_size
+        seen_SQ = first_seen(column_SQ + skipped, lengths.spec) - skipped
     if query_len <= QUERY_BLOCK and column_SQ.size > 1:
         # Whole pages, masked: a matrix product over part of the gathered columns would copy them first.
-        return [_query_block(column_SQ, 0, range(width), lengths.window, dtype)]
-    return [
-        _query_block(own_SQ, start, _seen_columns(own_SQ, width, lengths.window, dtype), lengths.window, dtype)
-        for start in range(0, query_len, QUERY_BLOCK)
-        for own_SQ in (column_SQ[:, start : start + QUERY_BLOCK],)
-    ]
+        return [_query_block(column_SQ, seen_SQ, 0, range(width), dtype)]
+    blocks = []
+    for start in range(0, query_len, QUERY_BLOCK):
+        queries = slice(start, start + QUERY_BLOCK)
+        own_SQ, first_SQ = column_SQ[:, queries], None if seen_SQ is None else seen_SQ[:, queries]
+        blocks.append(_query_block(own_SQ, first_SQ, start, _seen_columns(own_SQ, first_SQ, width, dtype), dtype))
+    return blocks
 
 
-def _seen_columns(own_SQ: Int64Array, width: int, window: int | None, dtype: torch.dtype) -> range:
+def _seen_columns(own_SQ: Int64Array, first_SQ: Int64Array | None, width: int, dtype: torch.dtype) -> range:
     """Columns of the `width` that any of these queries sees, and some to either side where their number matters."""
-    first = 0 if window is None else max(int(own_SQ.min()) - window + 1, 0)
+    first = 0 if first_SQ is None else max(int(first_SQ.min()), 0)
     end = int(own_SQ.max()) + 1
     if are_compiled(dtype) and own_SQ.size > 1:
         first -= first % QUERY_BLOCK
@@ -232,14 +248,17 @@ def _seen_columns(own_SQ: Int64Array, width: int, window: int | None, dtype: tor
     return range(first, end)
 
 
-def _query_block(own_SQ: Int64Array, start: int, context: range, window: int | None, dtype: torch.dtype) -> QueryBlock:
-    """The queries at columns `own_SQ`, of which the first is the group's query number `start`."""
+def _query_block(
+    own_SQ: Int64Array, first_SQ: Int64Array | None, start: int, context: range, dtype: torch.dtype
+) -> QueryBlock:
+    """The queries at columns `own_SQ`, of which the first is the group's query number `start`; each sees the columns
+    from its own of `first_SQ`, or all."""
     stop = start + own_SQ.shape[1]
-    masked_from = int(own_SQ.min()) + 1 if window is None else context.start
+    masked_from = int(own_SQ.min()) + 1 if first_SQ is None else context.start
     columns = np.arange(masked_from, context.stop)
     visible = columns <= own_SQ[..., None]
-    if window is not None:
-        visible &= columns > own_SQ[..., None] - window
+    if first_SQ is not None:
+        visible &= columns >= first_SQ[..., None]
     if visible.all():
         return QueryBlock(start, stop, context.start, context.stop, context.stop, None, torch.from_numpy(own_SQ))
     bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))

@@ -74,7 +74,7 @@ class TorchAttentionStep:
         self._batch = batch
         self._pool = pool
         self._write_indices = [write_index(layout, mapping_T) for mapping_T in batch.slot_mappings]
-        self._groups: dict[tuple[int, int | None], list[PaddedGroup]] = {}
+        self._groups: dict[tuple[int, int | None, int | None], list[PaddedGroup]] = {}
 
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
@@ -98,7 +98,7 @@ class TorchAttentionStep:
         kv_group, index = self._pool.places[spec.layer]
         if self._pool.whole.dtype != FP8 and (spec.k_scale != 1.0 or spec.v_scale != 1.0):
             spec = replace(spec, k_scale=1.0, v_scale=1.0)
-        groups = self._groups_for(kv_group, spec.window, q_TNH.dtype)
+        groups = self._groups_for(kv_group, spec, q_TNH.dtype)
         if len(groups) == 1 and groups[0].kept is None and groups[0].token_index is None:
             return self._attend_group(groups[0], index, q_TNH, spec)
         value_dim = q_TNH.shape[2] if spec.latent is None else spec.latent.value_dim
@@ -133,12 +133,13 @@ class TorchAttentionStep:
         parts = [attend_block(q_SQKGH[:, block.start : block.stop], k, v, block, spec) for block in group.blocks]
         return torch.cat(parts, dim=1).view(rows * group.query_len, num_heads, layout.head_dim)
 
-    def _groups_for(self, kv_group: int, window: int | None, dtype: torch.dtype) -> list[PaddedGroup]:
-        groups = self._groups.get((kv_group, window))
+    def _groups_for(self, kv_group: int, spec: AttentionSpec, dtype: torch.dtype) -> list[PaddedGroup]:
+        key = (kv_group, spec.window, spec.chunk)
+        groups = self._groups.get(key)
         if groups is None:
             tables = self._batch.block_tables[kv_group]
-            groups = make_groups(self._layout, self._batch, tables.numpy(), window, dtype)
-            self._groups[kv_group, window] = groups
+            groups = make_groups(self._layout, self._batch, tables.numpy(), spec, dtype)
+            self._groups[key] = groups
         return groups
 
 

@@ -68,7 +68,7 @@ class TritonAttentionStep:
         """See `AttentionStep.attend`."""
         if spec.latent is not None:
             return self._attend_latents(spec, spec.latent, q_TNH)
-        if self.batch.num_common_blocks > 0 and spec.window is None:
+        if self.batch.num_common_blocks > 0 and not spec.is_local:
             return self._attend_cascade(spec, q_TNH)
         return paged_attention(*self._paged(spec, q_TNH), backend=self.kernels)
 
@@ -92,7 +92,7 @@ class TritonAttentionStep:
 
     def attend_rounded(self, spec: AttentionSpec, q_TNH: Tensor, rounding: QuantizeSpec) -> Activations:
         """See `RoundingStep.attend_rounded`."""
-        if self.batch.num_common_blocks > 0 and spec.window is None:
+        if self.batch.num_common_blocks > 0 and not spec.is_local:
             return self._attend_cascade(spec, q_TNH)
         rounded = rounded_attention(*self._paged(spec, q_TNH), rounding, backend=self.kernels)
         return self.attend(spec, q_TNH) if rounded is None else rounded

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagefleet_protocol.block_hash import BlockHash
-from pagefleet_protocol.kv_blob import first_needed_block
 
 from pagefleet_engine.core.block_pool import BlockPool, IntegrityError
 from pagefleet_engine.core.kv_groups import most_window_blocks, num_blocks_for
@@ -141,7 +140,6 @@ class WindowGroup:
         assert index.window is not None, "a full group has no window"
         self._pool = pool
         self._index = index
-        self._window = index.window
         self._block_size = block_size
         self._most_blocks = most_window_blocks(index.window, chunk, block_size)
 
@@ -231,4 +229,4 @@ class WindowGroup:
         return added
 
     def _first_needed(self, num_computed_tokens: int) -> int:
-        return first_needed_block(num_computed_tokens, self._window, self._block_size)
+        return self._index.start_for(num_computed_tokens, self._block_size)

@@ -73,7 +73,8 @@ class KVCache:
         """Tokens that one request can have at most, alone in the pool."""
         self._chunk = chunk
         self._indexes = [
-            GroupIndex(group.window, bytes([number]) if number else b"") for number, group in enumerate(groups.groups)
+            GroupIndex(group.window, bytes([number]) if number else b"", group.chunked)
+            for number, group in enumerate(groups.groups)
         ]
         windows = [index.window for index in self._indexes]
         self._first_full = windows.index(None) if None in windows else None

@@ -26,6 +26,8 @@ class KVGroup:
     layers: tuple[int, ...]
     window: int | None
     """Tokens that each token sees at most, itself included; None for all. A layer's own window may be smaller."""
+    chunked: bool = False
+    """The window is a chunk: tokens see what is of their own, from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +77,28 @@ def stage_slots(groups: KVGroups, stages: Sequence[range]) -> list[range]:
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def group_layers(windows: Sequence[int | None]) -> KVGroups:
+def group_layers(windows: Sequence[int | None], *, chunked: bool = False) -> KVGroups:
     """Group layers by their windows (one per layer; None: sees everything), so that little of a block is padding.
 
-    Groups that see everything come first, then by falling window. There are at most MAX_GROUPS.
+    `chunked`: windows are chunks, all of one size. Groups that see everything come first, then by falling window. There are at most MAX_GROUPS.
 
     Raises:
-        ValueError: there are no layers, or a window sees nothing.
+        ValueError: there are no layers, a window sees nothing, or chunks differ.
     """
     if not windows or any(window is not None and window < 1 for window in windows):
         raise ValueError("layers have windows of at least one token, and there is at least one layer")
+    if chunked and len({*windows} - {None}) > 1:
+        raise ValueError("chunks of several sizes have no common start")
     held = _held_windows(windows)
     kinds = sorted(set(held), key=lambda window: window or math.inf, reverse=True)
     size = _choose_layers_per_block(Counter(held))
     groups = []
     for kind in kinds:
         layers = [layer for layer, window in enumerate(held) if window == kind]
-        groups += [KVGroup(tuple(layers[start : start + size]), kind) for start in range(0, len(layers), size)]
+        of_chunks = chunked and kind is not None
+        groups += [
+            KVGroup(tuple(layers[start : start + size]), kind, of_chunks) for start in range(0, len(layers), size)
+        ]
     return KVGroups(tuple(groups), size)
 
 

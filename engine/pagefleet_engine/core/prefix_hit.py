@@ -3,6 +3,7 @@
 blocks of the prefix        0   1   2   3   4   5  |  computed
 full group needs            x   x   x   x   x   x  |
 window group needs                          x   x  |  those that overlap the last window - 1 tokens
+chunk group needs                               x  |  those that overlap the chunk of the next token
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class GroupIndex:
     window: int | None
     suffix: bytes
     """Added to a block's hash, so that equal tokens have one block in each group; none for the first group."""
+    chunked: bool = False
+    """The window is a chunk."""
 
     def keys(self, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
         """What the index calls this group's blocks with these hashes."""
@@ -35,7 +38,9 @@ class GroupIndex:
 
     def start_for(self, num_tokens: int, block_size: int) -> int:
         """The same for a prefix of so many tokens."""
-        return 0 if self.window is None else first_needed_block(num_tokens, self.window, block_size)
+        if self.window is None:
+            return 0
+        return first_needed_block(num_tokens, self.window, block_size, chunked=self.chunked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def kv_shape(config: EngineConfig, model: LoadedModel, groups: KVGroups = ONE_GR
         head_dim=kv.dim,
         layout=LATENT_LAYOUT if kv.is_latent else LAYOUT,
         windows=tuple(group.window for group in groups.groups),
+        chunked=any(group.chunked for group in groups.groups),
         parts=parts if len(parts) > 1 and len(groups) > 1 else (),
     )
 

@@ -135,7 +135,7 @@ class ProcessExecutor:
         self.context_length, self.max_model_len = first.context_length, first.max_model_len
         self.max_in_flight = first.max_in_flight
         """See Executor."""
-        groups = group_layers(arch.for_length(first.context_length).windows)
+        groups = group_layers(arch.for_length(first.context_length).windows, chunked=arch.chunked)
         self._fence = StepFence(self._num_finished, self._is_over, first.max_in_flight)
         self._pages: RankPages | None = None
         if config.kv_transfer.connectors:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
-from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles
+from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles, query_scales
 from pagefleet_engine.layers.weight import Placement
 
 
@@ -84,7 +84,7 @@ class RotaryEmbedding:
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation to integer positions [T]."""
         if self._rope.rope_type == "none":
-            return _NoRotation(len(positions_T))
+            return _NoRotation(len(positions_T), query_scales(self._rope, positions_T) if self._rope.query_growth else None)
         if self._table_PR is not None:
             return _KernelRotation(self._table_PR, positions_T)
         turns = angles(self._rope, self._rotary_dim, positions_T)
@@ -135,12 +135,13 @@ class _TorchRotation:
 
 
 class _NoRotation:
-    """Heads stay as they are."""
+    """Heads stay as they are; queries may grow with their positions."""
 
-    __slots__ = ("num_tokens",)
+    __slots__ = ("_scales_T11", "num_tokens")
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, scales_T: Tensor | None) -> None:
         self.num_tokens = num_tokens
+        self._scales_T11 = None if scales_T is None else scales_T[:, None, None]
 
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""
@@ -148,7 +149,7 @@ class _NoRotation:
         num_kv_heads = heads.num_kv_heads
         q_TNH, k_TKH, v_TKH = qkv_TLH.split_with_sizes((heads.num_heads, num_kv_heads, num_kv_heads), 1)
         step.write(heads.spec, k_TKH, v_TKH)
-        return q_TNH
+        return q_TNH if self._scales_T11 is None else q_TNH.mul_(self._scales_T11)
 
     def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
         """There are no such models."""

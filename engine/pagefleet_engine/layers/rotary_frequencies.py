@@ -22,6 +22,7 @@ class RopeParameters:
     """How positions become angles. Fields that a type does not use keep their defaults."""
 
     rope_type: RopeType = "default"
+    """none: heads stay as they are, but for `query_growth`."""
     theta: float = 10_000.0
     """Base of the geometric series of wavelengths."""
     rotated_share: float = 1.0
@@ -50,6 +51,10 @@ class RopeParameters:
     """longrope: and where one may."""
     longest: int = 0
     """longrope: longest sequence that is served; decides between the two for all sequences."""
+    query_growth: float = 0.0
+    """none: a query at position p is multiplied by `1 + growth * ln(1 + floor((p + 1) / growth_step))`, so that the
+    softmax stays sharp over long contexts (arXiv 2501.19399)."""
+    growth_step: float = 1.0
 
     @property
     def is_long(self) -> bool:
@@ -70,6 +75,12 @@ class RopeParameters:
 
 NO_ROPE = RopeParameters(rope_type="none")
 """Of layers whose heads do not rotate."""
+
+
+def query_scales(rope: RopeParameters, positions_P: Tensor) -> Tensor:
+    """Float32 [P]: what queries at integer positions are multiplied by where heads do not rotate."""
+    steps_P = ((positions_P.to(torch.float32) + 1.0) / rope.growth_step).floor_()
+    return steps_P.log1p_().mul_(rope.query_growth).add_(1.0)
 
 
 def angles(rope: RopeParameters, rotary_dim: int, positions_P: Tensor) -> Tensor:
@@ -107,7 +118,8 @@ def _scaled(rope: RopeParameters, rotary_dim: int, frequencies: Tensor) -> Tenso
 def _llama3(rope: RopeParameters, frequencies: Tensor) -> Tensor:
     """Long wavelengths stretched, short ones kept, those between blended linearly in turns per original context."""
     turns = rope.original_max_position * frequencies / (2 * math.pi)
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    # Llama 4 Scout has both factors 1: a step.
+    kept = (turns - rope.low_freq_factor) / max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)
     kept = kept.clamp(0.0, 1.0)
     return kept * frequencies + (1 - kept) * frequencies / rope.factor
 

@@ -87,7 +87,9 @@ class ModelArch:
     layer_ropes: tuple[int, ...]
     """Per layer: which of them it uses."""
     windows: tuple[int | None, ...]
-    """Per layer: how many tokens each token sees, itself included; None for all."""
+    """Per layer: how many tokens each token sees at most, itself included; None for all."""
+    chunked: bool = False
+    """Windows do not slide but are chunks: a token sees what is of its own chunk of so many tokens."""
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool

@@ -41,9 +41,10 @@ class Traits:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    query_key_norm: Literal["none", "heads", "projection", "layer", "stacked layer"] = "none"
-    """Normalise queries and keys before they are rotated: each head, or all heads of a token together; or by a
-    LayerNorm for each head, whose weights the checkpoint has one by one or in one tensor."""
+    query_key_norm: Literal["none", "heads", "rotated heads", "projection", "layer", "stacked layer"] = "none"
+    """Normalise queries and keys before they are rotated: each head, or without weights and only where heads rotate, or
+    all heads of a token together; or by a LayerNorm for each head, whose weights the checkpoint has one by one or in
+    one tensor."""
     interleaved_rotation: bool = False
     """Neighbours rotate against each other, not one half of a head against the other."""
     sinks: bool = False
@@ -95,6 +96,9 @@ class Attention:
         head_norm = None
         if traits.query_key_norm == "heads":
             self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, traits.norm_unit_offset)
+        elif traits.query_key_norm == "rotated heads":
+            if arch.ropes[arch.layer_ropes[layer]].rope_type != "none":
+                self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, has_weights=False)
         elif traits.query_key_norm == "projection":
             self._norm = norm = projection_norm(q_width, k_width, eps, placement)
             self._project = lambda x_TD: norm(self._qkv_proj(x_TD))
@@ -115,7 +119,8 @@ class Attention:
         spec = AttentionSpec(
             layer=layer,
             scale=arch.query_scale,
-            window=arch.windows[layer],
+            window=None if arch.chunked else arch.windows[layer],
+            chunk=arch.windows[layer] if arch.chunked else None,
             softcap=arch.attention_softcap,
             sinks_N=sinks_N,
             alibi_slopes_N=slopes_N,

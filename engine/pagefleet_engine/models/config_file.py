@@ -105,6 +105,7 @@ def read_shared(
         ropes=ropes or (read_rope(fields, shape.head_dim),),
         layer_ropes=(0,) * shape.num_layers,
         windows=shape.windows,
+        chunked=shape.chunked,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),

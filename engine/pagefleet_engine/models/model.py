@@ -35,6 +35,8 @@ MODEL_MODULES = {
     "granitemoe": "pagefleet_engine.models.granitemoe",
     "kimi_k2": "pagefleet_engine.models.deepseek_v3",
     "llama": "pagefleet_engine.models.llama",
+    "llama4": "pagefleet_engine.models.llama4",
+    "llama4_text": "pagefleet_engine.models.llama4",
     "mistral": "pagefleet_engine.models.mistral",
     "mixtral": "pagefleet_engine.models.mixtral",
     "mpt": "pagefleet_engine.models.mpt",

@@ -57,8 +57,8 @@ def rope_from(scaling: ConfigFields, fields: ConfigFields, head_dim: int, theta:
 
 def _llama3(scaling: ConfigFields, theta: float, share: float, max_position: int) -> RopeParameters:
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if low >= high:
-        raise ModelLoadError(f"{scaling.source}: low_freq_factor must be under high_freq_factor: repair the file")
+    if low > high:
+        raise ModelLoadError(f"{scaling.source}: low_freq_factor must not be over high_freq_factor: repair the file")
     return RopeParameters(
         rope_type="llama3",
         theta=theta,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.moe.balanced import BalancedExperts
 from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slot, expert_slots
-from pagefleet_engine.layers.moe.experts import Experts, HostExperts
+from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
@@ -90,7 +91,7 @@ class SparseMLP:
         else:
             made = HostExperts(share.num_slots, hidden, width.size, gate or arch.activation, keeps=moves)
             stored = replace(placement, traceable=placement.traceable or moves)  # what is packed could not move
-        self._experts = made
+        self._experts = partial(over_scaled_inputs, made) if experts.routing.scales_inputs else made
         if share.map is not None and placement.balance is not None:
             placement.balance.add(BalancedExperts(share.map, made))
         self._slots = [

@@ -17,13 +17,14 @@ from pagefleet_protocol.model_config.kv_spec import KVSpec
 _MAX_LAYERS = 4096
 _MAX_LENGTH = 2**31 - 1
 _SLIDING = "sliding_attention"
+_CHUNKED = "chunked_attention"
 _FULL = "full_attention"
 _QUANTIZED_TYPES = {"float": "fp8", "int": "int8"}
 _HEADS = ("Classification", "QuestionAnswering", "RewardModel", "MultipleChoice", "TokenPrediction")
 """Ends of the names of models that give no next token."""
 
 Windows = tuple[int | None, ...]
-"""Per layer: how many tokens each token sees, itself included; None for all."""
+"""Per layer: how many tokens each token sees at most, itself included; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class ModelShape:
     kv: KVSpec
     """What each layer keeps of a token."""
     windows: Windows
+    chunked: bool
+    """Windows do not slide but are chunks: a token sees what is of its own chunk of so many tokens."""
     context_length: int
     """Most positions the model was made for, rope scaling included."""
     default_length: int
@@ -66,7 +69,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         raise ModelConfigError(f"{source}: model_type is {said}; pagefleet runs {', '.join(_FAMILIES)}")
     _check_head(outer)
     fields = outer
-    if model_type == "gemma3":  # of text and images; the text model is served
+    if model_type in ("gemma3", "llama4"):  # of text and images; the text model is served
         fields = outer.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"))
     fields = fields.spelled(family.spellings).with_defaults(family.defaults)
     hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
@@ -82,6 +85,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         head_dim=head_dim,
         kv=kv,
         windows=family.windows(fields, num_layers),
+        chunked=family.windows is _llama4_chunks,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -176,12 +180,42 @@ def _gemma3_windows(fields: ConfigFields, num_layers: int) -> Windows:
     return _named_windows(fields, num_layers, lambda layer: (layer + 1) % period != 0)
 
 
-def _named_windows(fields: ConfigFields, num_layers: int, otherwise: Callable[[int], bool]) -> Windows:
-    """Of the layers that `layer_types` calls sliding; where it is absent, of those that `otherwise` tells."""
-    kinds = fields.choices("layer_types", num_layers, (_FULL, _SLIDING))
-    slides = [otherwise(layer) if kinds is None else kinds[layer] == _SLIDING for layer in range(num_layers)]
-    window = fields.count("sliding_window") if any(slides) else None
-    return tuple(window if slide else None for slide in slides)
+def rotated_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    """Llama 4's: those with a 1 in `no_rope_layers`, or all but every `no_rope_layer_interval`th.
+
+    Raises:
+        ModelConfigError: the list is too short, or holds other numbers.
+    """
+    given = fields.integers("no_rope_layers")
+    if not given:
+        interval = fields.count("no_rope_layer_interval")
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if len(given) < num_layers or not {*given} <= {0, 1}:
+        raise ModelConfigError(
+            f"{fields.source}: no_rope_layers must be a list of 0 and 1, one for each of {num_layers} layers: repair "
+            "the file"
+        )
+    return tuple(flag == 1 for flag in given[:num_layers])
+
+
+def _llama4_chunks(fields: ConfigFields, num_layers: int) -> Windows:
+    """Of the layers that rotate."""
+    rotated = rotated_layers(fields, num_layers)
+    return _named_windows(fields, num_layers, rotated.__getitem__, _CHUNKED, "attention_chunk_size")
+
+
+def _named_windows(
+    fields: ConfigFields,
+    num_layers: int,
+    otherwise: Callable[[int], bool],
+    local: str = _SLIDING,
+    size: str = "sliding_window",
+) -> Windows:
+    """Of the layers that `layer_types` calls `local`; where it is absent, of those that `otherwise` tells."""
+    kinds = fields.choices("layer_types", num_layers, (_FULL, local))
+    is_local = [otherwise(layer) if kinds is None else kinds[layer] == local for layer in range(num_layers)]
+    window = fields.count(size) if any(is_local) else None
+    return tuple(window if each else None for each in is_local)
 
 
 def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
@@ -283,6 +317,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "granitemoe": _Family(defaults=defaults.GRANITE_MOE),
     "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),
     "llama": _Family(),
+    "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4),
+    "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL),
     "mpt": _Family(

@@ -157,8 +157,8 @@ def test_an_unknown_model_names_those_that_run() -> None:
             "short_factor is",
         ),
         (
-            {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
-            "low_freq_factor must be under high_freq_factor",
+            {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 5, "high_freq_factor": 4}},
+            "low_freq_factor must not be over high_freq_factor",
         ),
         (
             {"model_type": "qwen3", "use_sliding_window": True, "layer_types": ["full_attention"]},

@@ -104,6 +104,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2 tied": ("gpt2", {"tie_word_embeddings": True, "activation_function": "relu", "scale_attn_weights": False}),
     "gpt_oss": ("gpt_oss", {}),
     "gpt_oss no biases": ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention"] * 3}),
+    "llama4": ("llama4_text", {}),
+    "llama4 scout": (
+        "llama4_text",
+        {
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layers": None,
+            "rope_parameters": LLAMA3 | {"high_freq_factor": 1.0},
+        },
+    ),
+    "llama4 plain": (
+        "llama4_text",
+        {
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "chunked_attention"] * 2,
+            "moe_layers": [0],
+        },
+    ),
     "opt": ("opt", {}),
     "opt 350m": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt no biases": ("opt", {"enable_bias": False, "tie_word_embeddings": True}),

@@ -56,6 +56,18 @@ class Experts(Protocol):
         ...
 
 
+def over_scaled_inputs(experts: Experts, x_RD: Tensor, routes: Routes) -> Tensor:
+    """The same where weights multiply what an expert reads: `down(act(gate(weight * x)) * up(weight * x))`.
+
+    Each pair of a row and an expert becomes a row.
+    """
+    num_rows, top_k = routes.experts_TK.shape
+    x_PD = (x_RD[:, None] * routes.weights_TK[..., None].to(x_RD.dtype)).flatten(0, 1)
+    each = Routes(torch.ones_like(routes.weights_TK).view(-1, 1), routes.experts_TK.reshape(-1, 1))
+    out_PD = experts(x_PD, each)
+    return out_PD if top_k == 1 else out_PD.view(num_rows, top_k, -1).sum(1)
+
+
 class HostExperts:
     """Implements `Experts` by two products for each expert that is in use, over its rows side by side.
 

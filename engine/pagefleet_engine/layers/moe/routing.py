@@ -40,6 +40,8 @@ class Routing:
     """Groups of neighbouring experts that a token may choose from."""
     group_score: GroupScore = "top2"
     """What ranks a group: its best expert, or the sum of its best two."""
+    scales_inputs: bool = False
+    """Weights multiply what an expert reads, not what it gives."""
     jitter: float = 0.0
     """SparseMixer: scores further below the best than twice this share of it take no part."""
 
@@ -68,6 +70,8 @@ def route(logits_TE: Tensor, routing: Routing, correction_E: Tensor | None = Non
         return _sparsemixer(logits_TE, routing.jitter)
     scores_TE = logits_TE.softmax(-1) if routing.scoring == "softmax" else logits_TE.sigmoid()
     choice_TE = scores_TE if correction_E is None else scores_TE + correction_E
+    if routing.scoring == "sigmoid" and correction_E is None and routing.num_groups == 1:
+        choice_TE = logits_TE  # these still differ where scores are one
     if routing.top_groups < routing.num_groups:
         choice_TE = _within_best_groups(choice_TE, routing)
     experts_TK = choice_TE.topk(routing.top_k, -1).indices
