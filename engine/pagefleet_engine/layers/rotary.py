@@ -84,7 +84,9 @@ class RotaryEmbedding:
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation to integer positions [T]."""
         if self._rope.rope_type == "none":
-            return _NoRotation(len(positions_T), query_scales(self._rope, positions_T) if self._rope.query_growth else None)
+            return _NoRotation(
+                len(positions_T), query_scales(self._rope, positions_T) if self._rope.query_growth else None
+            )
         if self._table_PR is not None:
             return _KernelRotation(self._table_PR, positions_T)
         turns = angles(self._rope, self._rotary_dim, positions_T)

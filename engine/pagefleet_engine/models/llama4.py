@@ -38,7 +38,10 @@ def read(shape: ModelShape) -> ModelArch:
     rope, still = read_rope(fields, shape.head_dim), NO_ROPE
     has_norm = fields.flag("use_qk_norm", True)
     if has_norm and rope.magnitude != 1.0:  # normalised after they are rotated, as far as the file goes
-        raise ModelLoadError(f"{fields.source}: rope_type is {rope.rope_type}; with use_qk_norm pagefleet runs llama3")
+        raise ModelLoadError(
+            f"{fields.source}: rope_type is {rope.rope_type}; with use_qk_norm pagefleet runs default, linear, dynamic "
+            "and llama3"
+        )
     if _grows(fields):
         still = replace(still, query_growth=fields.number("attn_scale"), growth_step=fields.number("floor_scale"))
     width = fields.count("intermediate_size")
@@ -83,11 +86,10 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
 
 def _grows(fields: ConfigFields) -> bool:
     """Whether queries that do not rotate grow; the first files have a number for it."""
-    name = "attn_temperature_tuning"
     try:
-        return fields.flag(name, True)
+        return fields.count("attn_temperature_tuning", 1, low=0) > 0
     except ModelConfigError:
-        return fields.count(name, low=0) > 0
+        return fields.flag("attn_temperature_tuning", True)
 
 
 def _sparse(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:

@@ -86,6 +86,14 @@ def test_features(layer: int, features: dict[str, Any], rows: list[tuple[int, in
     )
 
 
+@pytest.mark.parametrize("rows", [*MIXES, [(100, 140)], [(48, 24), (47, 1)]], ids=str)
+@pytest.mark.parametrize("chunk", [1, 8, 20, 64])
+def test_chunks(chunk: int, rows: list[tuple[int, int]]) -> None:
+    """Also those that end within a block, and more queries than one block of them has."""
+    torch.manual_seed(len(rows))
+    assert_backends_agree(AttentionSpec(layer=3, scale=0.3, chunk=chunk), make_step(rows))
+
+
 @pytest.mark.parametrize("rows", MIXES, ids=str)
 @pytest.mark.parametrize("features", [{}, FEATURES[-1]], ids=["plain", "all"])
 def test_a_pool_in_fp8_with_scales(features: dict[str, Any], rows: list[tuple[int, int]]) -> None:
@@ -128,7 +136,11 @@ def test_layers_of_a_group_lie_beside_each_other_in_its_blocks(name: str) -> Non
 def test_a_shared_prefix_changes_nothing(rows: list[tuple[int, int]]) -> None:
     torch.manual_seed(1)
     inputs, pool = make_step(rows, common=2), torch.randn(LAYOUT.shape)
-    for spec in (AttentionSpec(layer=0, scale=0.3, softcap=2.0), AttentionSpec(layer=1, scale=0.3, window=12)):
+    for spec in (
+        AttentionSpec(layer=0, scale=0.3, softcap=2.0),
+        AttentionSpec(layer=1, scale=0.3, window=12),
+        AttentionSpec(layer=1, scale=0.3, chunk=12),
+    ):
         expected = run(TorchBackend(pool.clone(), LAYOUT, GROUPS), spec, inputs)
         out = run(TritonBackend(pool, LAYOUT, GROUPS, kernels="triton"), spec, inputs)
         torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pagefleet_engine.attention.backend import BatchGeometry
+from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry
 from pagefleet_engine.attention.padded_groups import group_rows, make_groups, rounded_up
 from pagefleet_kernels.layout import KVLayout
 
@@ -70,7 +70,7 @@ def widths(query_lens: list[int], seq_lens: list[int], dtype: torch.dtype) -> li
         query_lens,
         seq_lens,
     )
-    groups = make_groups(LAYOUT, batch, tables, None, dtype)
+    groups = make_groups(LAYOUT, batch, tables, AttentionSpec(layer=0, scale=1.0), dtype)
     return [(block.first, block.end) for group in groups for block in group.blocks]
 
 

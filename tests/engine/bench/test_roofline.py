@@ -59,6 +59,8 @@ def test_costs_of_published_shapes(
         ("kimi-k2", 1026, 32.9),
         ("gpt-oss-20b", 20.9, 4.19),  # "3.6" without the embedding
         ("gpt-oss-120b", 116.8, 5.7),  # "5.1" without the embedding
+        ("llama-4-scout", 107.8, 17.2),  # "109" with its vision
+        ("llama-4-maverick", 400.7, 17.2),
     ],
 )
 def test_parameters_are_as_published(name: str, total: float, active: float, tmp_path: Path) -> None:

@@ -21,9 +21,13 @@ WINDOW = (8,)
 
 
 def make_cache(
-    num_blocks: int, windows: Sequence[int | None], chunk: int = 16, enable_prefix_caching: bool = True
+    num_blocks: int,
+    windows: Sequence[int | None],
+    chunk: int = 16,
+    enable_prefix_caching: bool = True,
+    chunked: bool = False,
 ) -> KVCache:
-    return KVCache(num_blocks, 4, enable_prefix_caching, group_layers(windows), chunk)
+    return KVCache(num_blocks, 4, enable_prefix_caching, group_layers(windows, chunked=chunked), chunk)
 
 
 def make_request(name: str, tokens: Sequence[int]) -> Request:
@@ -103,6 +107,31 @@ def test_what_a_step_adds_comes_after_the_blocks_of_the_table() -> None:
     added = schedule(cache, request, 16)
     assert list(map(len, added)) == [0, 4]
     assert not set(added[1]) & set(grant.blocks[1][2:])  # its last two are still in sight
+
+
+def test_a_chunk_of_the_context_is_given_back_when_the_next_begins() -> None:
+    """Chunks of 24 tokens, decoded token by token: six blocks and then one."""
+    cache = make_cache(100, (24,), chunked=True)
+    request = make_request("a", range(20))
+    compute_prompt(cache, request, 16)
+    held = []
+    for token in range(60):
+        request.token_ids.append(token)
+        schedule(cache, request, 1)
+        cache.publish_computed(request, request.num_computed_tokens)
+        cache.check_integrity([request])
+        held.append(num_held(cache))
+    assert held == [(position % 24) // 4 + 1 for position in range(20, 80)]
+
+
+def test_a_prefix_that_ends_with_a_chunk_needs_none_of_its_blocks() -> None:
+    cache = make_cache(100, (None, 24), chunked=True)
+    compute_prompt(cache, make_request("a", range(60)), 16)
+    for length, found in ((48, 0), (56, 2), (44, 5)):
+        grant = admit(cache, probe := make_request("b", [*range(length), 99]))
+        assert grant.num_cached_tokens == length
+        assert len([block for block in grant.blocks[1] if block]) - 1 == found
+        cache.free(probe.request_id)
 
 
 def test_an_admitted_prompt_never_runs_out_though_others_take_all_that_is_left() -> None:
@@ -337,12 +366,15 @@ def test_without_a_full_group_there_are_no_common_blocks() -> None:
     st.integers(1, 40),
     st.integers(0, 12),
     st.integers(1, 24),
+    st.booleans(),
     st.data(),
 )
 def test_alone_in_the_pool_a_request_of_the_capacity_always_fits(
-    windows: list[int | None], num_tokens: int, num_extra: int, chunk: int, data: st.DataObject
+    windows: list[int | None], num_tokens: int, num_extra: int, chunk: int, chunked: bool, data: st.DataObject
 ) -> None:
-    groups = group_layers(windows)
+    if chunked:
+        windows = [window and (windows[0] or 13) for window in windows]
+    groups = group_layers(windows, chunked=chunked)
     needed = blocks_for_request(groups, num_tokens + num_extra, 4, chunk)
     cache = KVCache(needed, 4, True, groups, chunk)
     assert cache.capacity_tokens >= num_tokens + num_extra

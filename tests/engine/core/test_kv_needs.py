@@ -33,6 +33,16 @@ def test_a_chunk_with_its_window_touches_at_most_so_many_blocks_and_somewhere_do
     assert most_window_blocks(window, chunk, block_size) <= -(-(window - 1 + chunk) // block_size) + 1
 
 
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(0, 200), st.integers(1, 40), st.integers(1, 9))
+def test_a_token_sees_the_blocks_of_its_own_chunk_of_the_context(computed: int, size: int, block_size: int) -> None:
+    """By counting; a window of as many tokens sees all of them, so what is reckoned for it is enough."""
+    of_chunk = [position for position in range(computed + 1) if position // size == computed // size]
+    first = first_needed_block(computed, size, block_size, chunked=True)
+    assert first == of_chunk[0] // block_size
+    assert first >= first_needed_block(computed, size, block_size)
+
+
 def test_full_groups_need_every_block_and_windows_their_most() -> None:
     groups = group_layers([None, 32, 32, 32])
     assert len(groups) == 4

@@ -27,9 +27,11 @@ class CountingPool(BlockPool):
         return super().find(content)
 
 
-def make_pool(windows: Sequence[int | None], cached: Sequence[set[int]]) -> tuple[CountingPool, list[GroupIndex]]:
+def make_pool(
+    windows: Sequence[int | None], cached: Sequence[set[int]], chunked: bool = False
+) -> tuple[CountingPool, list[GroupIndex]]:
     """A pool in which group g has the blocks of `cached[g]`."""
-    groups = [GroupIndex(window, bytes([number]) if number else b"") for number, window in enumerate(windows)]
+    groups = [GroupIndex(window, bytes([number]) if number else b"", chunked) for number, window in enumerate(windows)]
     pool = CountingPool(NUM_HASHES * len(groups))
     for group, numbers in zip(groups, cached, strict=True):
         hashes = [HASHES[number] for number in sorted(numbers)]
@@ -37,8 +39,8 @@ def make_pool(windows: Sequence[int | None], cached: Sequence[set[int]]) -> tupl
     return pool, groups
 
 
-def has_prefix(window: int | None, cached: set[int], length: int, block_size: int) -> bool:
-    first = 0 if window is None else first_needed_block(length * block_size, window, block_size)
+def has_prefix(window: int | None, cached: set[int], length: int, block_size: int, chunked: bool) -> bool:
+    first = 0 if window is None else first_needed_block(length * block_size, window, block_size, chunked=chunked)
     return cached.issuperset(range(first, length))
 
 
@@ -47,6 +49,13 @@ def test_a_window_group_needs_only_the_end_of_the_prefix() -> None:
     hit = find_hit(pool, groups, HASHES, NUM_HASHES, block_size=4)
     assert hit.num_blocks == 5
     assert list(map(len, hit.blocks)) == [5, 2]
+
+
+def test_a_chunk_group_needs_only_the_chunk_of_the_next_token() -> None:
+    for end, found in ((5, 2), (6, 0), (7, 1), (8, 2)):  # chunks of 12 tokens: 3 blocks
+        pool, groups = make_pool([None, 12], [{*range(end)}, {*range(end - found, end)}], chunked=True)
+        hit = find_hit(pool, groups, HASHES, NUM_HASHES, block_size=4)
+        assert (hit.num_blocks, [*map(len, hit.blocks)]) == (end, [end, found])
 
 
 def test_a_hole_in_a_window_shortens_the_prefix_of_all_groups() -> None:
@@ -77,15 +86,18 @@ cached_blocks = st.sets(st.integers(0, NUM_HASHES - 1)).flatmap(
     st.lists(st.tuples(st.one_of(st.none(), st.integers(1, 20)), cached_blocks), min_size=1, max_size=4),
     st.integers(0, NUM_HASHES),
     st.integers(1, 5),
+    st.booleans(),
 )
-def test_the_hit_is_the_longest_there_is(parts: list[tuple[int | None, set[int]]], limit: int, block_size: int) -> None:
+def test_the_hit_is_the_longest_there_is(
+    parts: list[tuple[int | None, set[int]]], limit: int, block_size: int, chunked: bool
+) -> None:
     windows, cached = [window for window, _ in parts], [numbers for _, numbers in parts]
-    pool, groups = make_pool(windows, cached)
+    pool, groups = make_pool(windows, cached, chunked)
     hit = find_hit(pool, groups, HASHES, limit, block_size)
     lengths = [
         length
         for length in range(limit + 1)
-        if all(has_prefix(window, numbers, length, block_size) for window, numbers in parts)
+        if all(has_prefix(window, numbers, length, block_size, chunked) for window, numbers in parts)
     ]
     assert hit.num_blocks == max(lengths)
     assert pool.num_lookups <= limit * len(groups)
@@ -93,6 +105,5 @@ def test_the_hit_is_the_longest_there_is(parts: list[tuple[int | None, set[int]]
         assert len(blocks) <= hit.num_blocks
         wanted = group.keys(HASHES[hit.num_blocks - len(blocks) : hit.num_blocks])
         assert [BlockPool.find(pool, content) for content in wanted] == list(blocks)
-        assert has_prefix(
-            group.window, set(range(hit.num_blocks - len(blocks), hit.num_blocks)), hit.num_blocks, block_size
-        )
+        found = set(range(hit.num_blocks - len(blocks), hit.num_blocks))
+        assert has_prefix(group.window, found, hit.num_blocks, block_size, chunked)

@@ -68,6 +68,14 @@ def test_transposed_experts_of_another_number(make_checkpoint: Make, tmp_path: P
     assert "experts.down_proj is [8, 96, 64], config.json makes it [4, 96, 64]" in refusal(folder)
 
 
+def test_experts_of_llama4_of_another_number_and_without_the_shared_one(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(make_checkpoint("llama4_text"), tmp_path / "model", nothing, num_local_experts=3)
+    assert "experts.down_proj is [4, 48, 64], config.json makes it [3, 48, 64]" in refusal(folder)
+    name = "model.layers.1.feed_forward.shared_expert.up_proj.weight"
+    folder = changed(make_checkpoint("llama4_text"), tmp_path / "other", lambda tensors: tensors.pop(name))
+    assert f"the weights lack {name}: download the checkpoint again" in refusal(folder)
+
+
 def test_biases_that_are_missing(make_checkpoint: Make, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.experts.down_proj_bias"
     folder = changed(make_checkpoint("gpt_oss"), tmp_path / "model", lambda tensors: tensors.pop(name))

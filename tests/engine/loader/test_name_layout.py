@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,13 +87,39 @@ def test_a_checkpoint_of_text_and_images_gives_the_logits_of_transformers(tmp_pa
     config = transformers.Gemma3Config(
         text_config=text, vision_config=VISION | {"num_hidden_layers": 1}, mm_tokens_per_image=4, image_token_index=63
     )
+    assert_logits_are_of_transformers(tmp_path, transformers.Gemma3ForConditionalGeneration(config))
+
+
+def assert_logits_are_of_transformers(folder: Path, reference: Any) -> None:
     torch.manual_seed(0)
-    reference = transformers.Gemma3ForConditionalGeneration(config).eval()
-    reference.save_pretrained(tmp_path)
+    for parameter in reference.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    reference.eval().save_pretrained(folder)
     tokens = torch.arange(3, 30)
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0]
-    torch.testing.assert_close(logits(tmp_path, tokens), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(folder, tokens), expected, atol=1e-4, rtol=0)
+
+
+def test_llama4_of_text_and_images_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    text = transformers.Llama4TextConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=24,
+        intermediate_size_mlp=48,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        attention_chunk_size=8,
+        num_local_experts=3,
+        interleave_moe_layer_step=2,
+        pad_token_id=0,
+    )
+    vision = VISION | {"num_hidden_layers": 1, "vision_output_dim": 16, "projector_input_dim": 16}
+    vision |= {"projector_output_dim": 16, "pixel_shuffle_ratio": 1.0}
+    config = transformers.Llama4Config(text_config=text, vision_config=vision)
+    assert_logits_are_of_transformers(tmp_path, transformers.Llama4ForConditionalGeneration(config))
 
 
 def test_a_text_model_alone_keeps_its_names() -> None:

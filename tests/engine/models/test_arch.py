@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.rotary_frequencies import RopeParameters
+from pagefleet_engine.layers.rotary_frequencies import NO_ROPE, RopeParameters
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import arch_from_config, read_arch
 from pagefleet_engine.models.model import MODEL_MODULES
@@ -248,6 +248,7 @@ def read(**config: Any) -> ModelArch:
         ("gpt2", "GPT2Config"),
         ("gpt_oss", "GptOssConfig"),
         ("granite", "GraniteConfig"),
+        ("llama4_text", "Llama4TextConfig"),
         ("mpt", "MptConfig"),
         ("olmo2", "Olmo2Config"),
         ("opt", "OPTConfig"),
@@ -370,6 +371,12 @@ def test_a_window_that_no_sequence_outgrows_is_none() -> None:
         ),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm is True; pagefleet runs"),
         ({"model_type": "phimoe", "num_experts_per_tok": 3}, "num_experts_per_tok is 3; SparseMixer chooses 2"),
+        (
+            {"model_type": "llama4_text", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type is yarn; with use_qk_norm pagefleet runs default, linear, dynamic and llama3",
+        ),
+        ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size is None; it must be an"),
+        ({"model_type": "llama4_text", "attn_temperature_tuning": "on"}, "attn_temperature_tuning is 'on'; it must be"),
         ({"model_type": "cohere2", "sliding_window": None}, "sliding_window is None; it must be an integer"),
         ({"model_type": "falcon", "activation": "mish"}, "activation is mish; pagefleet runs silu"),
         ({"model_type": "mpt", "attn_config": {"alibi": False}}, "pagefleet runs MPT with ALiBi, multihead_attention"),
@@ -402,6 +409,27 @@ def test_gpt_oss_is_read_as_published() -> None:
     assert found.ropes[0].magnitude == pytest.approx(1.3466, abs=1e-4)
     assert found.context_length == 131_072
     assert found == read(model_type="gpt_oss")
+
+
+def test_llama4_is_read_as_published() -> None:
+    """Scout, whose first files have a number for what is a flag now."""
+    rope = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    rope |= {"original_max_position_embeddings": 8192}
+    text = {"model_type": "llama4_text", "num_hidden_layers": 8, "rope_scaling": rope, "attn_temperature_tuning": 4}
+    outer = {"model_type": "llama4", "eos_token_id": [200001, 2], "torch_dtype": "bfloat16", "vision_config": {}}
+    found = read(**outer, text_config=text)
+    assert found == replace(read(**text), model_type="llama4", eos_token_ids=(200001, 2), dtype="bfloat16")
+    assert found.chunked
+    assert found.windows == (8192, 8192, 8192, None) * 2
+    assert found.layer_ropes == (0, 0, 0, 1) * 2
+    assert (found.ropes[1].query_growth, found.ropes[1].growth_step) == (0.1, 8192)
+    assert found.for_length(8192).windows == (None,) * 8
+    assert found.experts is not None
+    assert (found.intermediate_size, found.experts.intermediate_size) == (16384, 8192)
+    maverick = read(model_type="llama4_text", interleave_moe_layer_step=2, attn_temperature_tuning=0).experts
+    assert maverick is not None
+    assert maverick.layers == (False, True) * 24
+    assert read(**text | {"attn_temperature_tuning": 0}).ropes[1] == NO_ROPE
 
 
 def test_cohere2_rotates_where_there_is_a_window() -> None:

@@ -125,7 +125,8 @@ def logits(model: Model, prompts: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("family", "size"), [("mixtral", 2), ("qwen2_moe", 3), ("qwen3_moe", 4), ("deepseek_v3", 3), ("granitemoe", 2)]
+    ("family", "size"),
+    [("mixtral", 2), ("qwen2_moe", 3), ("qwen3_moe", 4), ("deepseek_v3", 3), ("granitemoe", 2), ("llama4_text", 2)],
 )
 def test_each_copy_computes_what_one_rank_would(
     family: str, size: int, backend: All2All, make_checkpoint: Make

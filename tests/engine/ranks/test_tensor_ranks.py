@@ -51,7 +51,7 @@ MIXTURES = (
     "granitemoe",
     "phimoe",
     "gpt_oss",
-    "gpt_oss",
+    "llama4_text",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",

@@ -16,12 +16,22 @@ stored = st.sets(st.tuples(st.integers(0, 2), st.integers(0, LIMIT - 1)))
 
 
 @settings(max_examples=examples(500))
-@given(windows, stored, st.sets(st.tuples(st.integers(0, 2), st.integers(0, LIMIT - 1)), max_size=3), st.integers(0, 4))
+@given(
+    windows,
+    stored,
+    st.sets(st.tuples(st.integers(0, 2), st.integers(0, LIMIT - 1)), max_size=3),
+    st.integers(0, 4),
+    st.booleans(),
+)
 def test_it_is_the_longest_that_is_whole(
-    windows: tuple[int | None, ...], stored: set[tuple[int, int]], missing: set[tuple[int, int]], first: int
+    windows: tuple[int | None, ...],
+    stored: set[tuple[int, int]],
+    missing: set[tuple[int, int]],
+    first: int,
+    chunked: bool,
 ) -> None:
     for blocks in (stored, {(group, index) for group in range(3) for index in range(LIMIT)} - missing):
-        shape = msgspec.structs.replace(SHAPE, windows=windows)
+        shape = msgspec.structs.replace(SHAPE, windows=windows, chunked=chunked)
         whole = [
             length
             for length in range(first + 1, LIMIT + 1)

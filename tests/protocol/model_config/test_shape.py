@@ -85,9 +85,12 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         config |= draw(st.sampled_from([{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}]))
     else:
         config |= draw(ropes()) | {"partial_rotary_factor": 1.0}
-    if kind == "gemma3":
+    if kind.startswith("llama4"):
+        # With norms of rotated heads a rotation may not stretch them; local layers have another name.
+        config |= {"use_qk_norm": False, "layer_types": None, "attention_chunk_size": 64}
+    if kind in ("gemma3", "llama4"):
         outside = {name: config.pop(name) for name in ("dtype", "torch_dtype") if name in config}
-        return {"model_type": "gemma3", "text_config": config | {"model_type": "gemma3_text"}} | outside
+        return {"model_type": kind, "text_config": config | {"model_type": f"{kind}_text"}} | outside
     return config
 
 
@@ -113,6 +116,29 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 def test_windows(kind: str, changes: dict[str, Any], sliding: str) -> None:
     windows = read({**BASE, "model_type": kind, **changes}).windows
     assert windows == tuple(64 if str(layer) in sliding else None for layer in range(6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "chunked"),
+    [
+        ({}, "01245"),
+        ({"no_rope_layers": []}, "01245"),
+        ({"no_rope_layer_interval": 2}, "024"),
+        ({"no_rope_layers": [0, 1, 0, 0, 0, 1, 1]}, "15"),
+        ({"layer_types": [FULL, "chunked_attention"] * 3}, "135"),
+    ],
+)
+def test_chunks(changes: dict[str, Any], chunked: str) -> None:
+    shape = read({**BASE, "model_type": "llama4_text", "attention_chunk_size": 128, **changes})
+    assert shape.windows == tuple(128 if str(layer) in chunked else None for layer in range(6))
+    assert shape.chunked
+    assert not read({**BASE, "model_type": "mistral"}).chunked
+
+
+@pytest.mark.parametrize("given", [[1, 0], [1, 1, 1, 1, 1, 2]])
+def test_a_list_of_layers_that_cannot_be_is_one_line(given: list[int]) -> None:
+    with pytest.raises(ModelConfigError, match="no_rope_layers must be a list of 0 and 1, one for each of 6 layers"):
+        read({**BASE, "model_type": "llama4_text", "no_rope_layers": given})
 
 
 @pytest.mark.parametrize(
