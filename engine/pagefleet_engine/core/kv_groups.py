@@ -80,7 +80,8 @@ def stage_slots(groups: KVGroups, stages: Sequence[range]) -> list[range]:
 def group_layers(windows: Sequence[int | None], *, chunked: bool = False) -> KVGroups:
     """Group layers by their windows (one per layer; None: sees everything), so that little of a block is padding.
 
-    `chunked`: windows are chunks, all of one size. Groups that see everything come first, then by falling window. There are at most MAX_GROUPS.
+    `chunked`: windows are chunks, all of one size. Groups that see everything come first, then by falling window. There
+    are at most MAX_GROUPS.
 
     Raises:
         ValueError: there are no layers, a window sees nothing, or chunks differ.

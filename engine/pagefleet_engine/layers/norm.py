@@ -121,28 +121,16 @@ class HeadNorm:
     __slots__ = ("_apply", "_heads", "_kv_heads", "_slots", "eps", "unit_offset", "weights_H")
 
     def __init__(
-        self,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        eps: float,
-        placement: Placement,
-        unit_offset: bool = False,
-        *,
-        has_weights: bool = True,
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement, unit_offset: bool = False
     ) -> None:
-        """`has_weights`: the checkpoint does; else all are one."""
         self._apply: Callable[[Tensor], Tensor]
         self._heads, self._kv_heads = heads, kv_heads
         self.eps, self.unit_offset = eps, unit_offset
         self.weights_H: dict[str, Tensor] = {}
         """`q_norm` and `k_norm`, as stored."""
-        self._slots: dict[str, Weight] = {}
-        for name in ("q_norm", "k_norm"):
-            if has_weights:
-                self._slots[name] = Weight((head_dim,), None, placement, partial(self._install, name))
-            else:
-                self._install(name, torch.ones(head_dim, dtype=placement.dtype, device=placement.device))
+        self._slots = {
+            name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in ("q_norm", "k_norm")
+        }
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -155,11 +143,23 @@ class HeadNorm:
 
     def _install(self, name: str, weight_H: Tensor) -> None:
         self.weights_H[name] = weight_H
-        if len(self.weights_H) < 2:
+        if len(self.weights_H) < len(self._slots):
             return
         q_H, k_H = self.weights_H["q_norm"], self.weights_H["k_norm"]
         weight_MH = torch.cat((q_H.expand(self._heads, -1), k_H.expand(self._kv_heads, -1)))
         self._apply = _TorchNorm(weight_MH, self.eps, self.unit_offset)
+
+
+class UnitHeadNorm(HeadNorm):
+    """The same where all weights are one, and the checkpoint has none."""
+
+    __slots__ = ()
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement) -> None:
+        super().__init__(heads, kv_heads, head_dim, eps, placement)
+        for slot in self._slots.values():
+            slot.fill(0, torch.ones(head_dim))
+        self._slots = {}
 
 
 class HeadLayerNorm:

@@ -67,8 +67,10 @@ class Reader(Protocol):
         ...
 
     def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
-        """Fill `room` (contiguous, at most PIECE_BYTES as stored) with numbers of type `stored` from the file
-        descriptor. `stride`: bytes in the file from one of its rows to the next; None: they follow each other.
+        """Fill `room` (at most PIECE_BYTES as stored) with numbers of type `stored` from the file descriptor.
+
+        `stride`: bytes in the file from one of its rows, each of them contiguous, to the next; None: they follow each
+        other, in the room too.
 
         Raises:
             OSError, EOFError: the file cannot be read, or ends early.
@@ -169,16 +171,17 @@ def reader_for(device: torch.device) -> Reader:
 
 
 def read_into(file: int, offset: int, target: Tensor, stride: int | None = None) -> None:
-    """Fill a contiguous tensor in this machine's memory with the file's bytes from `offset` on; with a `stride`, each
-    of its rows so many bytes further on than the one before. What lies between is not read.
+    """Fill a tensor in this machine's memory with the file's bytes from `offset` on, a contiguous one; or with a
+    `stride` one of contiguous rows, each so many bytes further on than the one before. What lies between is not read.
 
     Raises:
         OSError, EOFError: the file cannot be read, or ends early.
     """
-    view = target.view(-1).view(torch.uint8).numpy().data
-    size = len(view) if stride is None else len(view) // len(target)
-    for row, start in enumerate(range(0, len(view), size)):
-        _read_all(file, offset + row * (stride or 0), view[start : start + size])
+    if stride is None:
+        _read_all(file, offset, target.view(-1).view(torch.uint8).numpy().data)
+        return
+    for number, row in enumerate(target.view(torch.uint8).numpy()):
+        _read_all(file, offset + number * stride, row.data)
 
 
 def _read_all(file: int, offset: int, view: memoryview) -> None:

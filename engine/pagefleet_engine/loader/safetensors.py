@@ -9,6 +9,7 @@ slots            arrived               arrived              arrived       in the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -267,19 +268,22 @@ def _pieces(shards: tuple[Shard, ...], itemsize: int, room: Tensor) -> Iterator[
     """
     rows, *more = shards
     (columns,) = more or (shard_of(1),)
-    (own,) = columns.ranges
     done = 0
     for kept in rows.ranges:
-        part, first = room[done : done + len(kept)], kept.start * columns.whole + own.start
+        of_rows, first = room[done : done + len(kept)], kept.start * columns.whole
         done += len(kept)
-        if not columns.is_part:
-            part = part.view(-1)
-        numbers_apart = columns.whole if columns.is_part else 1
-        at_once = max(1, PIECE_BYTES // (itemsize * math.prod(part.shape[1:])))
-        for start in range(0, len(part), at_once):
-            byte = (first + start * numbers_apart) * itemsize
-            stride = columns.whole * itemsize if columns.is_part else None
-            yield byte, part[start : start + at_once], stride
+        if columns.is_all:
+            parts, numbers_apart, stride = [(0, of_rows.view(-1))], 1, None
+        else:
+            starts = itertools.accumulate(map(len, columns.ranges), initial=0)
+            parts = [
+                (own.start, of_rows[:, to : to + len(own)]) for own, to in zip(columns.ranges, starts, strict=False)
+            ]
+            numbers_apart, stride = columns.whole, columns.whole * itemsize
+        for column, part in parts:
+            at_once = max(1, PIECE_BYTES // (itemsize * math.prod(part.shape[1:])))
+            for start in range(0, len(part), at_once):
+                yield (first + column + start * numbers_apart) * itemsize, part[start : start + at_once], stride
 
 
 def _is_here(arrival: _Arrival) -> bool:

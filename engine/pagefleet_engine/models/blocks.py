@@ -25,6 +25,7 @@ from pagefleet_engine.layers.norm import (
     HeadNorm,
     ProjectionNorm,
     Residual,
+    UnitHeadNorm,
     projection_norm,
 )
 from pagefleet_engine.layers.rotary import Heads, Rotation
@@ -98,7 +99,7 @@ class Attention:
             self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, traits.norm_unit_offset)
         elif traits.query_key_norm == "rotated heads":
             if arch.ropes[arch.layer_ropes[layer]].rope_type != "none":
-                self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, has_weights=False)
+                self._norm = head_norm = UnitHeadNorm(heads, kv_heads, head_dim, eps, placement)
         elif traits.query_key_norm == "projection":
             self._norm = norm = projection_norm(q_width, k_width, eps, placement)
             self._project = lambda x_TD: norm(self._qkv_proj(x_TD))

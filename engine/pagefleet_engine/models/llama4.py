@@ -1,5 +1,5 @@
-"""Llama 4 (Meta, 2025), its text model: layers that rotate and see their own chunk of the context, layers that do neither
-and see all of it, and experts whose weights multiply what they read, beside one that every token goes through.
+"""Llama 4 (Meta, 2025), its text model: layers that rotate and see their chunk of the context, layers that do neither,
+and experts whose weights multiply what they read, beside one that every token goes through.
 
 A checkpoint of text and images (`model_type` llama4) is served as a text model; its vision weights are not loaded.
 """

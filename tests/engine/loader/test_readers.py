@@ -134,5 +134,17 @@ def test_pinned_buffers_fill_a_gpu(values: Tensor, descriptor: int) -> None:
         assert torch.equal(installed[0].cpu(), values.to(torch.bfloat16).to(wanted))
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_some_columns_of_a_matrix_are_read_to_some_of_another(stored: torch.dtype, descriptor: int) -> None:
+    matrix = torch.randn(9, 20).to(stored)
+    put(descriptor, matrix, 6)
+    room = torch.zeros(9, 7)
+    size = stored.itemsize
+    HostReader().read(descriptor, 6 + 4 * size, stored, room[:, 2:5], 20 * size)
+    assert torch.equal(room[:, 2:5], matrix[:, 4:7].float())
+    assert not room[:, :2].any()
+    assert not room[:, 5:].any()
+
+
 def test_pieces_hold_whole_numbers_of_every_type() -> None:
     assert PIECE_BYTES % 8 == 0
