@@ -66,6 +66,10 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
     """A configuration may add biases to all of attention, and norms of rotated heads."""
     if arch.model_type == "llama4":
         _log.info("llama4: only the text model is loaded, requests cannot contain images")
+    names = ExpertNames(block="feed_forward", router="router", shared="shared_expert")
+    if not _in_8_bits(arch):
+        gate_up, down = (Stacked(f"experts.{name}", transposed=True) for name in ("gate_up_proj", "down_proj"))
+        names = replace(names, gate_up=gate_up, down=down)
     traits = Traits(
         qkv_bias=arch.attention_bias,
         output_bias=arch.attention_bias,
@@ -73,15 +77,14 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         query_key_norm="rotated heads" if arch.query_key_norm else "none",
         interleaved_rotation=True,
         names=Names(mlp="feed_forward"),
-        experts=ExpertNames(
-            block="feed_forward",
-            router="router",
-            gate_up=Stacked("experts.gate_up_proj", transposed=True),
-            down=Stacked("experts.down_proj", transposed=True),
-            shared="shared_expert",
-        ),
+        experts=names,
     )
     return DecoderModel(arch, traits, placement)
+
+
+def _in_8_bits(arch: ModelArch) -> bool:
+    """Whether the checkpoint is quantized: then it has each expert apart, as any linear layers."""
+    return arch.quantization is not None and any(not rule.scheme.on_load for rule in arch.quantization.rules)
 
 
 def _grows(fields: ConfigFields) -> bool:
