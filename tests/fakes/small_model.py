@@ -25,6 +25,11 @@ WINDOWS = {
     "windows alone": {
         "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": WINDOW,
     },
+    "full and chunks": {
+        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 3, "head_dim": 8,
+        "attention_chunk_size": WINDOW, "no_rope_layers": [0, 1, 1], "floor_scale": 32, "intermediate_size_mlp": 64,
+        "num_local_experts": 4, "moe_layers": [1],
+    },
 }  # fmt: skip
 """Changes that make models whose layers see different parts of the context."""
 

@@ -116,7 +116,7 @@ def test_llama4_of_text_and_images_gives_the_logits_of_transformers(tmp_path: Pa
         interleave_moe_layer_step=2,
         pad_token_id=0,
     )
-    vision = VISION | {"num_hidden_layers": 1, "vision_output_dim": 16, "projector_input_dim": 16}
+    vision: dict[str, Any] = VISION | {"num_hidden_layers": 1, "vision_output_dim": 16, "projector_input_dim": 16}
     vision |= {"projector_output_dim": 16, "pixel_shuffle_ratio": 1.0}
     config = transformers.Llama4Config(text_config=text, vision_config=vision)
     assert_logits_are_of_transformers(tmp_path, transformers.Llama4ForConditionalGeneration(config))

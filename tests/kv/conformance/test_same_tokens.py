@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.port import EngineIdentity
@@ -24,7 +26,7 @@ ROUNDS = 2
 
 
 def core_of(model: Path, num_kv_blocks: int, parallel: Parallelism | None = None, **kv: Any) -> EngineCore:
-    num_groups = 2 if "qwen2" in (model / "config.json").read_text() else 1
+    num_groups = len(group_layers(read_arch(model).windows))
     num_kv_blocks += 14 * (num_groups - 1)  # of which one request takes as many in the second group
     config = EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy", dtype="float32", num_threads=1, max_model_len=256),

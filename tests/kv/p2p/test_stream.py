@@ -23,17 +23,19 @@ def run(group: int, first: int, last: int) -> BlockRun:
 
 
 @settings(max_examples=examples(300))
-@given(windows, st.integers(1, 60), st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(0, 14))
+@given(
+    windows, st.integers(1, 60), st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(0, 14), st.booleans()
+)
 def test_pieces_make_one_stream_of_which_any_end_is_wanted(
-    windows: tuple[int | None, ...], num_tokens: int, chunks: list[int], num_cached: int
+    windows: tuple[int | None, ...], num_tokens: int, pieces: list[int], num_cached: int, chunked: bool
 ) -> None:
-    shape = msgspec.structs.replace(SHAPE, windows=windows)
+    shape = msgspec.structs.replace(SHAPE, windows=windows, chunked=chunked)
     stream = BlockStream(shape, num_tokens)
     groups = range(len(windows))
     computed, sent = 0, list[int]()
-    for chunk in [*chunks, 15]:
-        piece = stream.merged([run(group, computed, computed + chunk) for group in groups])
-        computed += chunk
+    for size in [*pieces, 15]:
+        piece = stream.merged([run(group, computed, computed + size) for group in groups])
+        computed += size
         if piece is not None:
             assert piece.first == len(sent)
             sent += piece.blocks
