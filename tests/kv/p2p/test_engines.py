@@ -433,8 +433,8 @@ def test_windows_come_whole_from_engines_whose_pools_are_full(tmp_path: Path, ke
     model, numbers = write_small_model(tmp_path / "model", **WINDOWS[windows]), range(1, 13)
     expected = answers_alone(model, numbers)
     with running_fleet(model, key_file) as fleet:
-        prefill = fleet.engine("a", num_tokens=640, kv_role="prefill")
-        decode = fleet.engine("d", num_tokens=640, kv_role="decode", kv_peers=prefill.address)
+        prefill = fleet.engine("a", num_tokens=560, kv_role="prefill")
+        decode = fleet.engine("d", num_tokens=560, kv_role="decode", kv_peers=prefill.address)
         for number in numbers:
             one, two = legs(number, prefill, decode)
             prefill.add(f"p{number}", prompt_of(number), FIRST_TOKEN, one)
