@@ -26,7 +26,8 @@ PLACES = ("offline `LLM`", "engine's server", "router", "stream after a lost eng
 CAPABILITIES = {
     "Structured output", "Tools", "Thoughts and their budget", "Beam search", "Log-probabilities", "`n`", "`seed`",
     "Stop strings", "Logits processors", "Prefix cache", "Preemption", "Chunked prefill", "Prefill and decode apart",
-    "K/V in host memory and on disk", "K/V in a shared folder", "KV events", "Quantization", "Windows (Gemma, Mistral), chunks (Llama 4)",
+    "K/V in host memory and on disk", "K/V in a shared folder", "KV events", "Quantization",
+    "Windows (Gemma, Mistral), chunks (Llama 4)",
     "Speculative decoding", "Tensor ranks", "Pipeline stages", "Behind a gateway, as endpoint picker",
     "Ranks on several machines", "Ranks placed by Ray (tests: 2.60)",
 }  # fmt: skip
