@@ -85,7 +85,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         head_dim=head_dim,
         kv=kv,
         windows=family.windows(fields, num_layers),
-        chunked=family.windows is _llama4_chunks,
+        chunked=family.chunked,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -287,6 +287,8 @@ class _Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     """Names of its fields, and what others call the same."""
+    chunked: bool = False
+    """Its windows are chunks."""
 
 
 _FAMILIES: Mapping[str, _Family] = {
@@ -317,8 +319,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "granitemoe": _Family(defaults=defaults.GRANITE_MOE),
     "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),
     "llama": _Family(),
-    "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4),
-    "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4),
+    "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True),
+    "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL),
     "mpt": _Family(
