@@ -90,3 +90,9 @@ def test_rows_are_alone(seed: int, scoring: Scoring, top_groups: int, renormaliz
     others = torch.tensor([0, 1, 3, 4])
     assert torch.equal(broken.experts_TK[others], routes.experts_TK[others])
     assert torch.equal(broken.weights_TK[others], routes.weights_TK[others])
+
+
+def test_sigmoids_that_are_all_one_are_told_apart_by_their_logits() -> None:
+    """As in Llama 4, whose routers have no correction."""
+    routes = route(torch.tensor([[20.0, 30.0, 25.0]]), Routing(num_experts=3, top_k=1, scoring="sigmoid"))
+    assert (routes.experts_TK.tolist(), routes.weights_TK.tolist()) == ([[1]], [[1.0]])

@@ -229,7 +229,7 @@ def test_experts_that_move_compute_the_same(
 
 
 @pytest.mark.parametrize("use_kernels", [False, True])
-@pytest.mark.parametrize("family", ["gpt_oss", "gpt_oss mxfp4", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gpt_oss", "gpt_oss mxfp4", "llama4_text", "qwen3_moe"])
 def test_experts_in_pages_that_move_compute_the_same(
     family: str, use_kernels: bool, make_checkpoint: Make, tmp_path: Path
 ) -> None:
