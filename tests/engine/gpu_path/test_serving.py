@@ -166,6 +166,7 @@ def test_flash_attention_3_is_taken_where_it_is_and_reads_small_blocks(
     ("family", "settings", "why"),
     [
         ("gemma2", FLASH, "layer 0 has a soft cap"),
+        ("llama4_text", FLASH, "layer 0 has attention within chunks"),
         ("llama", FLASH | {"kv_cache_dtype": "fp8"}, "16 bits, not float8_e4m3fn"),
         ("llama", FLASH | {"block_size": 16}, "give --block-size 256"),
     ],
